@@ -1,0 +1,59 @@
+"""Every error the kit raises on purpose.
+
+Each message has three parts, in this order: what is wrong, where (function, sample, value), and what to
+do.  Each class also derives from the built-in it resembles, so code that catches ``ValueError`` goes on
+working.  Nothing here is raised for a bug of the kit itself: those stay ordinary exceptions.
+"""
+
+from __future__ import annotations
+
+
+class RLOOKitError(Exception):
+    """Base of the kit's errors.
+
+    Args:
+        what: what is wrong, one clause.
+        where: the culprit: function, sample, value.
+        todo: the mend, as an instruction.
+    """
+
+    def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+        self.what, self.where, self.todo = what, where, todo
+        parts = [what.rstrip(".") + "."]
+        if where:
+            parts.append(f"Where: {where.rstrip('.')}.")
+        if todo:
+            parts.append(f"What to do: {todo.rstrip('.')}.")
+        super().__init__("\n".join(parts))
+
+
+class ImportOrderError(RLOOKitError, ImportError):
+    """A library that unsloth has to patch was imported before unsloth."""
+
+
+class VersionError(RLOOKitError, ImportError):
+    """A library is of a version the kit was not written for."""
+
+
+class ConfigError(RLOOKitError, ValueError):
+    """A setting is out of range or contradicts another one."""
+
+
+class OldNameError(ConfigError, TypeError):
+    """An argument of an older TRL that has no equal today."""
+
+
+class DatasetError(RLOOKitError, ValueError):
+    """A dataset that cannot be trained or evaluated on."""
+
+
+class RewardError(RLOOKitError, ValueError):
+    """A reward function that returned something a policy must not be trained on."""
+
+
+class PolicyNotFoundError(RLOOKitError, FileNotFoundError):
+    """A policy's name, folder or hub id that leads nowhere, or a hub that cannot be reached."""
+
+
+class OutOfMemoryError(RLOOKitError, MemoryError):
+    """The device has too little memory for what was asked."""
