@@ -1,0 +1,58 @@
+"""The errors of this package, for everybody who calls a reward.
+
+Each message has three parts: what is wrong, where (reward, sample, value), what to do.  The package
+imports nothing of rloo_kit, so these derive from the built-ins they resemble.
+"""
+
+from __future__ import annotations
+
+
+def three_parts(what: str, where: str, todo: str) -> str:
+    """Join what is wrong, where it is and what to do into one message."""
+    return f"{what.rstrip('.')}.\nWhere: {where.rstrip('.')}.\nWhat to do: {todo.rstrip('.')}."
+
+
+class RewardValueError(ValueError):
+    """A reward function gave, or would give, something no policy must be trained on.
+
+    Args:
+        what: what is wrong, one clause.
+        reward_name: the reward's name, as TRL logs it.
+        sample: index of the completion in the batch, or None where the whole return value is at fault.
+        value: the value found.
+        todo: the mend, as an instruction.
+    """
+
+    def __init__(
+        self, what: str, *, reward_name: str, sample: int | None = None, value: object = None, todo: str = ""
+    ) -> None:
+        self.what, self.todo = what, todo
+        self.reward_name, self.sample, self.value = reward_name, sample, value
+        culprit = "" if sample is None else f", sample {sample}, value {shown(value)}"
+        where = f"reward '{reward_name}'{culprit}"
+        super().__init__(three_parts(what, where, todo))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own __reduce__ passes positional arguments only, so a worker process could not
+        # hand this error back.
+        return _rebuild, (type(self), self.what, self.reward_name, self.sample, self.value, self.todo)
+
+
+class RewardSignatureError(RewardValueError, TypeError):
+    """A reward function cannot take the keywords that TRL passes to every reward."""
+
+
+class RewardCallError(RewardValueError, RuntimeError):
+    """A reward function raised; its own error, with its traceback, is the ``__cause__``."""
+
+
+def shown(value: object, width: int = 80) -> str:
+    """``repr`` of a value, cut to ``width`` characters."""
+    text = repr(value)
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _rebuild(
+    kind: type[RewardValueError], what: str, reward_name: str, sample: int | None, value: object, todo: str
+) -> RewardValueError:
+    return kind(what, reward_name=reward_name, sample=sample, value=value, todo=todo)

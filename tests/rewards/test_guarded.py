@@ -1,0 +1,228 @@
+"""guarded and check_signature: what a trainer may be handed, and what is refused before it does harm."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import rewards
+from rewards import RewardCallError, RewardSignatureError, RewardValueError, check_signature, guarded
+
+
+class Returns:
+    """A picklable reward that returns what it was made with."""
+
+    __name__ = "returns"
+
+    def __init__(self, value):
+        self.value = value
+
+    def __call__(self, completions, **kwargs):
+        return self.value
+
+
+GOOD = {
+    "floats": ([0.5, -1.0], [0.5, -1.0]),
+    "None where it does not apply": ([None, 1.0], [None, 1.0]),
+    "ints and bools": ([1, True], [1.0, 1.0]),
+    "a tuple": ((1.0, 2.0), [1.0, 2.0]),
+    "numpy scalars": ([np.float32(0.5), np.bool_(True)], [0.5, 1.0]),
+    "a one-dimensional array": (np.array([1, 2]), [1.0, 2.0]),
+    "a fraction": ([Fraction(1, 2), 0], [0.5, 0.0]),
+    "the limit itself": ([1e6, -1e6], [1e6, -1e6]),
+}
+
+
+@pytest.mark.parametrize(("returned", "expected"), GOOD.values(), ids=GOOD)
+def test_good_values_pass_as_plain_floats(returned, expected):
+    scores = guarded(Returns(returned))(prompts=["p", "p"], completions=["a", "b"])
+    assert scores == expected
+    assert {type(score) for score in scores} <= {float, type(None)}
+
+
+def test_torch_values_pass_as_plain_floats():
+    torch = pytest.importorskip("torch")
+    one = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert guarded(Returns(one))(completions=["a", "b"]) == [1.0, 2.0]
+    assert guarded(Returns([torch.tensor(3), torch.tensor(0.5)]))(completions=["a", "b"]) == [3.0, 0.5]
+
+
+BAD = {
+    "forgot to return": (None, None, "returned None"),
+    "a dict, whose keys TRL takes for the rewards": ({"a": 1.0, "b": 2.0}, None, "dict"),
+    "a string as long as the batch": ("ab", None, "str"),
+    "a set, which has no order": ({1.0, 2.0}, None, "set"),
+    "one number for the batch": (1.0, None, "for the whole batch"),
+    "a zero-dimensional array": (np.array(1.0), None, "for the whole batch"),
+    "too few": ([1.0], None, "1 values for 2 completions"),
+    "too many": ([1.0, 2.0, 3.0], None, "3 values for 2 completions"),
+    "strings": ([1.0, "1"], 1, "real number"),
+    "nested lists": ([[1.0], [2.0]], 0, "real number"),
+    "a column vector": (np.ones((2, 1)), 0, "real number"),
+    "a complex number": ([0.0, 1j], 1, "complex"),
+    "NaN, which TRL reads as None": ([float("nan"), 0.0], 0, "NaN"),
+    "inf, which turns every weight into NaN": ([0.0, float("inf")], 1, "finite"),
+    "-inf": ([-float("inf"), 0.0], 0, "finite"),
+    "numpy inf": (np.array([0.0, np.inf]), 1, "finite"),
+    "1e30, whose gradient is infinite": ([1e30, 0.0], 0, "1e+06"),
+    "an int beyond every float": ([0, 10**400], 1, "1e+06"),
+}
+
+
+@pytest.mark.parametrize(("returned", "sample", "says"), BAD.values(), ids=BAD)
+def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
+    with pytest.raises(RewardValueError) as caught:
+        guarded(Returns(returned))(completions=["a", "b"])
+    error = caught.value
+    assert (error.reward_name, error.sample) == ("returns", sample)
+    assert isinstance(error, ValueError)
+    lines = str(error).splitlines()
+    assert says in lines[0]
+    assert lines[1].startswith("Where: reward 'returns'")
+    assert lines[2].startswith("What to do: ")
+
+
+def test_the_error_carries_the_value_found():
+    with pytest.raises(RewardValueError) as caught:
+        guarded(Returns([0.0, float("inf")]))(completions=["a", "b"])
+    assert caught.value.value == float("inf")
+
+
+def test_the_limit_is_an_argument():
+    assert guarded(Returns([1e7]), limit=1e8)(completions=["a"]) == [1e7]
+    with pytest.raises(RewardValueError):
+        guarded(Returns([2.0]), limit=1.0)(completions=["a"])
+    with pytest.raises(ValueError, match="limit must be positive"):
+        guarded(Returns([2.0]), limit=0)
+
+
+def test_an_exception_keeps_the_rewards_own_traceback():
+    def broken(completions, **kwargs):
+        raise KeyError("answer")
+
+    with pytest.raises(RewardCallError, match="'broken'") as caught:
+        guarded(broken)(completions=["a"])
+    assert isinstance(caught.value.__cause__, KeyError)
+    frames = inspect.getinnerframes(caught.value.__cause__.__traceback__)
+    assert frames[-1].function == "broken"
+
+
+def test_an_inner_guard_names_its_own_function():
+    def outer(completions, **kwargs):
+        return guarded(Returns([float("nan")]))(completions=completions)
+
+    with pytest.raises(RewardValueError) as caught:
+        guarded(outer)(completions=["a"])
+    assert caught.value.reward_name == "returns"
+
+
+def test_an_interrupt_passes_through_untouched():
+    def stopped(completions, **kwargs):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guarded(stopped)(completions=["a"])
+
+
+def test_an_async_reward_stays_async_and_is_guarded():
+    async def judge(completions, **kwargs):
+        await asyncio.sleep(0)
+        return [1, float("inf")] if len(completions) == 2 else [1]
+
+    guard = guarded(judge)
+    assert rewards.compose.is_async(guard)
+    assert guard.__name__ == "judge"
+    assert asyncio.run(guard(completions=["a"])) == [1.0]
+    with pytest.raises(RewardValueError) as caught:
+        asyncio.run(guard(completions=["a", "b"]))
+    assert caught.value.sample == 1
+
+
+def test_an_async_call_method_is_seen_as_async():
+    class Judge:
+        async def __call__(self, completions, **kwargs):
+            return [0.0 for _ in completions]
+
+    assert asyncio.run(guarded(Judge())(completions=["a"])) == [0.0]
+
+
+def test_a_coroutine_from_a_plain_function_is_refused():
+    async def judge(completions, **kwargs):
+        return [1.0]
+
+    def wrapper(completions, **kwargs):
+        return judge(completions)
+
+    with pytest.raises(RewardValueError, match="coroutine"):
+        guarded(wrapper)(completions=["a"])
+
+
+def test_guarding_twice_is_guarding_once():
+    guard = guarded(Returns([1.0]))
+    assert guarded(guard) is guard
+
+
+def test_a_guard_keeps_the_name_and_survives_pickling():
+    guard = pickle.loads(pickle.dumps(guarded(Returns([1.0]))))
+    assert guard.__name__ == "returns"
+    assert guard(completions=["a"]) == [1.0]
+    assert guarded(functools.partial(Returns([1.0]))).__name__ == "returns"
+
+
+def test_errors_survive_pickling():
+    with pytest.raises(RewardValueError) as caught:
+        guarded(Returns([None, "x"]))(completions=["a", "b"])
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again), again.sample) == (RewardValueError, str(caught.value), 1)
+
+
+def no_kwargs(prompts, completions):
+    return [0.0 for _ in completions]
+
+
+def positional_only(completions, /, **kwargs):
+    return [0.0 for _ in completions]
+
+
+def wants_solution(completions, solution, **kwargs):
+    return [0.0 for _ in completions]
+
+
+def names_all_six(prompts, completions, completion_ids, trainer_state, log_extra, log_metric):
+    return [0.0 for _ in completions]
+
+
+def test_a_signature_that_misses_trls_keywords_is_refused_before_any_call():
+    with pytest.raises(RewardSignatureError, match=r"no \*\*kwargs .* completion_ids") as caught:
+        guarded(no_kwargs)
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.reward_name == "no_kwargs"
+    with pytest.raises(RewardSignatureError, match="positional-only"):
+        check_signature(positional_only)
+    with pytest.raises(RewardSignatureError, match="must be callable"):
+        check_signature("accuracy_reward")
+
+
+def test_a_signature_is_checked_against_the_columns_where_they_are_known():
+    check_signature(wants_solution)
+    check_signature(wants_solution, columns=["solution"])
+    with pytest.raises(RewardSignatureError, match="requires 'solution'"):
+        check_signature(wants_solution, columns=["answer"])
+    check_signature(names_all_six)
+    with pytest.raises(RewardSignatureError, match="does not take answer"):
+        check_signature(names_all_six, columns=["answer"])
+
+
+def test_trls_own_keywords_are_the_ones_we_check():
+    rloo = pytest.importorskip("importlib").util.find_spec("trl.trainer.rloo_trainer")
+    source = "" if rloo is None else open(rloo.origin).read()  # noqa: SIM115, PTH123
+    if not source:
+        pytest.skip("trl is not installed")
+    for keyword in rewards.compose.TRL_KEYWORDS:
+        assert f"{keyword}=" in source or f'"{keyword}"' in source
