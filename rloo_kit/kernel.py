@@ -1,0 +1,564 @@
+"""Give the memory back: `release()` between two runs, `shutdown_kernel()` as a notebook's last line.
+
+For whoever trains in a notebook and finds the card still full after ``del trainer``: IPython's Out
+history, the last traceback and the trainer itself each keep a reference to the model.  `release()` drops
+those and says who holds the rest.  `shutdown_kernel()` ends the process, which gives everything back.
+
+This module never loads torch or IPython: it works on them where they are loaded.  It does not move,
+copy or save weights, and it does not take the user's own containers apart: it names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+# ---------------------------------------------------------------------------------------- release
+
+_MIB = 2**20
+_SHOWN_HOLDERS = 8
+_MAX_WALKED = 1_000_000  # objects; a bound on the search for holders, about a second
+_CO_OPTIMIZED = 1  # the flag of a function's code, as against a module's or a class body's
+# Where trainers, policies, pipelines and accelerate's wrappers keep what they wrap.
+_WRAPPED = ("model", "model_wrapped", "ref_model", "module", "optimizer", "lr_scheduler", "scheduler")
+
+
+@dataclass(frozen=True, repr=False)
+class Released:
+    """What `release` gave back, and what is still held.
+
+    On a GPU the bytes are those of ``torch.cuda.memory_allocated`` over all devices; without one they are
+    the storages of the live tensors that Python can see, each storage once.
+
+    Attributes:
+        freed_bytes: bytes that were held before and are not now.
+        held_bytes: bytes still held.
+        holders: pairs of (who, bytes), largest first: a name in the notebook, a local variable of a
+            running function, a global of a module.  Two that hold the same model each count it in full,
+            because both have to go.  Bytes nobody could be named for are in ``held_bytes`` only.
+    """
+
+    freed_bytes: int
+    held_bytes: int
+    holders: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        lines = [f"Released {_mib(self.freed_bytes)}; {_mib(self.held_bytes)} still held."]
+        large = [(who, held) for who, held in self.holders if held >= _MIB / 2]
+        lines += [f"  {_mib(held):>9}  {who}" for who, held in large[:_SHOWN_HOLDERS]]
+        if len(large) > _SHOWN_HOLDERS:
+            lines.append(f"  and {len(large) - _SHOWN_HOLDERS} more in .holders")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def release(*holders: object, namespace: dict[str, Any] | None = None) -> Released:
+    """Drop what holds the model in memory, and say what is still held and by whom.
+
+    With ``holders`` (a trainer, a policy, a model), the names in the notebook that refer to them or to
+    their models go.  Without, every name goes that refers to a ``torch.nn.Module``, an optimizer or a
+    learning-rate schedule, or to an object with one of these as its ``model`` (a trainer, a policy).
+    Either way these go too: IPython's Out history (``Out``, ``_``, ``_3``), the last traceback, the
+    references inside a trainer and its accelerator, and embeddings that bitsandbytes registered for an
+    8-bit optimizer.  A trainer cannot be used after that; its ``state.log_history`` stays.
+
+    The user's own containers and variables of running functions are left alone and named in the result.
+    Garbage that was already unreachable counts as neither freed nor held, so that the figures of a seeded
+    run repeat.  Calling it again is harmless, an odd holder is passed over, and torch is not loaded.
+
+    Args:
+        holders: objects to let go of; none means every model that the namespace names.
+        namespace: where the names are; by default the notebook's, in a script those of ``__main__``.
+
+    Returns:
+        A `Released`, whose text is in whole MiB.
+
+    Example:
+        >>> release(namespace={"answer": 42}).holders
+        ()
+    """
+    shell = _shell()
+    names = _default_namespace(shell) if namespace is None else namespace
+    _collect()
+    before = _bytes_in_use()
+    _let_go(holders, names)
+    del holders
+    _clear_errors(shell)
+    _clear_out_history(shell, names)
+    _collect()
+    held = _bytes_in_use()
+    found = _who_holds(shell, names) if held else ()
+    return Released(freed_bytes=max(before - held, 0), held_bytes=held, holders=found)
+
+
+def _mib(count: int) -> str:
+    return "<1 MiB" if 0 < count < _MIB / 2 else f"{count / _MIB:.0f} MiB"
+
+
+def _shell() -> Any:
+    """The running IPython, or None; never loads it."""
+    ipython = sys.modules.get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    return get_ipython() if get_ipython else None
+
+
+def _default_namespace(shell: Any) -> dict[str, Any]:
+    names: dict[str, Any] = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
+    return names
+
+
+def _torch() -> Any:
+    """torch where it is loaded, else None."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "nn") and hasattr(torch, "optim") else None
+
+
+def _on_cuda() -> bool:
+    torch = _torch()
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _collect() -> None:
+    gc.collect()
+    if _on_cuda():
+        torch = _torch()
+        torch.cuda.empty_cache()
+        with contextlib.suppress(Exception):  # not every backend shares memory between processes
+            torch.cuda.ipc_collect()
+
+
+# What goes
+
+
+def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
+    targets = [h for h in holders or names.values() if (_may_drop(h) if holders else _holds_model(h))]
+    parts = _with_parts(targets)
+    for name in [name for name, value in names.items() if id(value) in parts]:
+        del names[name]
+    for target in targets:
+        _empty_trainer(target)
+    _forget_embeddings(parts)
+
+
+def _may_drop(holder: object) -> bool:
+    # Names are dropped by identity: `release(None)` must not take every name that is None.
+    return gc.is_tracked(holder) and not isinstance(holder, (type, ModuleType, FunctionType))
+
+
+def _attribute(thing: object, name: str) -> Any:
+    """``thing.name`` or None; a property that raises is an odd holder, not an error of ours."""
+    try:
+        return getattr(thing, name, None)
+    except Exception:
+        return None
+
+
+def _is_module(thing: object) -> bool:
+    torch = _torch()
+    return torch is not None and issubclass(type(thing), torch.nn.Module)
+
+
+def _holds_weights(thing: object) -> bool:
+    torch = _torch()
+    kinds = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler) if torch else ()
+    return issubclass(type(thing), kinds)
+
+
+def _holds_model(thing: object) -> bool:
+    if isinstance(thing, (type, ModuleType, FunctionType)) or not gc.is_tracked(thing):
+        return False
+    return _holds_weights(thing) or any(_holds_weights(_attribute(thing, name)) for name in _WRAPPED)
+
+
+def _with_parts(targets: Iterable[object]) -> set[int]:
+    """Identities of the targets, of what they wrap, and of every submodule of these."""
+    wrapped = [_attribute(target, name) for target in targets for name in _WRAPPED]
+    everything = [*targets, *(part for part in wrapped if _holds_weights(part))]
+    modules = [module for thing in everything if _is_module(thing) for module in thing.modules()]
+    return {id(thing) for thing in everything + modules}
+
+
+def _empty_trainer(thing: object) -> None:
+    """Empty a trainer: whoever else keeps it then keeps no model with it."""
+    free_memory = _attribute(_attribute(thing, "accelerator"), "free_memory")
+    if free_memory is None or _is_module(thing):
+        return
+    with contextlib.suppress(Exception):
+        free_memory()
+    handler = _attribute(thing, "callback_handler")
+    for keeper in (handler, *(_attribute(handler, "callbacks") or ()), thing):
+        _clear_fields(keeper, keep=handler)
+
+
+def _clear_fields(keeper: object, keep: object) -> None:
+    for name, value in list(getattr(keeper, "__dict__", {}).items()):
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        if value is not keep and any(_holds_model(one) for one in several):
+            with contextlib.suppress(Exception):
+                setattr(keeper, name, None)
+
+
+def _forget_embeddings(parts: set[int]) -> None:
+    # transformers' Trainer registers every nn.Embedding with bitsandbytes' global manager when the
+    # optimizer is 8-bit, and nobody takes it out again: 0.78 GB for the embedding of a Qwen3-4B.
+    with contextlib.suppress(Exception):
+        manager = sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance()
+        kept = [triple for triple in manager.module_weight_config_triple if id(triple[0]) not in parts]
+        manager.module_weight_config_triple[:] = kept
+
+
+def _clear_errors(shell: Any) -> None:
+    """Drop the last traceback, and the local variables of the frames in it that have ended."""
+    for error in _chain(sys.exc_info()[1], getattr(sys, "last_value", None), getattr(sys, "last_exc", None)):
+        traceback.clear_frames(error.__traceback__)
+    for name in ("last_value", "last_exc", "last_traceback"):
+        if hasattr(sys, name):
+            setattr(sys, name, None)
+    if shell is not None:
+        shell.InteractiveTB.tb = None
+        shell.last_execution_result = None
+
+
+def _chain(*errors: BaseException | None) -> list[BaseException]:
+    """The errors and all that they were raised from, each once."""
+    found: list[BaseException] = []
+    todo = list(errors)
+    while todo:
+        error = todo.pop()
+        if error is not None and all(error is not known for known in found):
+            found.append(error)
+            todo += [error.__cause__, error.__context__]
+    return found
+
+
+def _clear_out_history(shell: Any, names: dict[str, Any]) -> None:
+    if "_oh" not in names:  # outside IPython `_` is the user's own, gettext's as a rule
+        return
+    for name in [name for name in names if re.fullmatch(r"_\d+", name)]:
+        del names[name]
+    for name in {"_", "__", "___"} & names.keys():
+        names[name] = ""
+    names["_oh"].clear()
+    if shell is not None:
+        with contextlib.suppress(ValueError):  # raised where the user turned the history off
+            shell.displayhook.flush()
+
+
+# What is still held
+
+
+def _bytes_in_use() -> int:
+    torch = _torch()
+    if torch is None:
+        return 0
+    if _on_cuda():
+        return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
+    return _bytes_of(gc.get_objects())
+
+
+def _bytes_of(objects: Iterable[object]) -> int:
+    """Bytes of the tensors among them: views and tied weights share a storage and count once."""
+    torch = _torch()
+    storages: dict[tuple[str, int], int] = {}
+    for thing in objects:
+        # type(), not isinstance: lazy proxies answer to __class__ by running code.
+        if issubclass(type(thing), torch.Tensor):
+            with contextlib.suppress(Exception):  # fake, sparse and wrapper tensors have no storage
+                storages.update(_storages(thing))
+    return sum(storages.values())
+
+
+def _storages(tensor: Any) -> Iterator[tuple[tuple[str, int], int]]:
+    # A gradient that nobody looked at yet has no Python object, so the collector does not list it.
+    for one in (tensor, tensor.grad if tensor.is_leaf else None):
+        if one is not None and (one.is_cuda or not _on_cuda()):
+            storage = one.untyped_storage()
+            yield (str(one.device), storage.data_ptr()), storage.nbytes() if storage.data_ptr() else 0
+
+
+def _who_holds(shell: Any, names: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Roots from which live tensors are reached, largest first, then by name."""
+    walk = _Walk(stops=_stops(shell, names))
+    held = {
+        **dict(_held_by_modules(walk, names)),
+        **dict(_held_by_frames(walk, names)),
+        **dict(_held_by_names(walk, names)),
+    }
+    return tuple(sorted(held.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _stops(shell: Any, names: dict[str, Any]) -> set[int]:
+    """Objects that lead everywhere and hold nothing themselves: namespaces, modules, the shell."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    everywhere = [names, shell, sys.modules, *modules, *map(vars, modules)]
+    return {id(thing) for thing in everywhere if thing is not None}
+
+
+@dataclass
+class _Walk:
+    """Walks from a root to all that it refers to, within a bound on the whole search."""
+
+    stops: set[int]
+    left: int = _MAX_WALKED
+
+    def bytes_from(self, root: object, seen: set[int] | None = None) -> int:
+        """Bytes of the tensors reached from ``root``, less what ``seen`` has already."""
+        seen = set() if seen is None else seen
+        todo, reached = [root], []
+        while todo and self.left > 0:
+            thing = todo.pop()
+            if id(thing) in seen or id(thing) in self.stops or not gc.is_tracked(thing):
+                continue
+            seen.add(id(thing))
+            self.left -= 1
+            reached.append(thing)
+            todo.extend(_referents(thing))
+        return _bytes_of(reached)
+
+
+def _referents(thing: object) -> list[Any]:
+    if isinstance(thing, type):
+        return []
+    if isinstance(thing, FunctionType):  # without __globals__: every function refers to its module
+        return [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+    return gc.get_referents(thing)
+
+
+_Held = Iterator[tuple[str, int]]
+
+
+def _held_by_names(walk: _Walk, names: dict[str, Any]) -> _Held:
+    for name, value in list(names.items()):
+        if held := walk.bytes_from(value):
+            yield f"{name} (name in the notebook)", held
+
+
+def _held_by_frames(walk: _Walk, names: dict[str, Any]) -> _Held:
+    for frame in _frames():
+        variables = frame.f_locals
+        if frame.f_globals is globals() or variables is frame.f_globals or variables is names:
+            continue
+        for name, value in list(variables.items()):
+            if held := walk.bytes_from(value):
+                yield f"{name} (variable of {frame.f_code.co_name}(), line {frame.f_lineno})", held
+                _forget_snapshot(frame, variables, name)
+
+
+def _frames() -> Iterator[FrameType]:
+    for top in sys._current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
+def _forget_snapshot(frame: FrameType, variables: Any, name: str) -> None:
+    # Before Python 3.13 f_locals is a copy that the frame keeps: left alone, this very look at a
+    # variable would go on holding the model after the function's own `del`.
+    if isinstance(variables, dict) and frame.f_code.co_flags & _CO_OPTIMIZED:
+        variables.pop(name, None)
+
+
+def _held_by_modules(walk: _Walk, names: dict[str, Any]) -> _Held:
+    seen: set[int] = set()  # shared: a global that ten modules import is named once
+    for module_name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and vars(module) is not names:
+            for name, value in _globals_of(module_name, module):
+                if held := walk.bytes_from(value, seen):
+                    yield name, held
+
+
+def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
+    for name, value in list(vars(module).items()):
+        yield f"{module_name}.{name} (global of a module)", value
+        if isinstance(value, type) and value.__module__ == module_name:
+            for attribute, held in list(vars(value).items()):
+                yield f"{module_name}.{name}.{attribute} (attribute of a class)", held
+
+
+# ------------------------------------------------------------------------------- shutdown_kernel
+
+_DELAY_SECONDS = 1.0  # for the cell's answer to reach whoever waits for it
+_GRACE_SECONDS = 4.0  # for an orderly end; a Jupyter server kills after 5
+_PARENT_PID, _VSCODE = "JPY_PARENT_PID", "VSCODE_"
+
+_pending: threading.Timer | None = None
+
+
+def shutdown_kernel() -> None:
+    """End this notebook's kernel once the cell has been answered; the last line of a notebook.
+
+    A kernel that stays alive keeps the card for itself.  What happens depends on who runs the notebook:
+
+    - A Jupyter server (JupyterLab, Notebook 7): the server is asked to end the session, as its own
+      "Shut Down Kernel" does, about a second after the cell has been answered.  The kernel does not come
+      back, and the page says that it has none.  Asking is local, to the server that started this kernel,
+      and the server's token goes nowhere else.  If the server cannot be asked, the kernel stops by itself.
+    - VS Code: its kernels have no server, so the kernel stops by itself, and VS Code says it has died.
+    - nbconvert, papermill, nbval, ``jupyter execute``: nothing, since these end their kernels themselves,
+      and one that ends early is an error to them.
+    - A script, a terminal IPython: nothing.
+
+    If another cell starts first (Run All with cells below), the shutdown is called off.  A thread that
+    does not end is no obstacle: after a grace period the process ends without it.  Call it in a cell, not
+    in a widget's callback.  It prints nothing, returns nothing and raises nothing.
+
+    Tried: Jupyter Server 2.21 with token, without authentication and on a Unix socket; ipykernel 7.4; the
+    runners above with cells below and without.  Not tried: VS Code itself (its environment variables were
+    set by hand), JupyterHub (where the server refuses the request, the kernel stops by itself, which frees
+    the memory, and the server may start a fresh one), Colab and Kaggle, Windows.
+    """
+    global _pending
+    shell = _shell()
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or (_pending is not None and not _pending.finished.is_set()):
+        return
+    server = _find_server()
+    if server is not None or any(name.startswith(_VSCODE) for name in os.environ):
+        _collect()
+        _pending = _once_answered(shell, partial(_end, kernel, server))
+
+
+def _once_answered(shell: Any, action: Callable[[], None]) -> threading.Timer:
+    """Run ``action`` a moment after this cell has ended, unless another cell starts first."""
+    timer = threading.Timer(_DELAY_SECONDS, action)
+    timer.daemon = True
+
+    def start(_result: object) -> None:
+        shell.events.unregister("post_run_cell", start)
+        timer.start()
+
+    def call_off(info: Any) -> None:
+        # Frontends run code of their own between cells (variable viewers), without history.
+        if info is None or info.store_history:
+            shell.events.unregister("pre_run_cell", call_off)
+            timer.cancel()
+
+    shell.events.register("post_run_cell", start)
+    shell.events.register("pre_run_cell", call_off)
+    return timer
+
+
+def _end(kernel: Any, server: _Server | None) -> None:
+    """End the process, by the server if there is one; runs in a thread that dies with the process."""
+    try:
+        if server is not None and server.end_kernel() is False:
+            return  # a runner inside the server started this kernel and will end it
+        asked = server is not None
+    except Exception:  # no connection, a refusal, an answer that is none
+        asked = False
+    if not asked:
+        with contextlib.suppress(Exception):
+            kernel.io_loop.add_callback(kernel.do_shutdown, False)
+        time.sleep(_GRACE_SECONDS)
+    os._exit(0)  # reached only where a thread or an exit handler keeps the process alive
+
+
+@dataclass(frozen=True)
+class _Server:
+    """The Jupyter server that started this kernel, and how to reach it from this machine."""
+
+    kernel_id: str
+    host: str
+    port: int
+    unix_socket: str
+    https: bool
+    base_url: str
+    token: str = field(repr=False)
+
+    def end_kernel(self) -> bool:
+        """End the kernel's session; False where the server does not know the kernel.
+
+        Raises:
+            OSError: no connection, no answer or a refusal.
+        """
+        status, sessions = self._ask("GET", "api/sessions")
+        if status != 200:
+            raise ConnectionRefusedError(f"the server answered {status}")
+        mine = [one["id"] for one in sessions if one["kernel"]["id"] == self.kernel_id]
+        what = f"api/sessions/{mine[0]}" if mine else f"api/kernels/{self.kernel_id}"
+        try:
+            status, _ = self._ask("DELETE", what)
+        except TimeoutError:  # the server answers when this process has ended, which something prevents
+            return True
+        if status not in (204, 404):
+            raise ConnectionRefusedError(f"the server answered {status}")
+        return status == 204
+
+    def _ask(self, method: str, what: str) -> tuple[int, Any]:
+        import json
+
+        # Twice the same value is what the server's check against forged requests wants of a caller
+        # without a token; one with a token is not checked.
+        headers = {"Cookie": "_xsrf=72", "X-XSRFToken": "72"}
+        if self.token:
+            headers["Authorization"] = f"token {self.token}"
+        connection = self._connect()
+        try:
+            connection.request(method, self.base_url + what, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        return answer.status, json.loads(body) if answer.status == 200 else None
+
+    def _connect(self) -> Any:
+        # http.client, not urllib: it follows no proxy and no redirect, so the token stays here.
+        import http.client
+        import socket
+        import ssl
+
+        if self.unix_socket:
+            connection = http.client.HTTPConnection("localhost", timeout=_GRACE_SECONDS)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(_GRACE_SECONDS)
+            connection.sock.connect(self.unix_socket)
+            return connection
+        if self.https:  # unverified: on this machine, and the certificate names another host as a rule
+            context = ssl._create_unverified_context()
+            return http.client.HTTPSConnection(self.host, self.port, timeout=_GRACE_SECONDS, context=context)
+        return http.client.HTTPConnection(self.host, self.port, timeout=_GRACE_SECONDS)
+
+
+def _find_server() -> _Server | None:
+    """The server that started this kernel, by the file each server leaves in its runtime folder."""
+    try:
+        from ipykernel import get_connection_file
+        from jupyter_core.paths import jupyter_runtime_dir
+
+        connection = Path(get_connection_file())
+        parents = {os.environ.get(_PARENT_PID), str(os.getppid())}
+        folders = [connection.parent, Path(jupyter_runtime_dir())]
+        files = [folder / f"jpserver-{pid}.json" for folder in folders for pid in parents if pid]
+        return _read_server(next(file for file in files if file.is_file()), connection)
+    except Exception:  # no file, an unreadable one, a kernel that is no ipykernel
+        return None
+
+
+def _read_server(file: Path, connection: Path) -> _Server:
+    import json
+
+    info = json.loads(file.read_text(encoding="utf-8"))
+    everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
+    return _Server(
+        kernel_id=connection.stem.removeprefix("kernel-"),
+        host="127.0.0.1" if everywhere else info["hostname"],
+        port=info["port"],
+        unix_socket=info.get("sock") or "",
+        https=bool(info.get("secure")),
+        base_url=info["base_url"],
+        token=info.get("token") or "",
+    )
