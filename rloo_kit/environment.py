@@ -1,0 +1,477 @@
+"""Put the process in order before the stack is imported: .env, environment variables, unsloth first.
+
+For anyone who opens a notebook: ``import rloo_kit`` puts the import order in force, ``prepare()`` does the
+rest and shows what it did on one screen.  This is the only room that writes ``os.environ``, and the only
+one that imports unsloth before anything else.  It does not touch the model, the trainer or the kernel, and
+it never prints the value of a variable that came from a .env file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.abc
+import importlib.machinery
+import io
+import logging
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from rloo_kit.errors import ImportOrderError, VersionError
+
+# unsloth rewrites these at import, and only the names that nobody has bound yet.
+PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
+
+# What the tests ran on.  torch: the CUDA machines that were tried hold 2.11.
+TESTED = {
+    "torch": ("2.11", "2.12", "2.13"),
+    "unsloth": ("2026.10.9",),
+    "unsloth_zoo": ("2026.10.9",),
+    "trl": ("1.15.0",),
+    "transformers": ("5.17.0",),
+    "peft": ("0.21.2",),
+    "bitsandbytes": ("0.50.2",),
+    "datasets": ("4.8.5",),
+}
+
+
+class Setting(NamedTuple):
+    """A variable that some library reads once, at import.
+
+    Attributes:
+        value: what the kit sets where the user set nothing; None where the kit only watches it.
+        read_by: the module whose import reads it; later changes do nothing.
+        reason: why, in one line.
+    """
+
+    value: str | None
+    read_by: str
+    reason: str
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rloo-kit"
+
+
+def settings() -> dict[str, Setting]:
+    """The variables that must be in place before the stack is imported, with the kit's values."""
+    return {
+        "UNSLOTH_DISABLE_STATISTICS": Setting(
+            "1", "unsloth", "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
+        ),
+        "UNSLOTH_COMPILE_LOCATION": Setting(
+            str(_cache_folder() / "unsloth_compiled_cache"),
+            "unsloth",
+            "unsloth otherwise writes its compiled code into the notebook's folder",
+        ),
+        "PYTORCH_ALLOC_CONF": Setting(
+            "expandable_segments:True",
+            "torch",
+            "completions of ever new lengths fragment fixed segments until a small card is out of memory",
+        ),
+        "TOKENIZERS_PARALLELISM": Setting(
+            "false", "tokenizers", "forked data workers otherwise warn, or hang, on the tokenizer's threads"
+        ),
+        "HF_HUB_OFFLINE": Setting(
+            None, "huggingface_hub", "without a network every look-up waits and retries"
+        ),
+        "OMP_NUM_THREADS": Setting(None, "torch", "torch sizes its thread pool once"),
+        "CUDA_VISIBLE_DEVICES": Setting(None, "torch", "CUDA lists its devices once"),
+    }
+
+
+class Noise(NamedTuple):
+    """A start-up line that is known, harmless and always there, so that it says nothing."""
+
+    pattern: str
+    source: str
+    reason: str
+
+
+NOISE = (
+    Noise(r"^🦥", "print", "unsloth's banner"),
+    Noise(r"^Unsloth \S+: no GPU found, training on CPU", "print", "prepare() says which device it is"),
+    Noise(r"^Unsloth: \w+ on \d+ CPU threads", "print", "the policy's card says it"),
+    Noise(r"^Unsloth: `?triton`? is not available", "print", "a CPU install does not use it"),
+    Noise(r"^On Windows, Triton is published", "print", "the second line of the one above"),
+    Noise(r"^Unsloth: .* is a LoRA adapter; loading its base", "print", "that is what was asked for"),
+    Noise(r"^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ \"-_+-\"", "print", "unsloth's GPU banner"),
+    Noise(r"Detected no triton", "torchao.kernel.intmm", "a CPU install does not use it"),
+    Noise(r"register_constant\(\) on Enum", "torch.utils._pytree", "torchao's call, not the user's"),
+    Noise(r"is an Enum subclass and is now natively supported", "torch.utils._pytree", "the same"),
+)
+
+
+def is_noise(line: str, source: str = "print") -> bool:
+    """Whether a line is one of :data:`NOISE`; an empty line is not."""
+    return any(noise.source == source and re.search(noise.pattern, line) for noise in NOISE)
+
+
+class _NoiseFilter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not is_noise(record.getMessage(), record.name)
+
+
+class _PrintFilter(io.TextIOBase):
+    """A stdout that drops known lines and passes the rest on, unchanged."""
+
+    def __init__(self, target: io.TextIOBase) -> None:
+        self._target, self._pending = target, ""
+
+    def write(self, text: str) -> int:
+        self._pending += text
+        *lines, self._pending = self._pending.split("\n")
+        for line in lines:
+            if not is_noise(line):
+                self._target.write(line + "\n")
+        return len(text)
+
+    def close_line(self) -> None:
+        """Pass on a last line that has no newline."""
+        if self._pending and not is_noise(self._pending):
+            self._target.write(self._pending)
+        self._pending = ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the lines of :data:`NOISE` that are printed or logged inside; everything else gets through."""
+    for name in {noise.source for noise in NOISE} - {"print"}:
+        logger = logging.getLogger(name)
+        if not any(isinstance(item, _NoiseFilter) for item in logger.filters):
+            logger.addFilter(_NoiseFilter())
+    out = _PrintFilter(sys.stdout)  # type: ignore[arg-type]
+    try:
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
+            # torch's compiled extensions were built with SWIG; nobody can act on it.
+            warnings.filterwarnings("ignore", message=r"builtin type \w+ has no __module__ attribute")
+            yield
+    finally:
+        out.close_line()
+
+
+# --- unsloth first ----------------------------------------------------------------------------------------
+
+
+class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import unsloth before the first of the libraries it patches, then stand aside.
+
+    The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library
+    itself, and importlib would execute that library a second time if a finder had loaded it.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in PATCHED_BY_UNSLOTH:
+            return importlib.machinery.ModuleSpec(fullname, self)
+        if fullname == "unsloth":
+            apply_settings()
+            self.remove()
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        import_unsloth()
+        module = importlib.import_module(spec.name)
+        self._true_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._true_spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+
+_hook = _UnslothFirst()
+_imported_too_early: tuple[str, ...] = ()
+_set_by_kit: dict[str, str] = {}
+
+
+def put_in_force() -> None:
+    """Make unsloth the first of its kind in this process; called by ``import rloo_kit``."""
+    global _imported_too_early
+    if "unsloth" in sys.modules:
+        return
+    _imported_too_early = tuple(name for name in PATCHED_BY_UNSLOTH if name in sys.modules)
+    if not _imported_too_early:
+        _hook.install()
+
+
+def import_unsloth() -> ModuleType:
+    """Import unsloth, quietly, with the kit's settings in place.
+
+    Raises:
+        ImportOrderError: a library that unsloth patches was imported before ``rloo_kit``.
+        VersionError: this unsloth has no backend for this machine.
+    """
+    if _imported_too_early:
+        raise ImportOrderError(
+            "unsloth has to be imported before the libraries it patches",
+            where=", ".join(_imported_too_early) + " came first in this process",
+            todo="restart the kernel and make `import rloo_kit` its first line",
+        )
+    apply_settings()
+    _hook.remove()
+    try:
+        with quiet():
+            return importlib.import_module("unsloth")
+    except BaseException as error:
+        if "unsloth" not in sys.modules:
+            _hook.install()  # the next import must not slip past
+        if isinstance(error, NotImplementedError):
+            raise VersionError(
+                "this unsloth finds no device it can run on",
+                where=f"unsloth {_version('unsloth')}: {error}",
+                todo=f"install unsloth {TESTED['unsloth'][-1]}, the first with a CPU backend: make install",
+            ) from error
+        raise
+
+
+def apply_settings() -> None:
+    """Set the kit's variables where the user set nothing and they still matter."""
+    for name, setting in settings().items():
+        if setting.value is not None and name not in os.environ and setting.read_by not in sys.modules:
+            os.environ[name] = _set_by_kit[name] = setting.value
+
+
+# --- prepare ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the process runs on, as :func:`prepare` found and made it; ``print`` shows one screen.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        device_name: as the driver or the operating system names it.
+        total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
+        bf16: whether the device computes in bfloat16.
+        versions: package -> installed version, for the packages of :data:`TESTED`.
+        offline: whether the Hugging Face hub is left alone.
+        seed: the seed that was set.
+        variables: (name, value or "(not shown)", who set it and why) of each variable that matters.
+        warnings: what the user should know, one sentence each.
+    """
+
+    device: str
+    device_name: str
+    total_bytes: int
+    free_bytes: int
+    bf16: bool
+    versions: Mapping[str, str]
+    offline: bool
+    seed: int
+    variables: tuple[tuple[str, str, str], ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        gib = 2**30
+        stack = [f"{name} {number}" for name, number in self.versions.items()]
+        rows = [
+            ("device", f"{self.device}: {self.device_name}"),
+            ("memory", f"{self.free_bytes / gib:.1f} of {self.total_bytes / gib:.1f} GiB free"),
+            ("bfloat16", "yes" if self.bf16 else "no"),
+            ("hub", "offline" if self.offline else "reachable"),
+            ("seed", str(self.seed)),
+            ("stack", ", ".join(stack[:4])),
+            ("", ", ".join(stack[4:])),
+            *(("variable", f"{name}={value}\n{'':12}{why}") for name, value, why in self.variables),
+            *(("warning", text) for text in self.warnings),
+        ]
+        return "\n".join(f"{label:<10}{text}" for label, text in rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
+        )
+
+
+def prepare(
+    dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
+) -> Environment:
+    """Load .env, set what is read at import, import unsloth, seed, and show the result.
+
+    Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
+    and whatever came too late to matter is named in ``warnings``.
+
+    Args:
+        dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
+        offline: True leaves the Hugging Face hub alone, False uses it; None follows ``HF_HUB_OFFLINE`` or,
+            where that is not set, asks the hub's host for at most three seconds.
+        seed: for Python's, NumPy's and torch's generators.
+
+    Raises:
+        ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
+        VersionError: trl is of a version that the trainer was not written for.
+    """
+    notes: list[str] = []
+    from_file = _load_dotenv(dotenv, notes)
+    _check_versions(notes)
+    is_offline = _settle_offline(offline, notes)
+    unsloth = import_unsloth()
+    with quiet():
+        from transformers import set_seed
+    set_seed(seed)
+    environment = _describe(unsloth, is_offline, seed, from_file, notes)
+    print(environment)
+    return environment
+
+
+def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
+    """Set what the file names and nobody has set; return the names that it set."""
+    if path is None or not Path(path).is_file():
+        return ()
+    from dotenv import dotenv_values
+
+    known, loaded = settings(), []
+    for name, value in dotenv_values(path).items():
+        if value is None or (name in os.environ and name not in _set_by_kit):
+            continue
+        if name in known and known[name].read_by in sys.modules:
+            if os.environ.get(name) != value:
+                notes.append(
+                    f"{name} in {Path(path).name} came too late: {known[name].read_by} had read it. Restart the "
+                    "kernel and call prepare() before importing it."
+                )
+            continue
+        os.environ[name] = value
+        _set_by_kit.pop(name, None)
+        loaded.append(name)
+    return tuple(loaded)
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _matches(installed: str, tested: Sequence[str]) -> bool:
+    plain = installed.split("+")[0]
+    return any(plain == item or plain.startswith(item + ".") for item in tested)
+
+
+def _check_versions(notes: list[str]) -> None:
+    if not _version("trl").startswith("1.15."):
+        raise VersionError(
+            "the trainer overrides methods of trl 1.15 and cannot be trusted over another release",
+            where=f"trl {_version('trl')}",
+            todo="pip install trl==1.15.0, and restart the kernel",
+        )
+    for package, tested in TESTED.items():
+        if not _matches(_version(package), tested):
+            notes.append(f"{package} {_version(package)} is installed; tested was {' and '.join(tested)}.")
+
+
+def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
+    """Decide whether the hub is left alone, and tell the libraries before they ask."""
+    truthy = {"1", "ON", "YES", "TRUE"}
+    told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
+    if offline is None:
+        offline = told.upper() in truthy if told is not None else not _hub_reachable()
+    if "huggingface_hub" in sys.modules:
+        active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
+        if active != offline:
+            notes.append(
+                f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
+                "before prepare() could set it. Restart the kernel and call prepare() before any other import."
+            )
+        return active
+    if (told is not None and told.upper() in truthy) != offline:
+        os.environ["HF_HUB_OFFLINE"] = _set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
+    return offline
+
+
+def _hub_reachable(seconds: float = 3.0) -> bool:
+    """Whether the hub's host takes a connection; a proxy is trusted to know the way."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    import socket
+    from urllib.parse import urlsplit
+
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = address.port or (80 if address.scheme == "http" else 443)
+    answered = threading.Event()
+
+    def knock() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", port), seconds):
+            answered.set()
+
+    # A name server that never answers would hold create_connection beyond any timeout given to it.
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answered.is_set()
+
+
+def _describe(
+    unsloth: ModuleType, offline: bool, seed: int, from_file: Sequence[str], notes: list[str]
+) -> Environment:
+    import torch
+
+    if torch.cuda.is_available():
+        device, name = "cuda", torch.cuda.get_device_name()
+        free, total = torch.cuda.mem_get_info()
+    else:
+        device, name = "cpu", f"{torch.get_num_threads()} threads"
+        free, total = _machine_memory()
+    return Environment(
+        device=device,
+        device_name=name,
+        total_bytes=total,
+        free_bytes=free,
+        bf16=bool(unsloth.is_bfloat16_supported()),
+        versions={package: _version(package) for package in TESTED},
+        offline=offline,
+        seed=seed,
+        variables=tuple(_variables(from_file, notes)),
+        warnings=tuple(notes),
+    )
+
+
+def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
+    known = settings()
+    for name, setting in known.items():
+        value = os.environ.get(name)
+        if name in _set_by_kit:
+            if value == _set_by_kit[name]:
+                yield name, _short(value), f"set: {setting.reason}"
+            else:
+                notes.append(
+                    f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
+                )
+        elif name in from_file:
+            yield name, "(not shown)", "from .env"
+        elif value is not None and setting.value is not None and value != setting.value:
+            yield name, _short(value), "yours, left as it is"
+    for name in from_file:
+        if name not in known:
+            yield name, "(not shown)", "from .env"
+
+
+def _short(value: str) -> str:
+    return value.replace(str(Path.home()), "~", 1)
+
+
+def _machine_memory() -> tuple[int, int]:
+    import psutil  # comes with accelerate
+
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
