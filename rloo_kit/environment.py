@@ -99,10 +99,12 @@ class Noise(NamedTuple):
 NOISE = (
     Noise(r"^🦥", "print", "unsloth's banner"),
     Noise(r"^Unsloth \S+: no GPU found, training on CPU", "print", "prepare() says which device it is"),
-    Noise(r"^Unsloth: \w+ on \d+ CPU threads", "print", "the policy's card says it"),
+    Noise(r"^Unsloth \(CPU\): \w+ on \d+ CPU threads", "print", "the policy's card says it"),
     Noise(r"^Unsloth: `?triton`? is not available", "print", "a CPU install does not use it"),
     Noise(r"^On Windows, Triton is published", "print", "the second line of the one above"),
-    Noise(r"^Unsloth: .* is a LoRA adapter; loading its base", "print", "that is what was asked for"),
+    Noise(
+        r"^Unsloth( \(CPU\))?: .* is a LoRA adapter; loading its base", "print", "that is what was asked for"
+    ),
     Noise(r"^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ \"-_+-\"", "print", "unsloth's GPU banner"),
     Noise(r"Detected no triton", "torchao.kernel.intmm", "a CPU install does not use it"),
     Noise(r"register_constant\(\) on Enum", "torch.utils._pytree", "torchao's call, not the user's"),

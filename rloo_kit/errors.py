@@ -39,8 +39,8 @@ class ConfigError(RLOOKitError, ValueError):
     """A setting is out of range or contradicts another one."""
 
 
-class OldNameError(ConfigError, TypeError):
-    """An argument of an older TRL that has no equal today."""
+class ArgumentError(ConfigError, TypeError):
+    """An argument that does not exist: a misspelling, or a name of an older TRL without an equal today."""
 
 
 class DatasetError(RLOOKitError, ValueError):
@@ -48,7 +48,14 @@ class DatasetError(RLOOKitError, ValueError):
 
 
 class RewardError(RLOOKitError, ValueError):
-    """A reward function that returned something a policy must not be trained on."""
+    """Reward functions that cannot be trained on: none, or weights that do not match.
+
+    What a single function returns is checked by ``rewards.guarded``, which raises its own ``RewardValueError``.
+    """
+
+
+class NonFiniteError(RLOOKitError, FloatingPointError):
+    """A gradient that would have turned weights into NaN; the step was not taken."""
 
 
 class PolicyNotFoundError(RLOOKitError, FileNotFoundError):

@@ -1,0 +1,173 @@
+"""The Qwen3 checkpoints that the kit knows by name, and the shape of each.
+
+For ``load_policy("qwen3-4b")`` and for arithmetic on memory before anything is loaded.  Pure data: shapes
+are those of the checkpoints' config.json, and every count is computed from them.  It loads nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Thinks = Literal["always", "by choice", "never"]
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Bytes of one weight in bitsandbytes' NF4 with double quantisation: half a byte, one byte of scale per 64
+weights, and one float32 per 256 scales (Dettmers et al. 2023, QLoRA, section 3)."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One checkpoint: where it is and what shape it has.
+
+    Attributes:
+        name: what ``load_policy`` takes; a hub id or folder name for a checkpoint outside the catalogue.
+        repository: hub id without the quantisation suffix, or a local folder.
+        hidden_size, layers, heads, kv_heads, head_dim, ffn_size, vocabulary: the transformer's shape.
+        tied: whether lm_head and the embedding are one matrix.
+        thinks: "always" (the prompt ends with <think>), "by choice" (enable_thinking) or "never".
+        four_bit_repository: hub id of unsloth's 4-bit form; None where there is none.
+    """
+
+    name: str
+    repository: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn_size: int
+    tied: bool
+    thinks: Thinks
+    vocabulary: int = 151936
+    four_bit_repository: str | None = None
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of the seven projections of all layers: what 4-bit loading quantises."""
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden_size * self.ffn_size)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding, and of lm_head where it is not the same matrix."""
+        return self.vocabulary * self.hidden_size * (1 if self.tied else 2)
+
+    @property
+    def parameters(self) -> int:
+        """All weights, norms included."""
+        norms = self.layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
+        return self.linear_parameters + self.embedding_parameters + norms
+
+    def weight_bytes(self, four_bit: bool = True) -> int:
+        """Bytes of the loaded weights: projections in NF4 or 16 bit, the rest in 16 bit."""
+        per_weight = NF4_BYTES if four_bit else 2
+        rest = self.parameters - self.linear_parameters
+        return int(self.linear_parameters * per_weight) + 2 * rest
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the key-value cache per token of one row, in 16 bit."""
+        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.parameters / 1e9:.2f} B parameters, {self.layers} layers, "
+            f"{self.kv_heads} KV heads, thinks {self.thinks}"
+        )
+
+
+def _card(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Card:
+    hidden_size, layers, heads, ffn_size, tied = shape
+    return Card(
+        name=name,
+        repository=f"unsloth/Qwen3-{size}",
+        hidden_size=hidden_size,
+        layers=layers,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        ffn_size=ffn_size,
+        tied=tied,
+        thinks=thinks,
+        four_bit_repository=f"unsloth/Qwen3-{size}-unsloth-bnb-4bit",
+    )
+
+
+#                hidden layers heads   ffn  tied
+_SHAPE_0_6B = (1024, 28, 16, 3072, True)
+_SHAPE_1_7B = (2048, 28, 16, 6144, True)
+_SHAPE_4B = (2560, 36, 32, 9728, True)
+_SHAPE_8B = (4096, 36, 32, 12288, False)
+_SHAPE_14B = (5120, 40, 40, 17408, False)
+
+CATALOGUE: dict[str, Card] = {
+    card.name: card
+    for card in (
+        Card("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice"),
+        _card("qwen3-0.6b", "0.6B", "by choice", _SHAPE_0_6B),
+        _card("qwen3-1.7b", "1.7B", "by choice", _SHAPE_1_7B),
+        _card("qwen3-4b-thinking", "4B-Thinking-2507", "always", _SHAPE_4B),
+        _card("qwen3-4b-instruct", "4B-Instruct-2507", "never", _SHAPE_4B),
+        _card("qwen3-4b", "4B", "by choice", _SHAPE_4B),
+        _card("qwen3-8b", "8B", "by choice", _SHAPE_8B),
+        _card("qwen3-14b", "14B", "by choice", _SHAPE_14B),
+    )
+}
+"""name -> card, small to large."""
+
+TRAINING_ROOM_BYTES = 3 * 2**30
+"""What the simple rule of :func:`largest_that_fits` keeps free beside the weights: CUDA's context, the
+generation batch's key-value cache, checkpointed activations and the optimizer, for short completions."""
+
+
+def find(name: str) -> Card | None:
+    """The card that a name means: the catalogue's name, or any hub id of the same checkpoint."""
+    wanted = name.lower()
+    for card in CATALOGUE.values():
+        size = card.repository.split("/")[-1].lower()
+        ids = {card.name, f"unsloth/{size}", f"qwen/{size}", f"unsloth/{size}-bnb-4bit"}
+        if wanted in ids | {str(card.four_bit_repository).lower()}:
+            return card
+    return None
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """The catalogue's names that look most like ``name``."""
+    wanted = name.lower().split("/")[-1]
+    return difflib.get_close_matches(wanted, CATALOGUE, n=count, cutoff=0.3) or list(CATALOGUE)
+
+
+def largest_that_fits(free_bytes: int, four_bit: bool = True) -> Card:
+    """The largest card whose weights leave :data:`TRAINING_ROOM_BYTES`; the 0.6B where none does."""
+    real = [card for name, card in CATALOGUE.items() if name != "tiny"]
+    fitting = [card for card in real if card.weight_bytes(four_bit) + TRAINING_ROOM_BYTES <= free_bytes]
+    return fitting[-1] if fitting else real[0]
+
+
+def card_from_config(name: str, config: Any, chat_template: str | None) -> Card:
+    """A card for a checkpoint outside the catalogue, from its transformers config and chat template."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return Card(
+        name=name,
+        repository=name,
+        hidden_size=text.hidden_size,
+        layers=text.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", heads),
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        ffn_size=text.intermediate_size,
+        tied=bool(config.tie_word_embeddings),
+        thinks=thinks_by_template(chat_template or ""),
+        vocabulary=text.vocab_size,
+    )
+
+
+def thinks_by_template(chat_template: str) -> Thinks:
+    """How a chat template treats thinking: Qwen3's hybrid one asks enable_thinking, the Thinking one writes
+    <think> into every prompt, the Instruct one knows no thought."""
+    if "enable_thinking" in chat_template:
+        return "by choice"
+    return "always" if "<think>\\n' }}" in chat_template or "<think>\\n'" in chat_template else "never"

