@@ -1,6 +1,45 @@
-"""Token-ID-aware reward functions for TRL: plain callables, pure Python at import."""
+"""Token-ID-aware reward functions for TRL: plain callables, pure Python at import.
 
-from rewards.compose import check_signature, guarded
-from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
+For every TRL or Unsloth notebook, with or without rloo_kit.  Each reward takes TRL's keywords and returns
+one float or None per completion.  Names load on first use, so that ``import rewards`` costs nothing.
+"""
 
-__all__ = ["RewardCallError", "RewardSignatureError", "RewardValueError", "check_signature", "guarded"]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "thinking": (
+        "QWEN3",
+        "ThinkTokens",
+        "Thought",
+        "split_thinking",
+        "thinking_reward",
+        "thought_then_answer",
+    ),
+    "answers": ("answer_reward",),
+    "text": ("length_reward", "overlong_reward", "repetition_reward", "sentence_reward"),
+    "judge": ("reward_model", "rubric_reward"),
+    "compose": ("cached", "check_signature", "clipped", "gated", "guarded", "only_for", "scaled", "weighted"),
+    "errors": ("RewardCallError", "RewardSignatureError", "RewardValueError"),
+    "corpus": ("CASES", "Band", "Case"),
+    "audit": ("Audit", "AuditFailed", "audit"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None and name not in _HOMES:
+        raise AttributeError(f"module 'rewards' has no attribute '{name}'; it has {', '.join(__all__)}")
+    module = importlib.import_module(f"rewards.{home or name}")
+    value = getattr(module, name) if home else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_HOMES, *globals()})

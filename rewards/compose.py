@@ -261,3 +261,320 @@ def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
             "scale it down (rewards.scaled, rewards.clipped), or raise guarded(limit=...)",
         )
     return float(number)
+
+
+# ---------------------------------------------------------------------------------- composition
+
+
+def call_reward(reward: Reward, **kwargs: Any) -> Scores:
+    """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
+    returned = reward(**kwargs)
+    if inspect.isawaitable(returned):
+        returned = _awaited(returned)
+    return checked_scores(returned, count_of((), kwargs), name=reward_name(reward))
+
+
+def _awaited(coroutine: Any) -> Any:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def result() -> Any:
+        return await coroutine
+
+    # A notebook's own thread already runs an event loop, in which no second one can start.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, result()).result()
+
+
+def take(kwargs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
+    """A call's keywords for some of its rows; ``log_extra`` gets None for the others."""
+    taken = {
+        key: [value[i] for i in rows] if isinstance(value, (list, tuple)) and len(value) == count else value
+        for key, value in kwargs.items()
+    }
+    log_extra = kwargs.get("log_extra")
+    if log_extra is not None:
+        taken["log_extra"] = lambda column, values: log_extra(column, spread(values, rows, count))
+    return taken
+
+
+def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
+    """The values at their rows, None elsewhere."""
+    spaced: list[Any] = [None] * count
+    for row, value in zip(rows, values, strict=True):
+        spaced[row] = value
+    return spaced
+
+
+def _members(rewards: Iterable[Reward], where: str) -> list[Reward]:
+    members = list(rewards)
+    for member in members:
+        if not callable(member):
+            raise TypeError(
+                three_parts(
+                    f"A composition takes reward callables, not {type(member).__name__}",
+                    f"{where}, {shown(member)}",
+                    "pass the function itself, such as rewards.answer_reward()",
+                )
+            )
+    return members
+
+
+class _Weighted:
+    def __init__(self, rewards: list[Reward], weights: list[float], name: str | None) -> None:
+        self.rewards, self.weights = rewards, weights
+        parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(rewards, weights, strict=True))
+        self.__name__ = name or "+".join(parts).replace("+-", "-")
+
+    def __call__(self, log_metric: Callable[[str, float], None] | None = None, **kwargs: Any) -> Scores:
+        columns = [call_reward(reward, log_metric=log_metric, **kwargs) for reward in self.rewards]
+        if log_metric is not None:
+            for reward, column in zip(self.rewards, columns, strict=True):
+                log_mean(log_metric, f"{self.__name__}/{reward_name(reward)}", column)
+        return [self._sum(scores) for scores in zip(*columns, strict=True)]
+
+    def _sum(self, scores: Sequence[float | None]) -> float | None:
+        known = [w * s for w, s in zip(self.weights, scores, strict=True) if s is not None]
+        return math.fsum(known) if known else None
+
+
+def log_mean(log_metric: Callable[[str, float], None], name: str, scores: Sequence[float | None]) -> None:
+    """Log the mean of the scores that are not None, if there is one."""
+    known = [score for score in scores if score is not None]
+    if known:
+        log_metric(name, math.fsum(known) / len(known))
+
+
+def weighted(
+    rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None
+) -> Reward:
+    """The weighted sum of several rewards, each one's mean logged beside it.
+
+    As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are None
+    is None.  Unlike ``RLOOConfig.reward_weights`` this nests: the sum can be gated or clipped.
+
+    Args:
+        rewards: the rewards.
+        weights: one per reward; all 1 where None.
+        name: the metric's name; "0.8*answer_reward+0.2*thinking_reward" by default.
+
+    Raises:
+        ValueError: no rewards, or not one finite weight for each.
+
+    >>> from rewards import length_reward, sentence_reward
+    >>> both = weighted([length_reward((1, 5)), sentence_reward()], [1.0, 0.5])
+    >>> both.__name__, both(completions=["It is so."])
+    ('1*length_reward+0.5*sentence_reward', [1.5])
+    """
+    members = _members(rewards, "weighted")
+    values = [1.0] * len(members) if weights is None else [float(weight) for weight in weights]
+    if not members or len(values) != len(members) or not all(map(math.isfinite, values)):
+        raise ValueError(
+            three_parts(
+                f"{len(members)} rewards need as many finite weights, and there are {len(values)}",
+                f"weighted(weights={weights!r})",
+                "pass one finite weight per reward, and at least one reward",
+            )
+        )
+    return _Weighted(members, values, name)
+
+
+class _Gated:
+    def __init__(self, by: Reward, reward: Reward, above: float, otherwise: float) -> None:
+        self.by, self.reward, self.above, self.otherwise = by, reward, above, otherwise
+        self.__name__ = f"{reward_name(reward)} if {reward_name(by)}"
+        self.aim = "both"
+
+    def __call__(self, **kwargs: Any) -> Scores:
+        gate, scores = call_reward(self.by, **kwargs), call_reward(self.reward, **kwargs)
+        return [
+            None if open_ is None else score if open_ > self.above else self.otherwise
+            for open_, score in zip(gate, scores, strict=True)
+        ]
+
+
+def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0) -> Reward:
+    """Pay ``reward`` only where ``by`` pays more than ``above``, and ``otherwise`` elsewhere.
+
+    With a correctness reward as the gate nothing is paid for form without substance.  Where the gate is
+    None, so is the result.
+
+    Args:
+        by: the gate.
+        reward: what is paid behind it.
+        above: what the gate must exceed.
+        otherwise: what is paid before a closed gate.
+
+    >>> from rewards import length_reward, sentence_reward
+    >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
+    >>> reward.__name__, reward(completions=["It is so.", "It is so"])
+    ('length_reward if sentence_reward', [1.0, 0.0])
+    """
+    _members([by, reward], "gated")
+    return _Gated(by, reward, above, otherwise)
+
+
+class _Mapped:
+    """A reward whose every score goes through ``scale * score + offset`` and is then clipped."""
+
+    def __init__(
+        self, reward: Reward, name: str, scale: float, offset: float, low: float, high: float
+    ) -> None:
+        self.reward, self.__name__ = reward, name
+        self.scale, self.offset, self.low, self.high = scale, offset, low, high
+        self.aim = getattr(reward, "aim", "answer")
+
+    def __call__(self, **kwargs: Any) -> Scores:
+        return [None if s is None else self._map(s) for s in call_reward(self.reward, **kwargs)]
+
+    def _map(self, score: float) -> float:
+        return min(max(self.scale * score + self.offset, self.low), self.high)
+
+
+def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
+    """The reward, kept within [low, high].
+
+    Raises:
+        ValueError: ``low`` is not below ``high``.
+
+    >>> from rewards import length_reward
+    >>> clipped(length_reward((1, 5), inside=9), high=2)(completions=["It is so."])
+    [2.0]
+    """
+    _members([reward], "clipped")
+    if not low < high:
+        raise ValueError(
+            three_parts(
+                "low must be below high", f"clipped(low={low}, high={high})", "swap them, or mend one"
+            )
+        )
+    return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
+
+
+def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
+    """``scale * reward + offset``.
+
+    Raises:
+        ValueError: a scale or an offset that is not finite.
+
+    >>> from rewards import sentence_reward
+    >>> scaled(sentence_reward(), 2.0, -1.0)(completions=["It is so.", "It is"])
+    [1.0, -1.0]
+    """
+    _members([reward], "scaled")
+    if not (math.isfinite(scale) and math.isfinite(offset)):
+        raise ValueError(
+            three_parts("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
+        )
+    name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
+    return _Mapped(reward, name, float(scale), float(offset), -math.inf, math.inf)
+
+
+class _OnlyFor:
+    def __init__(self, reward: Reward, columns: dict[str, frozenset[Any]]) -> None:
+        self.reward, self.columns = reward, columns
+        wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
+        self.__name__ = f"{reward_name(reward)}[{wanted}]"
+        self.aim = getattr(reward, "aim", "answer")
+
+    def __call__(self, **kwargs: Any) -> Scores:
+        count = count_of((), kwargs) or 0
+        missing = [column for column in self.columns if column not in kwargs]
+        if missing:
+            raise RewardValueError(
+                f"The dataset has no column '{missing[0]}'",
+                reward_name=self.__name__,
+                todo=f"add it, or name one of {sorted(set(kwargs) - set(TRL_KEYWORDS))} in only_for",
+            )
+        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.columns.items())]
+        scores = call_reward(self.reward, **take(kwargs, rows, count)) if rows else []
+        return spread(scores, rows, count)
+
+
+def only_for(reward: Reward, **columns: Any) -> Reward:
+    """The reward for rows whose columns hold these values, and None, 'does not apply', elsewhere.
+
+    The reward is called with those rows alone, so it may rely on what they have.
+
+    Args:
+        reward: the reward.
+        **columns: column to value, or to a set, list or tuple of values; all must hold.
+
+    Raises:
+        ValueError: no column named.
+
+    >>> from rewards import sentence_reward
+    >>> reward = only_for(sentence_reward(), kind="prose")
+    >>> reward.__name__, reward(completions=["It is.", "x = 1"], kind=["prose", "code"])
+    ('sentence_reward[kind=prose]', [1.0, None])
+    """
+    _members([reward], "only_for")
+    if not columns:
+        raise ValueError(
+            three_parts(
+                "No column is named", f"only_for({reward_name(reward)})", "pass one: only_for(r, kind='math')"
+            )
+        )
+    values = {
+        c: frozenset(v if isinstance(v, (set, frozenset, list, tuple)) else [v]) for c, v in columns.items()
+    }
+    return _OnlyFor(reward, values)
+
+
+class _Cached:
+    def __init__(self, reward: Reward, size: int) -> None:
+        self.reward, self.size, self.__name__ = reward, size, reward_name(reward)
+        self.scores: dict[bytes, float | None] = {}
+        self.hits = self.misses = 0
+        self.aim = getattr(reward, "aim", "answer")
+
+    def __call__(self, **kwargs: Any) -> Scores:
+        keys = _row_keys(kwargs)
+        rows = list({key: i for i, key in enumerate(keys) if key not in self.scores}.values())
+        self.misses += len(rows)
+        self.hits += len(keys) - len(rows)
+        if rows:
+            fresh = call_reward(self.reward, **take(kwargs, rows, len(keys)))
+            self.scores |= {keys[row]: score for row, score in zip(rows, fresh, strict=True)}
+        result = [self.scores[key] for key in keys]
+        while len(self.scores) > self.size:  # the oldest first: a dict keeps its order
+            del self.scores[next(iter(self.scores))]
+        return result
+
+
+def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
+    """A digest per row: its completion's ids (its text without them), its prompt, its columns."""
+    import hashlib
+
+    count = count_of((), kwargs) or 0
+    skip = {"completions"} if kwargs.get("completion_ids") is not None else {"completion_ids"}
+    columns = [
+        value.tolist() if hasattr(value, "tolist") else value
+        for key, value in sorted(kwargs.items())
+        if key not in skip | {"trainer_state", "log_extra", "log_metric"} and hasattr(value, "__len__")
+    ]
+    columns = [column for column in columns if len(column) == count]
+    rows = (repr([column[i] for column in columns]) for i in range(count))
+    return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
+
+
+def cached(reward: Reward, *, size: int = 100_000) -> Reward:
+    """The reward, computed once for each completion: for slow judges and reward models.
+
+    Two rows are the same when completion ids, prompt and every column are.  Only for rewards that depend on
+    nothing else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` tells).
+
+    Args:
+        reward: the reward.
+        size: how many scores are kept; the oldest go first.
+
+    Returns:
+        A reward with the same name and ``hits`` and ``misses`` counted.
+
+    Raises:
+        ValueError: a size under 1.
+    """
+    _members([reward], "cached")
+    if size < 1:
+        raise ValueError(three_parts("size must be at least 1", f"cached(size={size})", "leave it at 100000"))
+    return _Cached(reward, size)

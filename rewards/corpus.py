@@ -17,7 +17,7 @@ A case is skipped for a gold answer that has no such form (``{commas}`` needs a 
 ``{think}``        open, an honest thought, close
 ``{gold}``         the gold answer, ``{wrong}`` and ``{wrong2}`` plausible wrong ones
 ``{prompt}``       the prompt's text
-``{long}``         some 700 words of prose without a number
+``{long}``         a page of prose without a number
 ``{marked}``       available only where the completion opens its own thought
 ``{unmarked}``     available only where the prompt has opened the thought
 ``{number}``       available only for numbers, ``{letter}`` for choices, ``{text}`` for other golds
@@ -26,6 +26,8 @@ others             forms of a number: see :func:`number_forms`
 
 It scores nothing and calls nothing: that is ``rewards.audit``.
 """
+
+# ruff: noqa: E501 - a case is one line of a table
 
 from __future__ import annotations
 
@@ -79,28 +81,34 @@ THOUGHT = (
     "First I write down what is given, then I work towards the result. That gives {value}. "
     "Checking it by a second route leads to the same place, so I am confident in {value}.\n"
 )
-SENTENCES = (
-    "The method is worth explaining in some detail before we come to the result",
-    "Every quantity in the question has to be read carefully and given a name",
-    "Rearranging the terms leaves a much simpler expression to evaluate",
-    "A common mistake at this point is to forget what was asked for",
-    "Drawing a small picture often helps to see the relation",
-    "We can confirm the intermediate step by estimating its size",
-    "Nothing in the statement restricts the order of the operations",
-    "It follows directly from the definitions and needs no trick",
-)
-SUBJECTS = ("algebra", "geometry", "counting", "logic", "estimation", "symmetry", "induction", "measure")
+LONG = """
+Let me begin by restating what we know, because a careful reading often saves the most work later on. The
+question names its quantities one after another, and each of them plays a single part. Nothing is hidden, yet
+the order in which they appear is not the order in which they are needed, so I sort them first. Perhaps a
+small drawing helps: put the known things on the left, leave a gap, and mark on the right whatever has to be
+found. From there the connection becomes visible almost by itself.
+
+Now, which tool fits? One could try plain trial, but that wastes effort and proves nothing. An equation is
+better. Writing it down forces me to decide what every letter means, and mistakes show up early. After moving
+the unknown to one side, the remaining terms collect nicely; the awkward one cancels, which is a relief. Before
+trusting that, I should ask whether dividing was allowed. It was, since the divisor cannot vanish under the
+given conditions.
+
+Another thought: does the outcome make sense in ordinary life? Suppose somebody had asked for a rough guess
+instead. They would round generously, multiply in their head, and land close to where this derivation ends. A
+result ten times bigger would look absurd, and one far smaller would contradict the opening statement. Good.
+
+Finally, let me look at the boundary situations. When the input shrinks towards nothing, the expression does
+what anybody would expect. When it grows without limit, growth dominates and no sign flips. Units agree as
+well on both sides. I also went through the algebra backwards, starting from the end and recovering the
+original claim line by line, so an arithmetical slip seems very unlikely. Everything points the same way, and
+only the conclusion has to be written out clearly for the reader.
+"""
 SALAD = (
     "river lamp quickly seven-sided orange although mild Tuesday copper singing under brave window eleven "
     "paper thunder mostly glass forgotten ladder sharp velvet morning engine quiet salt broken compass "
     "yellow winter hollow feather distant bread careless anchor silver dusty pocket gentle"
 )
-
-
-def _long() -> str:
-    return " ".join(
-        f"{s}, as anyone who has studied {subject} knows." for subject in SUBJECTS for s in SENTENCES
-    )
 
 
 C = Case
@@ -498,7 +506,7 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
     """
     values = dict(forms) | {
         "prompt": prompt,
-        "long": _long(),
+        "long": LONG,
         "thought": THOUGHT.replace("{value}", forms["gold"]),
         "wrong_thought": THOUGHT.replace("{value}", forms.get("wrong", "")),
         ("unmarked" if prompt_opens else "marked"): "",

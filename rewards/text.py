@@ -1,0 +1,200 @@
+"""Rewards of the text alone: its length, its sentence ends, repetition and overlength.
+
+For everybody who shapes style rather than correctness.  Repetition and overlength are TRL's own rewards
+under this package's conventions: they are imported when first made, and no code of theirs is here.
+
+It does not look into the thought: that is ``rewards.thinking``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rewards.compose import Reward
+from rewards.errors import shown, three_parts
+
+
+def completion_text(completion: Any, *, thought: bool = False) -> str:
+    """A completion's (or a prompt's) text, plain or conversational.
+
+    Of several messages, as after a tool call, the last one of the assistant counts, or the last one where
+    there is none of the assistant.
+
+    Args:
+        completion: a str, or a list of messages ``{"role", "content"}``.
+        thought: put a thought that a chat parser has moved to ``reasoning_content`` back in front.
+
+    Raises:
+        TypeError: neither of the two.
+
+    >>> completion_text([{"role": "assistant", "content": "42"}]), completion_text("42")
+    ('42', '42')
+    """
+    if isinstance(completion, str):
+        return completion
+    messages = [completion] if isinstance(completion, Mapping) else completion
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        raise TypeError(
+            three_parts(
+                "A completion must be a str or a list of messages",
+                f"{type(completion).__name__}, {shown(completion)}",
+                "pass TRL's completions as they are",
+            )
+        )
+    if not messages:
+        return ""
+    spoken = [m for m in messages if m.get("role") == "assistant"] or list(messages)
+    message = spoken[-1]
+    text = _content_text(message.get("content"))
+    reasoning = message.get("reasoning_content")
+    return f"<think>{reasoning}</think>{text}" if thought and reasoning else text
+
+
+def _content_text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+
+
+class _LengthReward:
+    __name__ = "length_reward"
+
+    def __init__(self, words: tuple[int, int], inside: float, end: float, ends: tuple[str, ...]) -> None:
+        self.words, self.inside, self.end, self.ends = words, inside, end, ends
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        return [self._one(completion_text(completion)) for completion in completions]
+
+    def _one(self, text: str) -> float:
+        low, high = self.words
+        return self.inside * (low <= len(text.split()) <= high) + self.end * text.rstrip().endswith(self.ends)
+
+
+def length_reward(
+    words: tuple[int, int] = (10, 50),
+    *,
+    inside: float = 0.5,
+    end: float = 0.5,
+    ends: Sequence[str] = (".",),
+) -> Reward:
+    """The seed rule of many tutorials: so much for a length in words, so much for a full stop at the end.
+
+    ``inside * [low <= words <= high] + end * [the text ends with one of ends]``.
+
+    Args:
+        words: fewest and most words, both included.
+        inside: paid for a length between them.
+        end: paid for the ending.
+        ends: the endings that count.
+
+    Raises:
+        ValueError: the fewest words exceed the most.
+
+    >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
+    [1.0, 0.5, 0.0]
+    """
+    low, high = words
+    if not 0 <= low <= high:
+        raise ValueError(
+            three_parts(
+                "The fewest words must not exceed the most",
+                f"length_reward(words={words!r})",
+                "pass (fewest, most), such as (10, 50)",
+            )
+        )
+    return _LengthReward((low, high), float(inside), float(end), tuple(ends))
+
+
+class _SentenceReward:
+    __name__ = "sentence_reward"
+
+    # A full stop between digits is a decimal point, not an end.
+    pattern = re.compile(r"[.!?…。！？।؟](?!\d)[\"'”’)\]]*")
+
+    def __init__(self, sentences: tuple[int, float]) -> None:
+        self.sentences = sentences
+
+    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        return [self._one(completion_text(completion).strip()) for completion in completions]
+
+    def _one(self, text: str) -> float:
+        found = list(self.pattern.finditer(text))
+        if not found or found[-1].end() != len(text):
+            return 0.0
+        low, high = self.sentences
+        count = sum(
+            1 for a, b in zip([None, *found], found, strict=False) if a is None or a.end() < b.start()
+        )
+        return 1.0 if low <= count <= high else 0.0
+
+
+def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
+    """1.0 where the text is made of whole sentences, so many of them; 0.0 where it breaks off.
+
+    A sentence ends with a mark of any common script, quotes and brackets after it allowed; a decimal point
+    ends none, and "?!" ends one.
+
+    Args:
+        fewest: fewest sentences.
+        most: most sentences.
+
+    Raises:
+        ValueError: ``fewest`` is under 1 or over ``most``.
+
+    >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
+    [1.0, 0.0, 1.0, 1.0]
+    """
+    if not 1 <= fewest <= most:
+        raise ValueError(
+            three_parts(
+                "fewest must be at least 1 and at most most",
+                f"sentence_reward({fewest}, {most})",
+                "leave them out for any number of whole sentences",
+            )
+        )
+    return _SentenceReward((fewest, most))
+
+
+def overlong_reward(max_completion_length: int, soft: int) -> Reward:
+    """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13): 0, then down to -1 at the limit.
+
+    Args:
+        max_completion_length: the trainer's, in tokens.
+        soft: tokens before it in which the punishment grows.
+
+    Raises:
+        ImportError: trl is not installed.
+        ValueError: ``soft`` does not lie between 1 and the limit.
+    """
+    if not 1 <= soft <= max_completion_length:
+        raise ValueError(
+            three_parts(
+                "soft must lie between 1 and max_completion_length",
+                f"overlong_reward({max_completion_length}, {soft})",
+                "a fifth of max_completion_length is a usual choice",
+            )
+        )
+    from trl.rewards import get_soft_overlong_punishment
+
+    return get_soft_overlong_punishment(max_completion_length, soft)
+
+
+def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
+    """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the repeated share.
+
+    Args:
+        ngram: tokens in an n-gram.
+        max_penalty: the score of a completion that only repeats, at most 0.
+
+    Raises:
+        ImportError: trl is not installed.
+        ValueError: a positive penalty.
+    """
+    from trl.rewards import get_repetition_penalty_reward
+
+    return get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)

@@ -1,0 +1,479 @@
+"""The boundary between thought and answer, by token id, and rewards for the form of a thought.
+
+For everybody who trains a model that thinks between <think> and </think>.  The boundary is a token, so it
+is looked for among the completion's ids: the same letters typed in ordinary tokens end no thought.
+
+It does not judge whether the answer is right: that is ``rewards.answers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rewards.compose import Reward, Scores, call_reward, reward_name
+from rewards.errors import three_parts
+from rewards.text import completion_text
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+@dataclass(frozen=True)
+class ThinkTokens:
+    """The ids that open and close a thought, and how completions of this model begin and end.
+
+    Args:
+        open_id: id of <think>.
+        close_id: id of </think>.
+        eos_ids: ids of which one ends a complete completion; empty where they are not known.
+        prompt_opens: whether the chat template puts the opening token into the prompt, as that of
+            Qwen3-Thinking-2507 does.  Then a completion without </think> is an unfinished thought;
+            otherwise a completion without markers is an answer.
+
+    Two are equal when they name the same two tokens.
+    """
+
+    open_id: int
+    close_id: int
+    eos_ids: tuple[int, ...] = field(default=(), compare=False)
+    prompt_opens: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.open_id == self.close_id:
+            raise ValueError(
+                three_parts(
+                    "A thought needs two different tokens to open and to close",
+                    f"ThinkTokens({self.open_id}, {self.close_id})",
+                    "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer",
+                )
+            )
+
+    @classmethod
+    def from_tokenizer(
+        cls, tokenizer: Any, *, open: str = OPEN, close: str = CLOSE, **template: Any
+    ) -> ThinkTokens:
+        """Ask a tokenizer for its markers, its end-of-sequence ids and what its chat template does.
+
+        Args:
+            tokenizer: of transformers (or a processor that has one), or of the tokenizers library.
+            open: the opening marker's text.
+            close: the closing marker's text.
+            **template: passed to the chat template, such as ``enable_thinking=False``.
+
+        Raises:
+            ValueError: a marker is not exactly one token of this tokenizer.
+        """
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        open_id, close_id = (_one_token(tokenizer, marker) for marker in (open, close))
+        return cls(
+            open_id,
+            close_id,
+            eos_ids=_eos_ids(tokenizer),
+            prompt_opens=_prompt_opens(tokenizer, open_id, close_id, template),
+        )
+
+
+#: Qwen3's tokens.  For Thinking-2507 use ``from_tokenizer``, which sees that its template opens the thought,
+#: or ``dataclasses.replace(QWEN3, prompt_opens=True)``.
+QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """The text's ids without added special tokens, from a tokenizer of transformers or of tokenizers."""
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return list(getattr(ids, "ids", ids))
+
+
+def _one_token(tokenizer: Any, marker: str) -> int:
+    ids = encode(tokenizer, marker)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if (
+        len(ids) == 1
+        and ids[0] != unknown
+        and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker
+    ):
+        return int(ids[0])
+    found = (
+        f"{len(ids)} tokens, {ids[:8]}"
+        if len(ids) != 1
+        else f"the token {ids[0]}, which does not decode to it"
+    )
+    raise ValueError(
+        three_parts(
+            f"'{marker}' is not exactly one token of this tokenizer",
+            f"{type(tokenizer).__name__} encodes it as {found}",
+            "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the "
+            "model's embeddings, or name this model's own markers with open= and close=",
+        )
+    )
+
+
+def _eos_ids(tokenizer: Any) -> tuple[int, ...]:
+    eos = getattr(tokenizer, "eos_token_id", None)
+    # Qwen3 generates until either of two tokens, and the tokenizer names only one of them.
+    if eos in QWEN3_EOS:
+        return QWEN3_EOS
+    return () if eos is None else (int(eos),)
+
+
+QWEN3_EOS = (151645, 151643)
+
+
+def _prompt_opens(tokenizer: Any, open_id: int, close_id: int, template: Mapping[str, Any]) -> bool:
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+    message = [{"role": "user", "content": "?"}]
+    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **template)
+    ids = encode(tokenizer, prompt)
+    return ids.count(open_id) > ids.count(close_id)
+
+
+# --------------------------------------------------------------------------------------- split
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A completion taken apart at its boundary.
+
+    Attributes:
+        thinking: ids before the boundary, without the markers; all ids where the thought never ends.
+        answer: ids after the boundary, as they are; all ids where there is no marker at all.
+        opened: whether the completion holds the opening token.
+        closed: whether it holds the closing token.
+        n_open: how often it holds the opening token.
+        n_close: how often it holds the closing token.
+    """
+
+    thinking: list[int]
+    answer: list[int]
+    opened: bool
+    closed: bool
+    n_open: int
+    n_close: int
+
+
+def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
+    """Split one completion at its first closing token, in linear time.
+
+    Without a closing token there is no answer yet, except where nothing has opened a thought: neither the
+    completion nor, by ``tokens.prompt_opens``, the prompt.  Then all of it is the answer, as with an empty
+    block in the prompt (``enable_thinking=False``) or a model that does not think.
+
+    Args:
+        completion_ids: one completion's ids: list, tuple, numpy array or tensor of shape (T,).
+        tokens: the markers.
+
+    Raises:
+        TypeError: the ids are not one flat sequence.
+
+    >>> split_thinking([151667, 5, 6, 151668, 7])
+    Thought(thinking=[5, 6], answer=[7], opened=True, closed=True, n_open=1, n_close=1)
+    """
+    ids = _flat(completion_ids)
+    n_open, n_close = ids.count(tokens.open_id), ids.count(tokens.close_id)
+    if n_close:
+        boundary = ids.index(tokens.close_id)
+        thinking, answer = ids[:boundary], ids[boundary + 1 :]
+    elif n_open or tokens.prompt_opens:
+        thinking, answer = ids, []
+    else:
+        thinking, answer = [], ids
+    if n_open:
+        thinking = [i for i in thinking if i != tokens.open_id]
+    return Thought(thinking, answer, n_open > 0, n_close > 0, n_open, n_close)
+
+
+def _flat(ids: Any) -> list[int]:
+    values = ids.tolist() if hasattr(ids, "tolist") else ids
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise TypeError(
+            three_parts(
+                "A completion's ids must be a sequence of ints",
+                f"split_thinking, {type(ids).__name__}",
+                "pass completion_ids[i], which TRL gives to every reward, not the decoded text",
+            )
+        )
+    values = values if isinstance(values, list) else list(values)
+    if values and isinstance(values[0], (list, tuple)):
+        raise TypeError(
+            three_parts(
+                "The ids are nested, and one completion is flat",
+                "split_thinking, a batch of completions",
+                "call it once per completion: [split_thinking(ids) for ids in completion_ids]",
+            )
+        )
+    return values
+
+
+def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> list[tuple[str, str]]:
+    """Where the text may divide into thought and answer: one pair, or several if the text is ambiguous.
+
+    The decoded text does not tell a closing token from the same letters typed.  The ids tell how many
+    tokens there are; where the text holds more, each place is a candidate, in order, and a careful reward
+    pays only what every candidate earns.
+
+    Args:
+        text: the decoded completion.
+        thought: its split by ids, or None where the ids are not known.
+        tokens: for ``prompt_opens``, where the ids are not known.
+    """
+    typed = text.count(CLOSE)
+    closed = typed > 0 if thought is None else thought.closed
+    if not closed:
+        unfinished = tokens.prompt_opens or (OPEN in text if thought is None else thought.opened)
+        return [(text.replace(OPEN, ""), "")] if unfinished else [("", text)]
+    if not typed:  # a chat parser has taken the thought out of the text
+        return [("", text)]
+    n_close = typed if thought is None else thought.n_close
+    parts = text.split(CLOSE)
+    candidates = range(1, max(1, typed - n_close + 1) + 1)
+    return [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
+
+
+def decoded_split(thought: Thought, tokenizer: Any) -> tuple[str, str]:
+    """The thought's and the answer's text, exactly, from their ids."""
+    thinking, answer = (
+        str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (thought.thinking, thought.answer)
+    )
+    return thinking, answer
+
+
+# ------------------------------------------------------------------------------------- rewards
+
+
+class _ThinkingReward:
+    aim = "thought"
+
+    def __init__(
+        self,
+        tokens: ThinkTokens,
+        bands: tuple[tuple[int, float], ...],
+        missing: float,
+        bonuses: Mapping[str, float],
+        bonus_from: int,
+    ) -> None:
+        self.tokens, self.bands, self.missing = tokens, bands, missing
+        self.bonuses, self.bonus_from = dict(bonuses), bonus_from
+        self.__name__ = "thinking_reward"
+
+    def __call__(
+        self, completions: Sequence[Any], completion_ids: Sequence[Any], **kwargs: Any
+    ) -> list[float]:
+        return [self._one(text, ids) for text, ids in zip(completions, completion_ids, strict=True)]
+
+    def _one(self, completion: Any, ids: Any) -> float:
+        thought = split_thinking(ids, self.tokens)
+        if not thought.closed:
+            return self.missing
+        length = len(thought.thinking)
+        score = next(score for start, score in reversed(self.bands) if length >= start)
+        if length < self.bonus_from:
+            return score
+        text = split_text(completion_text(completion, thought=True), thought, self.tokens)[0][0]
+        return score + sum(amount for mark, amount in self.bonuses.items() if mark in text)
+
+
+def thinking_reward(
+    tokens: ThinkTokens = QWEN3,
+    *,
+    bands: Sequence[tuple[int, float]] = ((0, 0.3), (10, 0.7), (30, 1.0)),
+    missing: float = -1.0,
+    bonuses: Mapping[str, float] | None = None,
+    bonus_from: int | None = None,
+) -> Reward:
+    """The widely copied rule for the length of a thought, with its numbers as defaults.
+
+    ``missing`` without a closing token; else the score of the band in which the number of thinking tokens
+    falls, plus each bonus whose text occurs in the thought, from the second band on.  Source: recipes for
+    RLOO and GRPO on Qwen3 notebooks, copied from one to the next.
+
+    It is here to be compared and audited.  It pays its maximum for filler and no answer at all:
+    ``thought_then_answer`` does not.
+
+    Args:
+        tokens: the markers.
+        bands: (from how many thinking tokens, score), the first from 0, ascending.
+        missing: score where the thought is never closed.
+        bonuses: text to amount; ``{"?": 0.1}`` where None.
+        bonus_from: thinking tokens from which bonuses are paid; the second band's start where None.
+
+    Returns:
+        A picklable TRL reward that needs ``completions`` and ``completion_ids``.
+
+    Raises:
+        ValueError: bands that do not start at 0 or do not ascend.
+
+    >>> reward = thinking_reward()
+    >>> filler = [151667] + [7] * 30 + [151668]
+    >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
+    [1.1]
+    """
+    pairs = tuple((int(start), float(score)) for start, score in bands)
+    starts = [start for start, _ in pairs]
+    if not pairs or starts[0] != 0 or starts != sorted(set(starts)):
+        raise ValueError(
+            three_parts(
+                "Bands must start at 0 tokens and ascend",
+                f"thinking_reward(bands={bands!r})",
+                "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
+            )
+        )
+    second = starts[1] if len(starts) > 1 else 0
+    chosen = {"?": 0.1} if bonuses is None else bonuses
+    return _ThinkingReward(
+        tokens, pairs, float(missing), chosen, second if bonus_from is None else bonus_from
+    )
+
+
+class _ThoughtThenAnswer:
+    def __init__(
+        self,
+        tokens: ThinkTokens,
+        full_at: int,
+        least: int,
+        max_repetition: float,
+        correct: Reward | None,
+        above: float,
+        failed: float,
+        tokenizer: Any,
+    ) -> None:
+        self.tokens, self.full_at, self.least, self.max_repetition = tokens, full_at, least, max_repetition
+        self.correct, self.above, self.failed, self.tokenizer = correct, above, failed, tokenizer
+        self.aim = "thought" if correct is None else "both"
+        self.__name__ = "thought_then_answer" + ("" if correct is None else f"({reward_name(correct)})")
+
+    def __call__(
+        self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
+    ) -> Scores:
+        prompts_ = prompts if prompts is not None else [""] * len(completions)
+        rows = zip(completions, completion_ids, prompts_, strict=True)
+        scores: Scores = [self._one(*row) for row in rows]
+        if self.correct is None:
+            return scores
+        passed = call_reward(
+            self.correct, completions=completions, completion_ids=completion_ids, prompts=prompts, **kwargs
+        )
+        return [
+            None if gate is None else score if gate > self.above else self.failed
+            for score, gate in zip(scores, passed, strict=True)
+        ]
+
+    def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
+        thought = split_thinking(ids, self.tokens)
+        length = len(thought.thinking)
+        if length < self.least or not self._well_formed(thought):
+            return self.failed
+        thinking, answer = self._texts(completion, thought)
+        if not answer.strip() or self._is_filler(thought, thinking, completion_text(prompt)):
+            return self.failed
+        return min(1.0, length / self.full_at)
+
+    def _well_formed(self, thought: Thought) -> bool:
+        """One boundary, at most one opening and that before it, an answer, and an end of its own."""
+        tokens, answer = self.tokens, thought.answer
+        if thought.n_close != 1 or thought.n_open > 1 or tokens.open_id in answer:
+            return False
+        return len(answer) > 1 and answer[-1] in tokens.eos_ids
+
+    def _texts(self, completion: Any, thought: Thought) -> tuple[str, str]:
+        if self.tokenizer is not None:
+            return decoded_split(thought, self.tokenizer)
+        return split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
+
+    def _is_filler(self, thought: Thought, thinking: str, prompt: str) -> bool:
+        if repetition(thought.thinking) > self.max_repetition:
+            return True
+        words = thinking.split()
+        return bool(prompt) and copied_share(words, prompt.split()) > self.max_repetition
+
+
+def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
+    """Share of n-grams that repeat an earlier one of the same window, in [0, 1); 0 for under n ids.
+
+    1 - distinct / all, averaged over windows: in a long thought honest phrases come back, and only a loop
+    comes back at once.  Source: the repetition penalty of "Demystifying Long Chain-of-Thought Reasoning"
+    (arXiv 2502.03373), appendix C.2, without its weight and over the whole completion there.
+
+    >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
+    (0.0, 0.9)
+    """
+    grams = list(zip(*(ids[k:] for k in range(n)), strict=False))
+    windows = [grams[start : start + window] for start in range(0, len(grams), window)]
+    distinct = sum(len(set(part)) for part in windows)
+    return 1 - distinct / len(grams) if grams else 0.0
+
+
+def copied_share(words: Sequence[str], source: Sequence[str], n: int = 3) -> float:
+    """Share of the words' n-grams that occur in the source, in [0, 1]; 0 for under n words."""
+    grams = list(zip(*(words[k:] for k in range(n)), strict=False))
+    known = set(zip(*(source[k:] for k in range(n)), strict=False))
+    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
+
+
+def thought_then_answer(
+    tokens: ThinkTokens = QWEN3,
+    *,
+    full_at: int = 30,
+    least: int = 5,
+    max_repetition: float = 0.5,
+    correct: Reward | None = None,
+    above: float = 0.0,
+    failed: float = 0.0,
+    tokenizer: Any = None,
+) -> Reward:
+    """A reward for the form 'a real thought, closed once, then an answer', that filler does not earn.
+
+    ``min(1, thinking tokens / full_at)`` where all of this holds, and ``failed`` elsewhere:
+
+    - exactly one closing token, at most one opening token, and that before it;
+    - at least ``least`` thinking tokens;
+    - something other than white space after the boundary;
+    - the completion ended by itself, with one of ``tokens.eos_ids``;
+    - the thought is no filler: at most ``max_repetition`` of its token trigrams repeat an earlier one, and
+      at most that share of its word trigrams stand in the prompt;
+    - with ``correct``, that reward pays more than ``above``.
+
+    No rule of form can tell unrepeated nonsense from thought.  Where that matters, and in the end it
+    always does, pass ``correct=answer_reward()``: then nothing is paid without a right answer.
+
+    Args:
+        tokens: the markers; ``eos_ids`` must be known.
+        full_at: thinking tokens from which the whole reward is paid.
+        least: thinking tokens below which nothing is.
+        max_repetition: share of repeated, or copied, trigrams above which a thought is filler.
+        correct: a reward of right answers that must also pay; None for none.  Its None stays None.
+        above: what ``correct`` must exceed.
+        failed: the score of a completion that does not qualify.
+        tokenizer: to decode the answer from its ids; without it, where the thought has also typed the
+            closing marker in ordinary tokens, the text after the last place counts as the answer.
+
+    Returns:
+        A picklable TRL reward that needs ``completions`` and ``completion_ids``.
+
+    Raises:
+        ValueError: ``tokens`` name no end-of-sequence ids, or a length is not positive.
+
+    >>> reward = thought_then_answer()
+    >>> thought, eos = list(range(30)), 151645
+    >>> ids = [[151667, *thought, 151668, 42, eos], [151667] + [7] * 30 + [151668, eos]]
+    >>> reward(completions=["<think>...</think>42", "<think>hmm hmm</think>"], completion_ids=ids)
+    [1.0, 0.0]
+    """
+    if not tokens.eos_ids:
+        raise ValueError(
+            three_parts(
+                "The tokens do not say which ids end a completion",
+                f"thought_then_answer({tokens})",
+                "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))",
+            )
+        )
+    if full_at < 1 or not 0 <= max_repetition <= 1:
+        raise ValueError(
+            three_parts(
+                "full_at must be at least 1 and max_repetition lie in [0, 1]",
+                f"thought_then_answer(full_at={full_at}, max_repetition={max_repetition})",
+                "leave them at 30 and 0.5",
+            )
+        )
+    return _ThoughtThenAnswer(tokens, full_at, least, max_repetition, correct, above, failed, tokenizer)
