@@ -20,7 +20,7 @@ _HOMES = {
     ),
     "answers": ("answer_reward",),
     "text": ("length_reward", "overlong_reward", "repetition_reward", "sentence_reward"),
-    "judge": ("reward_model", "rubric_reward"),
+    "judge": ("Criterion", "reward_model", "rubric_reward"),
     "compose": ("cached", "check_signature", "clipped", "gated", "guarded", "only_for", "scaled", "weighted"),
     "errors": ("RewardCallError", "RewardSignatureError", "RewardValueError"),
     "corpus": ("CASES", "Band", "Case"),

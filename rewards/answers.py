@@ -440,7 +440,7 @@ def folded(text: str) -> str:
     True
     """
     text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！").casefold()
-    return re.sub(r"^(?:the|a|an)\s+", "", text)
+    return re.sub(r"^(?:the|a|an)\s+|\s*(?:です|だ|である|है|입니다|이다)$", "", text)
 
 
 _KINDS: dict[str, Callable[[Assertion, str, float], bool]] = {

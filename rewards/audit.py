@@ -13,11 +13,12 @@ import html
 import math
 import random
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from rewards.compose import Reward, Scores, call_reward, reward_name
@@ -367,9 +368,14 @@ def audit(
 
 
 def _measured(
-    reward: Reward, aim: str, samples: list[_Sample], call: _Caller, calibration: tuple[list[_Sample], list[_Sample]],
-    group_std: float, cut_off_std: float,
-) -> Audit:  # fmt: skip
+    reward: Reward,
+    aim: str,
+    samples: list[_Sample],
+    call: _Caller,
+    calibration: tuple[list[_Sample], list[_Sample]],
+    group_std: float,
+    cut_off_std: float,
+) -> Audit:
     full, floor = (_median(call(part)[0]) for part in calibration)
     start = time.perf_counter()
     scores, errors = call(samples)
@@ -586,9 +592,15 @@ def _conversational(
 
 #: A group of eight as a policy in the middle of training writes it.
 _GROUP = (
-    "honest: boxed", "honest: the answer is", "near miss: next number", "only in the thought: wrong after it",
-    "truncated: in the thought", "short thought: nine tokens", "empty thought: no tokens", "thought, no answer: done",
-)  # fmt: skip
+    "honest: boxed",
+    "honest: the answer is",
+    "near miss: next number",
+    "only in the thought: wrong after it",
+    "truncated: in the thought",
+    "short thought: nine tokens",
+    "empty thought: no tokens",
+    "thought, no answer: done",
+)
 
 
 def _spreads(
@@ -618,3 +630,13 @@ def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:
         for row in rows
     )
     return fmean(pstdev(group) if group else 0.0 for group in groups)
+
+
+class _CallableModule(ModuleType):
+    """Lets ``rewards.audit(...)`` work also after ``import rewards.audit``, which puts the module in its place."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Audit:
+        return audit(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,0 +1,300 @@
+"""A trained reward model, or a rubric scored by any judge, as a reward.
+
+For everybody whose task has no answer that can be compared.  torch and transformers are imported when a
+reward model is first called.
+
+It trains no reward model: that is TRL's RewardTrainer, whose folders ``reward_model`` reads.  A learned
+reward can be farmed like any other: audit it, clip it, and keep a KL term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rewards.compose import Reward, Scores, is_async, log_mean
+from rewards.errors import RewardValueError, three_parts
+from rewards.text import completion_text
+from rewards.thinking import QWEN3, ThinkTokens, split_text
+
+Judge = Callable[[str, str, str], Any]
+
+
+class _RewardModel:
+    aim = "answer"
+
+    def __init__(self, model: Any, tokenizer: Any, settings: _Settings) -> None:
+        self.source, self.source_tokenizer, self.settings = model, tokenizer, settings
+        named = (
+            model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
+        )
+        self.__name__ = settings.name or str(named).rstrip("/").split("/")[-1] or "reward_model"
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_loaded": None}  # a worker process loads its own copy
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
+        if self._loaded is None:
+            self._loaded = _load(self.source, self.source_tokenizer, self.settings)
+        model, tokenizer = self._loaded
+        texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
+        # Batches of like length waste the least on padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        scores = [0.0] * len(texts)
+        size = self.settings.batch_size
+        for start in range(0, len(order), size):
+            batch = order[start : start + size]
+            values = _scored(model, tokenizer, [texts[i] for i in batch], self.settings.max_length)
+            for i, value in zip(batch, values, strict=True):
+                scores[i] = value
+        return scores
+
+    def _text(self, tokenizer: Any, prompt: Any, completion: Any) -> str:
+        if not self.settings.with_thought:
+            answer = split_text(completion_text(completion), None, self.settings.tokens)[0][1].lstrip()
+            completion = answer if isinstance(completion, str) else [{"role": "assistant", "content": answer}]
+        if isinstance(prompt, str):
+            return prompt + completion_text(completion)
+        messages = [
+            *prompt,
+            *([{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion),
+        ]
+        if getattr(tokenizer, "chat_template", None):
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        return "\n\n".join(completion_text([message]) for message in messages)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    name: str | None
+    batch_size: int
+    max_length: int
+    device: str | None
+    load_in_4bit: bool
+    with_thought: bool
+    tokens: ThinkTokens
+
+
+def reward_model(
+    model: Any,
+    *,
+    tokenizer: Any = None,
+    name: str | None = None,
+    batch_size: int = 8,
+    max_length: int = 4096,
+    device: str | None = None,
+    load_in_4bit: bool = False,
+    with_thought: bool = True,
+    tokens: ThinkTokens = QWEN3,
+) -> Reward:
+    """The score of a trained sequence-classification reward model, such as TRL's RewardTrainer makes.
+
+    Loaded at the first call, in evaluation mode, and called in batches without gradients.  It reads prompt
+    and completion through its own tokenizer and chat template, not the policy's.
+
+    TRL takes such a model itself, as a module in ``reward_funcs``.  This one can also be composed, cached,
+    kept on the CPU, loaded in 4-bit beside the policy, and shown the answer without the thought.
+
+    Args:
+        model: a hub id, a folder, or a loaded model with one output.
+        tokenizer: its tokenizer; that of ``model`` where None.
+        name: the metric's name; the last part of the model's name where None.
+        batch_size: completions in a forward pass.
+        max_length: tokens of prompt and completion; the left side is cut, so that the answer stays.
+        device: "cpu", "cuda", "cuda:1"; a GPU where there is one, if None.
+        load_in_4bit: NF4 through bitsandbytes.
+        with_thought: False to judge the text after the thought alone, as most reward models were trained.
+        tokens: the policy's markers, for ``with_thought=False``.
+
+    Returns:
+        A reward, picklable where ``model`` is a name; each process loads its own copy.
+
+    Raises:
+        ValueError: a batch size or length under 1, a model that has not one output, or no tokenizer.
+    """
+    if batch_size < 1 or max_length < 1:
+        raise ValueError(
+            three_parts(
+                "batch_size and max_length must be at least 1",
+                f"reward_model(batch_size={batch_size}, max_length={max_length})",
+                "leave them at 8 and 4096",
+            )
+        )
+    if not isinstance(model, str) and tokenizer is None and not getattr(model.config, "_name_or_path", ""):
+        raise ValueError(
+            three_parts(
+                "A loaded model needs its tokenizer",
+                f"reward_model({type(model).__name__})",
+                "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy",
+            )
+        )
+    settings = _Settings(name, batch_size, max_length, device, load_in_4bit, with_thought, tokens)
+    return _RewardModel(model, tokenizer, settings)
+
+
+def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
+
+    model = source
+    if isinstance(source, str):
+        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        quantized = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+        model = AutoModelForSequenceClassification.from_pretrained(
+            source, dtype="auto", device_map={"": device}, **(quantized if settings.load_in_4bit else {})
+        )
+    outputs = model.config.num_labels
+    if outputs != 1:
+        raise ValueError(
+            three_parts(
+                f"A reward model has one output, and this one has {outputs}",
+                f"reward_model({source if isinstance(source, str) else type(source).__name__})",
+                "train it with num_labels=1 (TRL's RewardTrainer does), or turn its outputs into one number "
+                "in a reward function of your own",
+            )
+        )
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path)
+    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if model.config.pad_token_id is None:  # without it transformers refuses batches of more than one
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), tokenizer
+
+
+def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> list[float]:
+    import torch
+
+    batch = tokenizer(
+        texts,
+        return_tensors="pt",
+        padding=True,
+        truncation=True,
+        max_length=max_length,
+        add_special_tokens=False,
+    ).to(model.device)
+    with torch.inference_mode():
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return [float(value) for value in logits[:, 0].float().cpu()]
+
+
+# ------------------------------------------------------------------------------------- rubric
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One line of a rubric.
+
+    Args:
+        name: short; part of the metric's name.
+        description: what the judge is asked about.
+        weight: share in the score, relative to the others.
+    """
+
+    name: str
+    description: str
+    weight: float = 1.0
+
+
+class _Rubric:
+    aim = "answer"
+
+    def __init__(self, criteria: tuple[Criterion, ...], judge: Judge, name: str) -> None:
+        self.criteria, self.judge, self.__name__ = criteria, judge, name
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **kwargs: Any
+    ) -> Scores:
+        marks = [self.judge(*question) for question in self._questions(prompts, completions)]
+        return self._total(marks, len(completions), log_metric)
+
+    def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[tuple[str, str, str]]:
+        return [
+            (completion_text(prompt), completion_text(completion), criterion.description)
+            for prompt, completion in zip(prompts, completions, strict=True)
+            for criterion in self.criteria
+        ]
+
+    def _total(self, marks: Sequence[Any], count: int, log_metric: Any) -> Scores:
+        width = len(self.criteria)
+        table = [[self._mark(marks[i * width + k], i, k) for k in range(width)] for i in range(count)]
+        if log_metric is not None:
+            for k, criterion in enumerate(self.criteria):
+                log_mean(log_metric, f"{self.__name__}/{criterion.name}", [row[k] for row in table])
+        return [self._mean(row) for row in table]
+
+    def _mark(self, mark: Any, sample: int, k: int) -> float | None:
+        if mark is None:
+            return None
+        number = float(mark) if isinstance(mark, (int, float)) or hasattr(mark, "item") else math.nan
+        if not 0.0 <= number <= 1.0:
+            raise RewardValueError(
+                f"The judge's mark for '{self.criteria[k].name}' is not a number from 0 to 1",
+                reward_name=self.__name__,
+                sample=sample,
+                value=mark,
+                todo="scale the judge's answer to [0, 1], or return None where it has no opinion",
+            )
+        return number
+
+    def _mean(self, marks: Sequence[float | None]) -> float | None:
+        known = [(c.weight, mark) for c, mark in zip(self.criteria, marks, strict=True) if mark is not None]
+        total = math.fsum(weight for weight, _ in known)
+        return math.fsum(weight * mark for weight, mark in known) / total if total else None
+
+
+class _AsyncRubric(_Rubric):
+    async def __call__(  # type: ignore[override]
+        self, prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **kwargs: Any
+    ) -> Scores:
+        import asyncio
+
+        marks = await asyncio.gather(
+            *(self.judge(*question) for question in self._questions(prompts, completions))
+        )
+        return self._total(marks, len(completions), log_metric)
+
+
+def rubric_reward(
+    criteria: Mapping[str, str] | Iterable[Criterion], judge: Judge, *, name: str = "rubric_reward"
+) -> Reward:
+    """The weighted mean of a judge's marks, continuous in [0, 1], each criterion's mean logged.
+
+    ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria on which the judge has an opinion; None
+    where it has none.  Source: rubrics as rewards (arXiv 2507.17746), explicit aggregation.
+
+    Args:
+        criteria: name to description, all of one weight; or :class:`Criterion` objects.
+        judge: ``judge(prompt, completion, description) -> float in [0, 1], or None``; another model, an API,
+            a function.  An ``async`` one is asked about everything at once.
+        name: the metric's name.
+
+    Returns:
+        A reward, ``async`` when the judge is.
+
+    Raises:
+        ValueError: no criteria, two of one name, or a weight that is not positive; at a call,
+            RewardValueError for a mark outside [0, 1].
+
+    >>> short = lambda prompt, completion, description: 1 / len(completion.split())
+    >>> rubric_reward({"brief": "The answer is brief."}, short)(prompts=["?"], completions=["forty two"])
+    [0.5]
+    """
+    lines: tuple[Criterion, ...]
+    if isinstance(criteria, Mapping):
+        lines = tuple(Criterion(label, description) for label, description in criteria.items())
+    else:
+        lines = tuple(criteria)
+    names = [line.name for line in lines]
+    if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
+        raise ValueError(
+            three_parts(
+                "A rubric needs criteria of different names and positive weights",
+                f"rubric_reward({names}, weights {[line.weight for line in lines]})",
+                "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)",
+            )
+        )
+    return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, name)
