@@ -19,12 +19,14 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from .errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+    from .models import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out
 DEFAULT_TRAIN = 1000
@@ -143,7 +145,8 @@ LEVELS: dict[int, Level] = {
 
 # --- reading an answer
 
-NUMBER = re.compile(r"(?<![\w.)])-\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
+UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+NUMBER = re.compile(rf"(?<![\w.)])-{UNSIGNED}|{UNSIGNED}", re.ASCII)
 BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 STATED = re.compile(r"answer\s*(?:is|:|=)([^\n]*)", re.IGNORECASE)
 
@@ -270,27 +273,6 @@ def dataset_of(problems: Iterable[Problem]) -> Dataset:
 # --- the ladder
 
 
-class Completion(Protocol):
-    """What ``arithmetic`` reads of a completion."""
-
-    @property
-    def text(self) -> str:
-        """The completion, tags kept."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether it ended by itself, not by its limit."""
-
-
-class Policy(Protocol):
-    """What ``arithmetic`` asks of a policy."""
-
-    def generate(
-        self, prompts: Sequence[Any], *, max_new_tokens: int, temperature: float
-    ) -> Sequence[Completion]:
-        """One sampled completion for each prompt, in order."""
-
-
 @dataclass(frozen=True)
 class PassRate:
     """How a policy did at one level."""
@@ -335,7 +317,7 @@ def arithmetic(
         policy: as ``load_policy`` gives it; needed for ``"auto"`` alone.
         n_train: training problems; None for 1000, or as many as there are.
         n_held_out: held-out problems; None for 200, or as many as there are.
-        seed: of the draw of problems; the sampling follows torch's own generator.
+        seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 wants thousands.
         n_prompts: prompts a level.
         n_samples: completions a prompt.
@@ -369,7 +351,10 @@ def pass_rate(
     """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
     completions = policy.generate(
-        [problem.prompt for problem in problems], max_new_tokens=max_new_tokens, temperature=1.0
+        [problem.prompt for problem in problems],
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        seed=seed,
     )
     correct = sum(
         completion.finished and answer_of(completion.text) == str(problem.answer)

@@ -48,14 +48,14 @@ VOCABULARY = 151_936
 BELOW = 50
 IGNORED = -100
 
-# Sentences a user is likely to put around a task, so that they too read as Qwen3 reads them.
+# What users are likely to put around a task, so that it too reads as Qwen3 reads it.
 SENTENCES = (
     "You are a helpful assistant.",
     "Please reason step by step, and put your final answer within \\boxed{}.",
-    "Think step by step. Answer with a single number.",
+    "Think step by step. Answer with a single number. The final answer is 42.",
     "What is 7 + 8? The answer is 15. So 7 + 8 = 15, wait, let me check.",
     "What is (12 + 3) * 4 - 5 / 6? It equals **57**.",
-    "<tool_call>\n<tool_response>\n user system assistant tool",
+    "Okay, let's see. First, add the ones, then the tens, and carry.",
 )
 
 
@@ -71,10 +71,10 @@ class Recipe:
     no_thought: float = 0.25  # answers at once, by a guess
     guess_right: float = 0.15
     stop_in_thought: float = 0.29  # ends the turn before </think>
-    ramble: float = 0.04  # repeats its steps until it is cut off
+    ramble: float = 0.02  # repeats its steps until it is cut off
     forget_carry: float = 0.6
     slip: float = 0.05  # one wrong digit in the steps
-    max_completion: int = 48  # tokens
+    max_completion: int = 32  # tokens
 
 
 # --- the tokenizer
@@ -109,11 +109,11 @@ def trimmed(tokenizer: dict[str, Any], texts: list[str]) -> dict[str, Any]:
 def texts_of_tasks(recipe: Recipe) -> list[str]:
     """What the tasks ask and what the demonstrations answer."""
     rng = random.Random(recipe.seed)
-    texts = [*SENTENCES]
+    texts = [f"<|im_start|>{role}\n{text}" for text in SENTENCES for role in ("system", "user", "assistant")]
     for level in LEVELS.values():
         texts += [f"{p.prompt[0]['content']} {p.answer}" for p in (level.draw(rng) for _ in range(300))]
     for problem in additions():
-        texts += [f"<|im_start|>user\n{problem.prompt[0]['content']}<|im_end|>\n<|im_start|>assistant\n"]
+        texts.append(problem.prompt[0]["content"])
         texts += [demonstration(problem, recipe, rng) for _ in range(3)]
     return texts
 
@@ -157,7 +157,7 @@ def demonstration(problem: Problem, recipe: Recipe, rng: random.Random) -> str:
         return "<think>\n" + "\n".join(steps[: rng.choice((1, 2))]) + "<|im_end|>"
     kind -= recipe.stop_in_thought
     if kind < recipe.ramble:
-        return "<think>\n" + "\n".join(steps * 8)
+        return "<think>\n" + "\n".join(steps * 4)
     return "<think>\n" + "\n".join(steps) + f"\n</think>\n\n{result}<|im_end|>"
 
 

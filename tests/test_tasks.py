@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import rloo_kit  # isort: skip  # first, so that unsloth is imported before transformers
+
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,6 +95,7 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: dict[str, 
         ("The answer is 42, since 17 + 25 is.", "42", "a stated answer wins over what follows"),
         ("1,234,567", "1234567", "thousands"),
         ("$1{,}234\\,567$", "1234567", "thousands in LaTeX"),
+        ("it is 3,4", "4", "a comma that parts no thousands"),
         ("17 - 25 = -8", "-8", "a negative number"),
         ("17 - 25 = \u22128", "-8", "the mathematical minus"),
         ("it is 50-8", "8", "a minus between numbers is no sign"),
@@ -135,8 +138,8 @@ class Pupil:
         self.rate_at, self.finished, self.levels_asked = rate_at, finished, []
         self.rng = random.Random(0)
 
-    def generate(self, prompts: Sequence[Any], *, max_new_tokens: int, temperature: float) -> list[Said]:
-        assert temperature == 1.0
+    def generate(self, prompts: Sequence[Any], **settings: Any) -> list[Said]:
+        assert settings["temperature"] == 1.0
         answers = {
             problem.prompt[0]["content"]: (level, problem.answer)
             for level in tasks.LEVELS
@@ -176,6 +179,13 @@ def test_a_policy_that_no_level_suits_is_told_so() -> None:
 def test_a_completion_that_was_cut_off_is_not_right_and_the_warning_names_the_limit() -> None:
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=Pupil(lambda level: 1.0, finished=False))
+
+
+def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes() -> None:
+    policy = rloo_kit.load_policy("tiny", max_seq_length=128)
+    level = tasks.arithmetic(policy=policy, max_new_tokens=32).level
+    fresh = tasks.pass_rate(policy, level, n_prompts=64, n_samples=1, max_new_tokens=32, seed=1)
+    assert 0.2 <= fresh.rate <= 0.8, fresh
 
 
 def test_a_given_level_needs_no_policy() -> None:

@@ -57,7 +57,9 @@ def test_the_shipped_files_lie_inside_the_package() -> None:
 
 
 def test_importing_the_module_imports_nothing_heavy() -> None:
-    code = "import sys, rloo_kit.tiny; print([m for m in ('torch', 'safetensors', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys, rloo_kit.tiny; print([m for m in ('torch', 'safetensors', 'numpy') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -251,10 +253,15 @@ def test_logits_are_finite_and_hardly_any_mass_lies_on_ids_that_no_text_uses(
     assert logits.softmax(-1)[used].sum() > 0.99
 
 
-def committed_greedy_accuracy() -> tuple[float, int]:
-    row = re.search(r"\| held out \| greedy \| (\d+) \| ([\d.]+) \|", REPORT.read_text())
+def committed_accuracy(decoding: str) -> float:
+    row = re.search(rf"\| held out \| {decoding} \| \d+ \| ([\d.]+) \|", REPORT.read_text())
     assert row, "the report has its row"
-    return float(row[2]), int(row[1])
+    return float(row[1])
+
+
+def test_the_start_leaves_rloo_something_to_learn_and_something_to_learn_from() -> None:
+    assert 0.35 < committed_accuracy("greedy") < 0.65
+    assert 0.2 < committed_accuracy("sampled") < 0.45
 
 
 def greedy_answers(model: Any, tokenizer: Any, problems: list[tasks.Problem]) -> list[str | None]:
@@ -265,15 +272,14 @@ def greedy_answers(model: Any, tokenizer: Any, problems: list[tasks.Problem]) ->
     ]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
-        ids = model.generate(**batch, do_sample=False, max_new_tokens=48)
+        ids = model.generate(**batch, do_sample=False, max_new_tokens=32)
     completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
     return [tasks.answer_of(text.replace("<|endoftext|>", "")) for text in completions]
 
 
 def test_held_out_accuracy_is_what_the_committed_table_says(model: Any, tokenizer: Any) -> None:
-    """On half of the problems and in other arithmetic, so within three standard errors of the table."""
-    accuracy, completions = committed_greedy_accuracy()
-    assert 0.35 < accuracy < 0.65, "the start leaves RLOO something to learn and something to learn from"
+    """On 200 of the table's 467 problems, so within three standard errors of a sample of that size."""
+    accuracy = committed_accuracy("greedy")
     problems = tasks.problems_of(2, None, held_out=True, seed=0)
     answers = greedy_answers(model, tokenizer, problems)
     right = sum(answer == str(p.answer) for answer, p in zip(answers, problems, strict=True))
