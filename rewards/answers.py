@@ -151,7 +151,7 @@ def _sentences(text: str) -> list[str]:
 
 def _labelled(text: str) -> Iterator[Assertion]:
     for match in _LABEL.finditer(text):
-        following = [part for part in _sentences(text[match.end() :]) if part.strip(" \n*:.$")]
+        following = [part for part in _sentences(text[match.end() :]) if part.strip(" \n*:.$\\[(")]
         span = following[0] if following else ""
         if _BOX.search(span):  # the box is an assertion of its own
             continue
@@ -200,14 +200,14 @@ _BOUNDS = re.compile(
 )
 
 
-def commits(assertion: Assertion) -> bool:
-    """Whether the assertion's clause asserts its value rather than denying, bounding or asking it."""
-    return not (
-        _DENIES.search(assertion.value)
-        or _BOUNDS.search(assertion.value)
-        or _DENIES.search(assertion.around)
-        or assertion.around.rstrip().endswith("?")
-    )
+def commits(assertion: Assertion, gold: str = "") -> bool:
+    """Whether the assertion's clause asserts its value rather than denying, bounding or asking it.
+
+    A gold answer that is itself a bound or a pair of values allows the same of its assertion.
+    """
+    if any(sign.search(assertion.value) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
+        return False
+    return not (_DENIES.search(assertion.around) or assertion.around.rstrip().endswith("?"))
 
 
 # ----------------------------------------------------------------------------------- numbers
@@ -215,8 +215,11 @@ def commits(assertion: Assertion) -> bool:
 _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d+)\s+(\d+)/(\d+)(?![\d./])")
-_NOISE = re.compile(r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>")
-_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[\u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
+_NOISE = re.compile(
+    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>"
+    r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
+)
+_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
 _UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|oz|ml|l|s|sec|min|h|hr|hrs|km/h|mph|m/s|°C|°F|°|c|usd|eur"
 _NUMBER = re.compile(
     r"(?<![\w.\\])[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+)"
@@ -232,7 +235,7 @@ _SCALES = {
     "dozen": 12,
 }
 _OPERATOR = re.compile(
-    r"[+*/^=_|{}()\[\]]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi)|\d"
+    r"[+*/^=_|{}()\[\]±]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi|pm|mp)|\d"
 )
 
 
@@ -390,9 +393,10 @@ def _number_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
 def _math_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
     if folded(assertion.value) == folded(gold):
         return True
-    if to_number(readable(gold)) is not None:
-        if _number_is(assertion, gold, tolerance):
-            return True
+    target, found = to_number(readable(gold)), to_number(assertion.value)
+    if target is not None:
+        if found is not None and (found.same(target, tolerance) or not _same_unit(found.unit, target.unit)):
+            return found.same(target, tolerance)
         # A list, a relation or a sentence is no number, whatever math-verify would read out of it.
         if re.search(r"[,=;:]|\s(?:or|and)\s|\\text|[A-Za-z]{3,}\s", _WRAPPERS.sub(r"\1", assertion.value)):
             return False
@@ -485,7 +489,7 @@ def is_right(answer: str, gold: str, kind: str = "number", tolerance: float = 0.
         )
     same = _KINDS[kind]
     made = [a for a in asserted if a.kind != "label" or _says_something(a, kind)]
-    return bool(made) and all(commits(a) and same(a, gold, tolerance) for a in made)
+    return bool(made) and all(commits(a, gold) and same(a, gold, tolerance) for a in made)
 
 
 def _says_something(assertion: Assertion, kind: str) -> bool:

@@ -633,7 +633,7 @@ def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:
 
 
 class _CallableModule(ModuleType):
-    """Lets ``rewards.audit(...)`` work also after ``import rewards.audit``, which puts the module in its place."""
+    """Keeps ``rewards.audit(...)`` callable where ``import rewards.audit`` has put this module there."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Audit:
         return audit(*args, **kwargs)
