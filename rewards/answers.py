@@ -81,7 +81,7 @@ _LABEL = re.compile(
     rf"(?:\b(?:{_NOUNS})|答案|结果|答え|정답|답)\s*(?:\([^)]*\))?\W{{0,4}}?"
     r"(?:\b(?:is|are|was|equals|equal to|must be|will be|should be|es|ist|est|é|è|lautet|to|jest|dır|هو|هي)\b"
     r"|[:：=]|是|为|為|は|은|는|\*\*[:：]|[:：]\*\*)\s*[:：]?"
-    r"|(?:^|\n)\s*#{4}\s*|<answer>",
+    r"|उत्तर\s+|(?:^|\n)\s*#{4}\s*|<answer>",
     re.IGNORECASE,
 )
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
@@ -89,7 +89,9 @@ _SENTENCE = re.compile(
     r"(?<=[.!?。！？।؟])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
 )
 _REASON = re.compile(
-    r"[,;]?\s*\b(?:because|since|given that|which|where|so that)\b.*|</answer>.*|\s—\s.*", re.S
+    r"[,;]?\s*\b(?:because|since|given that|which|where|so that)\b.*|</answer>.*|\s—\s.*"
+    r"|\s*(?:です|である|है|हैं|입니다|이다)(?=\W*$)",  # the copula, where a language puts it last
+    re.S,
 )
 _CONCLUDES = re.compile(
     r"^\W*(?:so|therefore|thus|hence|altogether|in total|in all|overall|finally)\b", re.IGNORECASE
@@ -443,8 +445,8 @@ def folded(text: str) -> str:
     >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
     True
     """
-    text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！").casefold()
-    return re.sub(r"^(?:the|a|an)\s+|\s*(?:です|だ|である|है|입니다|이다)$", "", text)
+    text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！।").casefold()
+    return re.sub(r"^(?:the|a|an)\s+", "", text)
 
 
 _KINDS: dict[str, Callable[[Assertion, str, float], bool]] = {

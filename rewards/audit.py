@@ -93,7 +93,7 @@ class Audit:
         name: the reward's name.
         aim: what it was judged as: "answer", "thought" or "both".
         findings: every completion scored.
-        full: median score of honest right completions.
+        full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
         group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
             means that every advantage is 0 and nothing is learned.
@@ -328,8 +328,9 @@ def audit(
     """Score a corpus of attacks and of honest answers with a reward, before a policy does.
 
     Each case is filled in with the task's own gold answers and handed to the reward by TRL's keywords.  Its
-    score becomes a credit: 0 is what a completion with nothing in it earns, 1 what an honest right one
-    does (medians).  A case that deserves nothing must stay under 0.5, one that deserves pay must reach it.
+    score becomes a credit: 0 is what a completion with nothing in it earns (the median), 1 what the best
+    paid honest right one does.  A case that deserves nothing must stay under 0.5, one that deserves pay must
+    reach it.
 
     Args:
         reward: any TRL reward callable, also ``async``.
@@ -376,7 +377,8 @@ def _measured(
     group_std: float,
     cut_off_std: float,
 ) -> Audit:
-    full, floor = (_median(call(part)[0]) for part in calibration)
+    honest, nothing = (_known(call(part)[0]) for part in calibration)
+    full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
     start = time.perf_counter()
     scores, errors = call(samples)
     seconds = time.perf_counter() - start
@@ -410,9 +412,8 @@ def _same(a: Scores, b: Scores) -> bool:
     )
 
 
-def _median(scores: Scores) -> float:
-    known = [score for score in scores if score is not None]
-    return median(known) if known else 0.0
+def _known(scores: Scores) -> list[float]:
+    return [score for score in scores if score is not None]
 
 
 def _finding(
