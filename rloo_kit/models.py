@@ -173,8 +173,8 @@ class Policy:
             self.model.save_pretrained(str(fresh), selected_adapters=["default"])
             self.tokenizer.save_pretrained(str(fresh))
             if target.exists():
-                os.replace(target, Path(scratch) / "old")
-            os.replace(fresh, target)
+                target.replace(Path(scratch) / "old")
+            fresh.replace(target)
         return target
 
 
@@ -417,7 +417,10 @@ def _complete_tokens(model: Any, tokenizer: Any) -> None:
                 todo="add one, tokenizer.pad_token = '<|pad|>', and save the checkpoint again",
             )
         tokenizer.pad_token = pad
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    # transformers' Trainer otherwise aligns these itself, with a warning, when training begins.
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
 
 
 @contextlib.contextmanager
