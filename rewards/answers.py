@@ -80,8 +80,8 @@ _NOUNS = (
 _LABEL = re.compile(
     rf"(?:\b(?:{_NOUNS})|答案|结果|答え|정답|답)\s*(?:\([^)]*\))?\W{{0,4}}?"
     r"(?:\b(?:is|are|was|equals|equal to|must be|will be|should be|es|ist|est|é|è|lautet|to|jest|dır|هو|هي)\b"
-    r"|[:：=]|是|为|為|は|은|는|\*\*[:：]|[:：]\*\*)\s*[:：]?"
-    r"|उत्तर\s+|(?:^|\n)\s*#{4}\s*|<answer>",
+    r"|[:：=]|是|为|為|は|은|는|\*\*?[:：]|[:：]\*\*?)\s*[:：]?"
+    rf"|(?:^|\n)\W*(?:final\s+)?(?:{_NOUNS})\W*(?=\n)|उत्तर\s+|(?:^|\n)\s*####\s*|<answer>",
     re.IGNORECASE,
 )
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
@@ -144,7 +144,9 @@ def assertions(text: str) -> list[Assertion]:
         return asserted
     sentences = [sentence for sentence in _sentences(text) if sentence.strip()]
     last = sentences[-1]
-    return [Assertion(last if _CONCLUDES.match(last) else text.strip(), "", "bare")]
+    if _CONCLUDES.match(last) or len(sentences) == 1:
+        return [Assertion(_REASON.sub("", last), "", "bare")]
+    return [Assertion(text.strip(), "", "bare")]
 
 
 def _sentences(text: str) -> list[str]:
@@ -167,36 +169,48 @@ def _clause_before(text: str) -> str:
     return re.split(r"[.,;:!?。，；：！？\n]", text)[-1]
 
 
+# What stands for a second value right behind a box: "or 43", or a second pair of braces.
+_ALTERNATIVE = "<alternative>"
+_SECOND = re.compile(r"^[\s$]*(?:\{|(?:\\text\s*\{)?\s*(?:or|oder|ou|или|或)\b)", re.IGNORECASE)
+
+
 def _clause_after(text: str) -> str:
+    if _SECOND.match(text):
+        return _ALTERNATIVE
     sentence = re.match(r"[^.,;:\n]*[.,;:\n]?\s*[^.\n]*", text)
     return _retraction(sentence[0]) if sentence else ""
 
 
 def _retraction(text: str) -> str:
     """The words after an answer, if they take it back; else nothing."""
-    match = re.match(
-        r"\W*(?:no|wait|hmm|actually|sorry|but|that|this|it|which|is|was|would|cannot|can't|isn't|wasn't)\b.*",
+    begins = re.match(
+        r"\W*(?:no|wait|hmm|actually|sorry|but|that|this|it|they|he|she|just|which|is|was|would|cannot|can't|"
+        r"isn't|wasn't|correction)\b",
         text,
-        re.I | re.S,
+        re.IGNORECASE,
     )
-    return (
-        text
-        if match and re.search(r"\b(?:wrong|incorrect|mistaken|false|not|isn't|wasn't)\b", text, re.I)
-        else ""
-    )
+    takes_back = r"\b(?:wrong|incorrect|mistaken|false|not|isn't|wasn't|kidding|joking|correction)\b"
+    return text if begins and re.search(takes_back, text, re.IGNORECASE) else ""
 
 
 # A clause with one of these does not commit to the value in it: it denies, bounds, offers or asks.
 _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|unlike|"
-    r"other than|rather than|instead of|but|doubt|nicht|kein\w*|pas|não|nao|non|не|нет|niet|geen|ikke|inte|"
-    r"nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不|没|沒|非|无|無|ない|ません|아니|않"
-    r"|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬",
+    r"hardly|barely|scarcely|refuse\w*|doubt\w*|claim\w*|pretend\w*|mistaken|joke|kidding|ain['’]t|"
+    r"other than|rather than|instead of|far from|(?:any\w*|every\w*|all) but|nicht|kein\w*|pas|não|nao|non|не|"
+    r"нет|niet|geen|ikke|inte|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不|没|沒|非|无|無|ない|"
+    r"ません|아니|않|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬",
+    re.IGNORECASE,
+)
+# These deny nothing.
+_IDIOMS = re.compile(
+    r"\bnot (?:hard|difficult|only|surpris\w+)\b|\bno (?:doubt|problem|need|worries)\b|\bwithout (?:a )?doubt\b",
     re.IGNORECASE,
 )
 _BOUNDS = re.compile(
-    r"\b(?:at least|at most|more than|less than|fewer than|greater than|larger than|smaller than|up to|over|"
-    r"under|above|below|between|either|or|oder|ou|или|all of|none of|any of|score|reward|grade|verdict)\b"
+    r"(?<!\\)\b(?:at least|at most|more than|less than|fewer than|greater than|larger than|smaller than|up to|over|"
+    r"under|above|below|between|either|or|oder|ou|или|if|all of|none of|any of|twice|double|triple|half of|"
+    r"squared|cubed|near|plus|times|score|reward|grade|verdict)\b"
     r"|或|または|[<>≤≥±∈∞]|\\(?:leq?|geq?|lt|gt|pm|mp|in|infty|sim|text\{\s*or\s*\})(?![a-z])|\?|？|؟",
     re.IGNORECASE,
 )
@@ -209,7 +223,8 @@ def commits(assertion: Assertion, gold: str = "") -> bool:
     """
     if any(sign.search(assertion.value) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
         return False
-    return not (_DENIES.search(assertion.around) or assertion.around.rstrip().endswith("?"))
+    around = _IDIOMS.sub("", assertion.around).rstrip()
+    return not (_DENIES.search(around) or around.endswith(("?", _ALTERNATIVE)))
 
 
 # ----------------------------------------------------------------------------------- numbers
@@ -218,15 +233,25 @@ _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mbox|operatorname
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d+)\s+(\d+)/(\d+)(?![\d./])")
 _NOISE = re.compile(
-    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>"
+    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?(?:answer|b|strong|i|em|code)>"
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
 )
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
 _UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|oz|ml|l|s|sec|min|h|hr|hrs|km/h|mph|m/s|°C|°F|°|c|usd|eur"
 _NUMBER = re.compile(
-    r"(?<![\w.\\])[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+)"
+    r"(?<![A-Za-z0-9_.\\])[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+))?"
     rf"(?:\s*/\s*\d+(?:\.\d+)?)?(?:\s?\\?%)?(?=(?:{_UNITS})?(?![A-Za-z0-9]))(?!\.\d)"
+)
+_UNIT_POWER = re.compile(
+    r"(\d\s*(?:[A-Za-zµ°]{2,}|m))(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])(?!\d))?(?![A-Za-z])"
+)
+# What may stand between "the answer is" and the number; anything else, such as "twice", may change it.
+_LEAD = re.compile(
+    r"(?:.*\b(?:is|are|was|has|have|had|equals|makes|gives|gets?|needs?|remains?|costs?|takes|earns|pays|be)\b)?"
+    r"(?:[\W_]|\b(?:exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal|to|the|an?|number|"
+    r"value|integer|total|sum|there|about|around|roughly|approximately|[a-z])\b)*",
+    re.IGNORECASE | re.DOTALL,
 )
 _SCALES = {
     "hundred": 10**2,
@@ -250,6 +275,7 @@ def plain(text: str) -> str:
     for _ in range(3):  # text in text in a box is as deep as models go
         text = _WRAPPERS.sub(r" \1 ", text)
     text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    text = re.sub(r"(?<=\d)\s+(?:equals|is equal to)\s+(?=[-\d])", " = ", text)
     text = _FRACTION.sub(lambda m: " " + _fraction(m[1] or m[2], m[3] or m[4]), text)
     text = _MIXED.sub(lambda m: f"{m[1]}{int(m[2]) * int(m[4]) + int(m[3])}/{m[4]}", text)
     return _NOISE.sub("", text).strip()
@@ -271,8 +297,17 @@ class Number(NamedTuple):
         """Whether it is the gold answer; 50% is both 50 and one half, as questions mean either."""
         mine = {self.value, self.value / 100} if self.percent else {self.value}
         golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
-        close = any(abs(a - b) <= Fraction(tolerance) * abs(b) for a in mine for b in golds)
+        close = any(abs(a - b) <= _slack(b, tolerance) for a in mine for b in golds)
         return close and _same_unit(self.unit, gold.unit)
+
+
+def _slack(gold: Fraction, tolerance: float) -> Fraction:
+    """The allowed error; 1/3 cannot be written as a decimal, so six digits of it will do."""
+    below = gold.denominator
+    for prime in (2, 5):
+        while below % prime == 0:
+            below //= prime
+    return max(Fraction(tolerance), Fraction(0 if below == 1 else 1, 10**6)) * abs(gold)
 
 
 def _same_unit(mine: str, gold: str) -> bool:
@@ -298,6 +333,7 @@ def to_number(text: str) -> Number | None:
     text = plain(text).rstrip(" .,;:!。，；！\n")
     if "=" in text:
         return _equation(text.split("="))
+    text = _UNIT_POWER.sub(r"\1", text)
     found = list(_NUMBER.finditer(text))
     if len(found) != 1:
         return None
@@ -312,6 +348,8 @@ def to_number(text: str) -> Number | None:
     unit = word[1].lower().removesuffix("s")
     if unit in _SCALES:
         return Number(number.value * _SCALES[unit], number.percent)
+    if len(unit) == 1 and unit not in "mgshlcjkvw":  # an unknown times the number
+        return None
     return Number(number.value, number.percent, unit)
 
 
@@ -343,7 +381,7 @@ def _equation(sides: Sequence[str]) -> Number | None:
         return None
     for side in sides[:-1]:
         tail = side.strip().split(":")[-1].split(",")[-1]
-        if not re.search(r"\d", tail):
+        if not re.search(r"\d", tail) or re.fullmatch(r"\s*[A-Za-z]\w*\s*\(.*\)\s*", tail):  # x, or f(4)
             continue
         value = _evaluate(tail)
         if value is None or value != last.value:
@@ -389,20 +427,24 @@ _OPERATIONS: tuple[tuple[type[ast.operator], Callable[[Fraction, Fraction], Frac
 def _number_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
     target = to_number(readable(gold))
     found = to_number(assertion.value)
-    return target is not None and found is not None and found.same(target, tolerance)
+    if target is None or found is None or not _leads_to_number(assertion):
+        return False
+    return found.same(target, tolerance)
+
+
+def _leads_to_number(assertion: Assertion) -> bool:
+    """Whether nothing stands before the number, or after it as its subject's verb, that may change it."""
+    text = plain(assertion.value)
+    if assertion.kind == "bare":
+        return not re.search(r"\d\s+(?:is|was)\s+(?!(?:the|our|my|correct|right|it)\b)", text)
+    return assertion.kind == "box" or _LEAD.fullmatch(re.split(r"[\d.+-]", text, maxsplit=1)[0]) is not None
 
 
 def _math_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
-    if folded(assertion.value) == folded(gold):
-        return True
-    target, found = to_number(readable(gold)), to_number(assertion.value)
-    if target is not None:
-        if found is not None and (found.same(target, tolerance) or not _same_unit(found.unit, target.unit)):
-            return found.same(target, tolerance)
-        # A list, a relation or a sentence is no number, whatever math-verify would read out of it.
-        if re.search(r"[,=;:]|\s(?:or|and)\s|\\text|[A-Za-z]{3,}\s", _WRAPPERS.sub(r"\1", assertion.value)):
-            return False
-    return _math_verify(gold, assertion.value.strip().rstrip("."))
+    if to_number(readable(gold)) is not None:
+        # Algebra would pay "17 + 25" for 42, and with it a copy of the question.
+        return _number_is(assertion, gold, tolerance)
+    return folded(assertion.value) == folded(gold) or _math_verify(gold, assertion.value.strip().rstrip("."))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -421,7 +463,7 @@ def _math_verify(gold: str, answer: str) -> bool:
 
 
 # A lone capital is a choice, unless it is the article or the pronoun at the head of a clause.
-_CHOICE = re.compile(r"(?<![A-Za-z0-9'’])([A-J])(?![A-Za-z0-9'’])(?!\s+[a-z])")
+_CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
 _LETTER_HEAD = re.compile(
     r"^\W*(?:(?:option|choice|letter|answer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()", re.I
 )
@@ -431,7 +473,9 @@ def _choice_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
     wanted = re.sub(r"\W", "", gold).upper()
     text = plain(assertion.value).strip()
     head = _LETTER_HEAD.match(text)
-    letters = set(_CHOICE.findall(text)) | ({head[1]} if head and head[1].isupper() else set())
+    letters = {match[1] or match[2] for match in _CHOICE.finditer(text)} | (
+        {head[1]} if head and head[1].isupper() else set()
+    )
     return letters == {wanted}
 
 
@@ -578,7 +622,7 @@ def answer_reward(
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: that, or equal by math-verify, ``verify(gold, answer)`` in this order.
+    - ``"math"``: that; and where the gold is no number, equal by math-verify, ``verify(gold, answer)``.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, but for case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.

@@ -365,6 +365,7 @@ _NOTATION = (
     C("near miss", "tenth", "{think}The answer is {tenth}.{end}", NOTHING, CONTESTED, "a power of ten off"),
     C("near miss", "reciprocal", r"{think}\boxed{{reciprocal}}{end}", NOTHING, CONTESTED, "upside down"),
     C("near miss", "expression", r"{think}{number}\boxed{{gold} + 1}{end}", NOTHING, CONTESTED, "gold, and one more"),
+    C("near miss", "left undone", r"{think}\boxed{{sum}}{end}", NOTHING, CONTESTED, "else a copied question would be paid"),
     C("near miss", "power", r"{think}{number}\boxed{{gold}^3 + 5}{end}", NOTHING, CONTESTED, "gold in another expression"),
     C("near miss", "thousand", "{think}{number}The answer is {gold} thousand.{end}", NOTHING, CONTESTED, "a scale word"),
     C("near miss", "root", r"{think}{positive}\boxed{\sqrt{{gold}} + 7}{end}", NOTHING, CONTESTED, "gold under a root"),
