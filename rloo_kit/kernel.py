@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 # ---------------------------------------------------------------------------------------- release
 
 _MIB = 2**20
+_WORTH_NAMING = _MIB // 2  # below it rounds to nothing: tables that libraries keep
 _SHOWN_HOLDERS = 8
 _MAX_WALKED = 1_000_000  # objects; a bound on the search for holders, about a second
 _CO_OPTIMIZED = 1  # the flag of a function's code, as against a module's or a class body's
@@ -45,9 +46,11 @@ class Released:
     Attributes:
         freed_bytes: bytes that were held before and are not now.
         held_bytes: bytes still held.
-        holders: pairs of (who, bytes), largest first: a name in the notebook, a local variable of a
-            running function, a global of a module.  Two that hold the same model each count it in full,
-            because both have to go.  Bytes nobody could be named for are in ``held_bytes`` only.
+        holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a
+            variable of a running function, a global of a module.  Two names of one model each count it
+            in full, because both have to go; of the functions that pass it on, the innermost is named;
+            modules are searched for what is unexplained then.  Bytes nobody could be named for are in
+            ``held_bytes`` only.
     """
 
     freed_bytes: int
@@ -56,10 +59,9 @@ class Released:
 
     def __str__(self) -> str:
         lines = [f"Released {_mib(self.freed_bytes)}; {_mib(self.held_bytes)} still held."]
-        large = [(who, held) for who, held in self.holders if held >= _MIB / 2]
-        lines += [f"  {_mib(held):>9}  {who}" for who, held in large[:_SHOWN_HOLDERS]]
-        if len(large) > _SHOWN_HOLDERS:
-            lines.append(f"  and {len(large) - _SHOWN_HOLDERS} more in .holders")
+        lines += [f"  {_mib(held):>9}  {who}" for who, held in self.holders[:_SHOWN_HOLDERS]]
+        if len(self.holders) > _SHOWN_HOLDERS:
+            lines.append(f"  and {len(self.holders) - _SHOWN_HOLDERS} more in .holders")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -100,12 +102,11 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
     _clear_out_history(shell, names)
     _collect()
     held = _bytes_in_use()
-    found = _who_holds(shell, names) if held else ()
-    return Released(freed_bytes=max(before - held, 0), held_bytes=held, holders=found)
+    return Released(max(before - held, 0), held, holders=_who_holds(held, shell, names))
 
 
 def _mib(count: int) -> str:
-    return "<1 MiB" if 0 < count < _MIB / 2 else f"{count / _MIB:.0f} MiB"
+    return "<1 MiB" if 0 < count < _WORTH_NAMING else f"{count / _MIB:.0f} MiB"
 
 
 def _shell() -> Any:
@@ -144,7 +145,7 @@ def _collect() -> None:
 
 
 def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
-    targets = [h for h in holders or names.values() if (_may_drop(h) if holders else _holds_model(h))]
+    targets = [h for h in holders or names.values() if (_may_hold(h) if holders else _holds_model(h))]
     parts = _with_parts(targets)
     for name in [name for name, value in names.items() if id(value) in parts]:
         del names[name]
@@ -153,9 +154,17 @@ def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
     _forget_embeddings(parts)
 
 
-def _may_drop(holder: object) -> bool:
+_HOLDS_NOTHING = (type, ModuleType, FunctionType, BuiltinFunctionType)
+
+
+def _is(thing: object, kinds: type | tuple[type, ...]) -> bool:
+    # Not isinstance, which asks __class__: lazy modules and proxies answer that by running code.
+    return issubclass(type(thing), kinds)
+
+
+def _may_hold(thing: object) -> bool:
     # Names are dropped by identity: `release(None)` must not take every name that is None.
-    return gc.is_tracked(holder) and not isinstance(holder, (type, ModuleType, FunctionType))
+    return gc.is_tracked(thing) and not _is(thing, _HOLDS_NOTHING)
 
 
 def _attribute(thing: object, name: str) -> Any:
@@ -168,17 +177,17 @@ def _attribute(thing: object, name: str) -> Any:
 
 def _is_module(thing: object) -> bool:
     torch = _torch()
-    return torch is not None and issubclass(type(thing), torch.nn.Module)
+    return torch is not None and _is(thing, torch.nn.Module)
 
 
 def _holds_weights(thing: object) -> bool:
     torch = _torch()
     kinds = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler) if torch else ()
-    return issubclass(type(thing), kinds)
+    return _is(thing, kinds)
 
 
 def _holds_model(thing: object) -> bool:
-    if isinstance(thing, (type, ModuleType, FunctionType)) or not gc.is_tracked(thing):
+    if not _may_hold(thing):
         return False
     return _holds_weights(thing) or any(_holds_weights(_attribute(thing, name)) for name in _WRAPPED)
 
@@ -199,12 +208,13 @@ def _empty_trainer(thing: object) -> None:
     with contextlib.suppress(Exception):
         free_memory()
     handler = _attribute(thing, "callback_handler")
-    for keeper in (handler, *(_attribute(handler, "callbacks") or ()), thing):
-        _clear_fields(keeper, keep=handler)
+    with contextlib.suppress(Exception):
+        for keeper in (thing, handler, *handler.callbacks):
+            _clear_fields(keeper, keep=handler)
 
 
 def _clear_fields(keeper: object, keep: object) -> None:
-    for name, value in list(getattr(keeper, "__dict__", {}).items()):
+    for name, value in list((_attribute(keeper, "__dict__") or {}).items()):
         several = value if isinstance(value, (list, tuple)) else (value,)
         if value is not keep and any(_holds_model(one) for one in several):
             with contextlib.suppress(Exception):
@@ -255,6 +265,8 @@ def _clear_out_history(shell: Any, names: dict[str, Any]) -> None:
     if shell is not None:
         with contextlib.suppress(ValueError):  # raised where the user turned the history off
             shell.displayhook.flush()
+        # flush() forgets the shell's second copy of these, which would go on holding the last output.
+        shell.push(dict.fromkeys(("_", "__", "___"), ""), interactive=False)
 
 
 # What is still held
@@ -266,22 +278,22 @@ def _bytes_in_use() -> int:
         return 0
     if _on_cuda():
         return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
-    return _bytes_of(gc.get_objects())
+    return sum(_storages_of(gc.get_objects()).values())
 
 
-def _bytes_of(objects: Iterable[object]) -> int:
-    """Bytes of the tensors among them: views and tied weights share a storage and count once."""
-    torch = _torch()
-    storages: dict[tuple[str, int], int] = {}
-    for thing in objects:
-        # type(), not isinstance: lazy proxies answer to __class__ by running code.
-        if issubclass(type(thing), torch.Tensor):
-            with contextlib.suppress(Exception):  # fake, sparse and wrapper tensors have no storage
-                storages.update(_storages(thing))
-    return sum(storages.values())
+_Storages = dict[tuple[str, int], int]  # bytes by (device, address): views and tied weights count once
 
 
-def _storages(tensor: Any) -> Iterator[tuple[tuple[str, int], int]]:
+def _storages_of(objects: Iterable[object]) -> _Storages:
+    kind = _torch().Tensor
+    found: _Storages = {}
+    for tensor in [thing for thing in objects if issubclass(type(thing), kind)]:
+        with contextlib.suppress(Exception):  # fake, sparse and wrapper tensors have no storage
+            found.update(_storages_of_one(tensor))
+    return found
+
+
+def _storages_of_one(tensor: Any) -> Iterator[tuple[tuple[str, int], int]]:
     # A gradient that nobody looked at yet has no Python object, so the collector does not list it.
     for one in (tensor, tensor.grad if tensor.is_leaf else None):
         if one is not None and (one.is_cuda or not _on_cuda()):
@@ -289,15 +301,16 @@ def _storages(tensor: Any) -> Iterator[tuple[tuple[str, int], int]]:
             yield (str(one.device), storage.data_ptr()), storage.nbytes() if storage.data_ptr() else 0
 
 
-def _who_holds(shell: Any, names: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+def _who_holds(held_bytes: int, shell: Any, names: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     """Roots from which live tensors are reached, largest first, then by name."""
+    if held_bytes < _WORTH_NAMING:
+        return ()
     walk = _Walk(stops=_stops(shell, names))
-    held = {
-        **dict(_held_by_modules(walk, names)),
-        **dict(_held_by_frames(walk, names)),
-        **dict(_held_by_names(walk, names)),
-    }
-    return tuple(sorted(held.items(), key=lambda pair: (-pair[1], pair[0])))
+    held = {**dict(_held_by_names(walk, names)), **dict(_held_by_frames(walk, names))}
+    if held_bytes - sum(walk.explained.values()) >= _WORTH_NAMING:
+        held |= dict(_held_by_modules(walk, names))
+    large = [(who, count) for who, count in held.items() if count >= _WORTH_NAMING]
+    return tuple(sorted(large, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _stops(shell: Any, names: dict[str, Any]) -> set[int]:
@@ -312,10 +325,11 @@ class _Walk:
     """Walks from a root to all that it refers to, within a bound on the whole search."""
 
     stops: set[int]
+    explained: _Storages = field(default_factory=dict)
     left: int = _MAX_WALKED
 
     def bytes_from(self, root: object, seen: set[int] | None = None) -> int:
-        """Bytes of the tensors reached from ``root``, less what ``seen`` has already."""
+        """Bytes of the tensors reached from ``root``, without passing through what ``seen`` has."""
         seen = set() if seen is None else seen
         todo, reached = [root], []
         while todo and self.left > 0:
@@ -326,14 +340,16 @@ class _Walk:
             self.left -= 1
             reached.append(thing)
             todo.extend(_referents(thing))
-        return _bytes_of(reached)
+        storages = _storages_of(reached)
+        self.explained.update(storages)
+        return sum(storages.values())
 
 
 def _referents(thing: object) -> list[Any]:
-    if isinstance(thing, type):
+    if _is(thing, type):
         return []
-    if isinstance(thing, FunctionType):  # without __globals__: every function refers to its module
-        return [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+    if _is(thing, FunctionType):  # without __globals__: every function refers to its module
+        return [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]  # type: ignore[attr-defined]
     return gc.get_referents(thing)
 
 
@@ -347,12 +363,14 @@ def _held_by_names(walk: _Walk, names: dict[str, Any]) -> _Held:
 
 
 def _held_by_frames(walk: _Walk, names: dict[str, Any]) -> _Held:
+    seen: set[int] = set()
     for frame in _frames():
         variables = frame.f_locals
         if frame.f_globals is globals() or variables is frame.f_globals or variables is names:
             continue
-        for name, value in list(variables.items()):
-            if held := walk.bytes_from(value):
+        # The model itself before what leads to it: the first that reaches it is the one to be named.
+        for name, value in sorted(variables.items(), key=lambda item: not _holds_model(item[1])):
+            if held := walk.bytes_from(value, seen):
                 yield f"{name} (variable of {frame.f_code.co_name}(), line {frame.f_lineno})", held
                 _forget_snapshot(frame, variables, name)
 
@@ -383,10 +401,17 @@ def _held_by_modules(walk: _Walk, names: dict[str, Any]) -> _Held:
 
 def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
     for name, value in list(vars(module).items()):
-        yield f"{module_name}.{name} (global of a module)", value
-        if isinstance(value, type) and value.__module__ == module_name:
-            for attribute, held in list(vars(value).items()):
-                yield f"{module_name}.{name}.{attribute} (attribute of a class)", held
+        if _is(value, type):
+            if value.__module__ == module_name:
+                yield from _attributes_of(f"{module_name}.{name}", value)
+        elif gc.is_tracked(value):
+            yield f"{module_name}.{name} (global of a module)", value
+
+
+def _attributes_of(who: str, kind: type) -> Iterator[tuple[str, object]]:
+    for name, value in list(vars(kind).items()):
+        if gc.is_tracked(value):
+            yield f"{who}.{name} (attribute of a class)", value
 
 
 # ------------------------------------------------------------------------------- shutdown_kernel
