@@ -231,7 +231,7 @@ def commits(assertion: Assertion, gold: str = "") -> bool:
 
 _WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
-_MIXED = re.compile(r"(?<![\d./,])(-?)(\d+)\s+(\d+)/(\d+)(?![\d./])")
+_MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NOISE = re.compile(
     r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?(?:answer|b|strong|i|em|code)>"
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
@@ -331,6 +331,8 @@ def to_number(text: str) -> Number | None:
     [None, None, None, None, None]
     """
     text = plain(text).rstrip(" .,;:!。，；！\n")
+    if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() refuses to read it
+        return None
     if "=" in text:
         return _equation(text.split("="))
     text = _UNIT_POWER.sub(r"\1", text)
@@ -391,7 +393,8 @@ def _equation(sides: Sequence[str]) -> Number | None:
 
 def _evaluate(expression: str) -> Fraction | None:
     """The value of sums, differences, products and quotients of numbers; None for anything else."""
-    source = re.sub(r"\\(?:times|cdot)", "*", expression)
+    source = re.sub(r"\^\s*(?:\{\s*(-?\d+)\s*\}|(-?\d+))", r"**(\1\2)", expression)
+    source = re.sub(r"\\(?:times|cdot)", "*", source)
     source = re.sub(r"^[^\d(.+-]*|[^\d).]*$", "", source)
     if len(source) > 200:
         return None
@@ -419,7 +422,15 @@ _OPERATIONS: tuple[tuple[type[ast.operator], Callable[[Fraction, Fraction], Frac
     (ast.Sub, lambda a, b: a - b),
     (ast.Mult, lambda a, b: a * b),
     (ast.Div, lambda a, b: a / b),
+    (ast.Pow, lambda a, b: _power(a, b)),
 )
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or abs(exponent) > 99 or abs(base) > 10**6:
+        raise ValueError("too large to be worked out for a reward")
+    return base ** int(exponent)
+
 
 # -------------------------------------------------------------------------------- comparisons
 

@@ -1,0 +1,169 @@
+"""Weighing, gating, clipping, restricting and caching, nested in each other."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rewards
+from rewards import cached, clipped, gated, only_for, scaled, weighted
+
+
+class Scores:
+    """A picklable reward that looks its scores up by completion, and counts its calls."""
+
+    def __init__(self, name, table):
+        self.__name__, self.table, self.seen = name, table, []
+
+    def __call__(self, completions, log_extra=None, **kwargs):
+        self.seen.append(list(completions))
+        if log_extra is not None:
+            log_extra(self.__name__, list(completions))
+        return [self.table[completion] for completion in completions]
+
+
+A = Scores("a", {"x": 1.0, "y": 0.0, "z": None})
+B = Scores("b", {"x": 2.0, "y": 4.0, "z": None})
+C = Scores("c", {"x": None, "y": -3.0, "z": 5.0})
+XYZ = ["x", "y", "z"]
+
+TABLE = {
+    "a sum": (lambda: weighted([A, B]), [3.0, 4.0, None], "1*a+1*b"),
+    "weights": (lambda: weighted([A, B], [0.5, -1.0]), [-1.5, -4.0, None], "0.5*a-1*b"),
+    "None drops out of the sum": (lambda: weighted([A, C]), [1.0, -3.0, 5.0], "1*a+1*c"),
+    "a gate": (lambda: gated(by=A, reward=B), [2.0, 0.0, None], "b if a"),
+    "a closed gate pays otherwise": (lambda: gated(by=A, reward=B, otherwise=-1.0), [2.0, -1.0, None], "b if a"),
+    "a gate higher up": (lambda: gated(by=B, reward=A, above=3.0), [0.0, 0.0, None], "a if b"),
+    "clipped": (lambda: clipped(B, 0.0, 3.0), [2.0, 3.0, None], "clipped(b)"),
+    "scaled": (lambda: scaled(C, 2.0, 1.0), [None, -5.0, 11.0], "2*c+1"),
+    "nested": (lambda: clipped(weighted([A, gated(by=A, reward=B)]), 0, 2), [2.0, 0.0, None],
+               "clipped(1*a+1*b if a)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "scores", "name"), TABLE.values(), ids=TABLE)
+def test_compositions_score_name_and_pickle(make, scores, name):
+    reward = make()
+    assert reward(completions=XYZ) == scores
+    assert reward.__name__ == name
+    assert pickle.loads(pickle.dumps(reward))(completions=XYZ) == scores
+    rewards.check_signature(reward)
+
+
+def test_only_for_calls_the_reward_with_its_rows_alone():
+    inner = Scores("inner", {"x": 1.0, "z": 3.0})
+    reward = only_for(inner, kind=["math", "logic"])
+    logged = {}
+    scores = reward(completions=XYZ, kind=["math", "prose", "logic"], log_extra=logged.__setitem__)
+    assert scores == [1.0, None, 3.0]
+    assert inner.seen == [["x", "z"]]
+    assert logged == {"inner": ["x", None, "z"]}
+    assert reward.__name__ == "inner[kind=logic|math]"
+
+
+def test_only_for_without_its_rows_calls_nothing():
+    inner = Scores("inner", {})
+    assert only_for(inner, kind="math")(completions=XYZ, kind=["prose"] * 3) == [None, None, None]
+    assert inner.seen == []
+
+
+def test_only_for_names_the_column_that_is_missing():
+    with pytest.raises(rewards.RewardValueError, match="no column 'kind'"):
+        only_for(A, kind="math")(completions=XYZ, answer=["1", "2", "3"])
+
+
+def test_the_parts_of_a_sum_are_logged():
+    logged = {}
+    weighted([A, C], name="sum")(completions=XYZ, log_metric=logged.__setitem__)
+    assert logged == {"sum/a": 0.5, "sum/c": 1.0}
+
+
+def test_cached_computes_each_completion_once():
+    inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
+    reward = cached(inner)
+    call = {"completions": ["x", "y", "x"], "completion_ids": [[1], [2], [1]], "answer": ["p", "p", "p"]}
+    assert reward(**call) == reward(**call) == [1.0, 0.0, 1.0]
+    assert inner.seen == [["x", "y"]] or inner.seen == [["y", "x"]]
+    assert (reward.hits, reward.misses) == (4, 2)
+    reward(**call | {"answer": ["q", "p", "p"]})
+    assert len(inner.seen) == 2, "another gold answer is another row"
+    reward(**call | {"completion_ids": [[3], [2], [1]]})
+    assert len(inner.seen) == 3, "other ids are another row"
+
+
+def test_a_full_cache_forgets_the_oldest():
+    inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
+    reward = cached(inner, size=1)
+    assert reward(completions=XYZ) == [1.0, 0.0, None]
+    assert len(reward.scores) == 1
+    assert reward(completions=["z", "x"]) == [None, 1.0]
+
+
+def test_async_rewards_compose_inside_a_running_loop_too():
+    async def judge(completions, **kwargs):
+        await asyncio.sleep(0)
+        return [1.0 for _ in completions]
+
+    reward = weighted([judge, A])
+    assert reward(completions=["x"]) == [2.0]
+
+    async def notebook():
+        return reward(completions=["x"])
+
+    assert asyncio.run(notebook()) == [2.0]
+
+
+def test_a_member_that_returns_rubbish_is_named():
+    def broken(completions, **kwargs):
+        return [float("nan") for _ in completions]
+
+    with pytest.raises(rewards.RewardValueError) as caught:
+        weighted([A, broken])(completions=["x"])
+    assert caught.value.reward_name == "broken"
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: weighted([A, B], [1.0]), "2 rewards need as many"),
+        (lambda: weighted([]), "at least one"),
+        (lambda: weighted([A], [float("nan")]), "finite weights"),
+        (lambda: clipped(A, 1.0, 1.0), "low must be below high"),
+        (lambda: scaled(A, float("inf")), "finite"),
+        (lambda: only_for(A), "No column"),
+        (lambda: cached(A, size=0), "size"),
+    ],
+)
+def test_bad_compositions_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_only_callables_compose():
+    with pytest.raises(TypeError, match="reward callables, not str"):
+        weighted(["accuracy"])
+
+
+score = st.one_of(st.none(), st.floats(-10, 10))
+
+
+@given(st.lists(st.tuples(score, score), max_size=8))
+def test_any_scores_compose_to_one_score_each(pairs):
+    def left(completions, **kwargs):
+        return [pairs[int(c)][0] for c in completions]
+
+    def right(completions, **kwargs):
+        return [pairs[int(c)][1] for c in completions]
+
+    rows = [str(i) for i in range(len(pairs))]
+    kinds = ["even" if i % 2 == 0 else "odd" for i in range(len(pairs))]
+    reward = clipped(
+        weighted([gated(by=left, reward=right), only_for(cached(scaled(left, 2.0)), kind="even")]), -5, 5
+    )
+    scores = reward(completions=rows, kind=kinds)
+    assert len(scores) == len(pairs)
+    assert all(s is None or -5 <= s <= 5 for s in scores)

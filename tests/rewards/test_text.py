@@ -1,0 +1,108 @@
+"""Length, sentences, and TRL's own overlong and repetition rewards."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import rewards
+from rewards.text import completion_text
+
+LENGTHS = [
+    ("one two three.", 1.0, "long enough, full stop"),
+    ("one two three", 0.5, "no full stop"),
+    ("one.", 0.5, "too short"),
+    ("one two three four five six.", 0.5, "too long"),
+    ("one", 0.0, "neither"),
+    ("", 0.0, "nothing"),
+    ("one two three. \n", 1.0, "white space after the full stop"),
+]
+
+
+@pytest.mark.parametrize(("text", "score", "why"), LENGTHS)
+def test_the_seed_rule_counts_words_and_the_full_stop(text, score, why):
+    assert rewards.length_reward((2, 5))(completions=[text]) == [score], why
+
+
+SENTENCES = [
+    ("It is so.", 1.0, "one"),
+    ("Is it? It is!", 1.0, "two"),
+    ("It is 4.2", 0.0, "a decimal point ends nothing"),
+    ("It is so", 0.0, "breaks off"),
+    ("It is so. And", 0.0, "breaks off after a whole one"),
+    ('He said "so."', 1.0, "a quote after the mark"),
+    ("好。", 1.0, "Chinese"),
+    ("What?!", 1.0, "two marks, one end"),
+    ("", 0.0, "nothing"),
+]
+
+
+@pytest.mark.parametrize(("text", "score", "why"), SENTENCES)
+def test_whole_sentences_are_paid(text, score, why):
+    chat = [{"role": "assistant", "content": text}]
+    assert rewards.sentence_reward()(completions=[text, chat]) == [score, score], why
+
+
+def test_the_number_of_sentences_can_be_bounded():
+    reward = rewards.sentence_reward(2, 3)
+    assert reward(completions=["A.", "A. B.", "A. B. C.", "A. B. C. D.", "What?! No."]) == [
+        0.0,
+        1.0,
+        1.0,
+        0.0,
+        1.0,
+    ]
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ValueError, match="fewest words"):
+        rewards.length_reward((5, 2))
+    with pytest.raises(ValueError, match="fewest"):
+        rewards.sentence_reward(3, 1)
+    with pytest.raises(ValueError, match="soft must lie"):
+        rewards.overlong_reward(10, 20)
+
+
+def test_overlong_and_repetition_are_trls_own():
+    pytest.importorskip("trl")
+    overlong = rewards.overlong_reward(100, 20)
+    assert overlong(completion_ids=[[1] * 80, [1] * 90, [1] * 101]) == [0.0, -0.5, -1.0]
+    assert type(overlong).__module__.startswith("trl.")
+    repetition = rewards.repetition_reward(2)
+    assert repetition(completion_ids=[[1, 2, 3, 4], [5] * 5]) == [0.0, -0.75]
+
+
+COMPLETIONS = {
+    "text": ("a", "a"),
+    "one message": ([{"role": "assistant", "content": "a"}], "a"),
+    "after a tool call": ([{"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"},
+                           {"role": "assistant", "content": "a"}], "a"),
+    "content in parts": ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "a"),
+    "no content, as beside a tool call": ([{"role": "assistant", "content": None}], ""),
+    "no message": ([], ""),
+    "a prompt": ([{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "text"), COMPLETIONS.values(), ids=COMPLETIONS)
+def test_every_form_of_completion_has_a_text(completion, text):
+    assert completion_text(completion) == text
+
+
+def test_a_thought_moved_aside_by_a_parser_can_be_put_back():
+    message = [{"role": "assistant", "reasoning_content": "hm", "content": "a"}]
+    assert completion_text(message) == "a"
+    assert completion_text(message, thought=True) == "<think>hm</think>a"
+
+
+def test_what_is_no_completion_is_refused():
+    with pytest.raises(TypeError, match="str or a list of messages"):
+        completion_text(7)
+
+
+def test_text_rewards_survive_pickling():
+    for reward in (rewards.length_reward((2, 5)), rewards.sentence_reward(1, 2)):
+        again = pickle.loads(pickle.dumps(reward))
+        assert again(completions=["one two."]) == [1.0]
+        assert again.__name__ == reward.__name__

@@ -1,0 +1,295 @@
+"""The boundary by token id, and the rewards for the form of a thought."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rewards
+from rewards import QWEN3, ThinkTokens, split_thinking, thinking_reward, thought_then_answer
+from rewards.thinking import repetition, split_text
+
+O, C, E = 151667, 151668, 151645  # noqa: E741 - open, close, end: the columns of the table below
+PROMPTED = dataclasses.replace(QWEN3, prompt_opens=True)
+
+#       why: ids -> thinking, answer, n_open, n_close
+SPLITS = {
+    "both markers in the completion": ([O, 1, 2, C, 3, E], [1, 2], [3, E], 1, 1),
+    "opened in the prompt, as Thinking-2507 does": ([1, 2, C, 3, E], [1, 2], [3, E], 0, 1),
+    "empty block in the prompt: all of it is the answer": ([3, 4, E], [], [3, 4, E], 0, 0),
+    "never closed, because it was truncated": ([O, 1, 2], [1, 2], [], 1, 0),
+    "closed twice: the first is the boundary": ([O, 1, C, 2, C, 3], [1], [2, C, 3], 1, 2),
+    "closed before it is opened": ([1, C, 2, O, 3], [1], [2, O, 3], 1, 1),
+    "a thought of zero tokens": ([O, C, 3], [], [3], 1, 1),
+    "nothing after the boundary": ([O, 1, C], [1], [], 1, 1),
+    "opened twice before it is closed": ([O, 1, O, 2, C, 3], [1, 2], [3], 2, 1),
+    "</think> in ordinary tokens is no boundary": (
+        [O, 27, 14, 27963, 29, 5],
+        [27, 14, 27963, 29, 5],
+        [],
+        1,
+        0,
+    ),
+    "tool-call tokens inside the thought": (
+        [O, 1, 151657, 9, 151658, C, 3],
+        [1, 151657, 9, 151658],
+        [3],
+        1,
+        1,
+    ),
+    "only the boundary": ([C], [], [], 0, 1),
+    "nothing at all": ([], [], [], 0, 0),
+}
+
+
+@pytest.mark.parametrize(("ids", "thinking", "answer", "n_open", "n_close"), SPLITS.values(), ids=SPLITS)
+def test_the_first_closing_token_divides_thought_from_answer(ids, thinking, answer, n_open, n_close):
+    expected = rewards.Thought(thinking, answer, n_open > 0, n_close > 0, n_open, n_close)
+    for form in (list, tuple, np.array):
+        assert split_thinking(form(ids), QWEN3) == expected
+
+
+def test_tensors_split_like_lists():
+    torch = pytest.importorskip("torch")
+    assert split_thinking(torch.tensor([O, 1, C, 2])) == split_thinking([O, 1, C, 2])
+
+
+def test_a_thought_that_the_prompt_opened_and_nothing_closed_has_no_answer():
+    assert split_thinking([1, 2], PROMPTED).thinking == [1, 2]
+    assert split_thinking([1, 2], PROMPTED).answer == []
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ("<think>a</think>", "sequence of ints"),
+        (7, "sequence of ints"),
+        ([[1, 2], [3]], "nested"),
+        (np.ones((2, 2)), "nested"),
+    ],
+)
+def test_what_is_not_one_completions_ids_is_refused(ids, says):
+    with pytest.raises(TypeError, match=says):
+        split_thinking(ids)
+
+
+@given(st.lists(st.sampled_from([O, C, E, 1, 2, 3]), max_size=60))
+def test_no_id_is_lost_or_invented(ids):
+    thought = split_thinking(ids)
+    assert thought.n_open == ids.count(O)
+    assert thought.n_close == ids.count(C)
+    assert (thought.opened, thought.closed) == (O in ids, C in ids)
+    before = ids[: ids.index(C)] if C in ids else (ids if O in ids else [])
+    assert thought.thinking == [i for i in before if i != O]
+    assert thought.answer == (ids[ids.index(C) + 1 :] if C in ids else [] if O in ids else ids)
+
+
+class FakeTokenizer:
+    """Encodes from a table, else one id a character; enough of transformers' interface."""
+
+    unk_token_id = 0
+    eos_token_id = 9
+
+    def __init__(self, table, template=None):
+        self.table, self.chat_template = table, template
+
+    def encode(self, text, add_special_tokens=True):
+        if text in self.table:
+            return self.table[text]
+        parts = text.replace("<think>", "\0").replace("</think>", "\1")
+        return [{"\0": 7, "\1": 8}.get(c, ord(c)) for c in parts]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return {7: "<think>", 8: "</think>"}.get(ids[0], "?")
+
+    def apply_chat_template(self, messages, tokenize=True, add_generation_prompt=False, enable_thinking=True):
+        return self.chat_template + ("" if enable_thinking else "<think></think>")
+
+
+GOOD = {"<think>": [7], "</think>": [8]}
+
+
+def test_the_tokenizer_is_asked_for_its_markers_and_its_end():
+    tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD))
+    assert (tokens.open_id, tokens.close_id, tokens.eos_ids, tokens.prompt_opens) == (7, 8, (9,), False)
+
+
+def test_the_template_tells_who_opens_the_thought():
+    opens = FakeTokenizer(GOOD, template="user: ?<think>")
+    assert ThinkTokens.from_tokenizer(opens).prompt_opens
+    hybrid = FakeTokenizer(GOOD, template="user: ?")
+    assert not ThinkTokens.from_tokenizer(hybrid).prompt_opens
+    assert not ThinkTokens.from_tokenizer(hybrid, enable_thinking=False).prompt_opens
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"<think>": [1, 2, 3], "</think>": [8]}, "3 tokens"),
+        ({"<think>": [7], "</think>": [0]}, "does not decode"),
+        ({"<think>": [], "</think>": [8]}, "0 tokens"),
+        ({"<think>": [5], "</think>": [8]}, "does not decode"),
+    ],
+    ids=["three tokens", "the unknown token", "none", "another token"],
+)
+def test_a_tokenizer_without_the_markers_is_refused(table, says):
+    with pytest.raises(ValueError, match="not exactly one token") as caught:
+        ThinkTokens.from_tokenizer(FakeTokenizer(table))
+    assert says in str(caught.value)
+    assert "What to do" in str(caught.value)
+
+
+def test_a_tokenizer_of_the_tokenizers_library_will_do():
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    with pytest.raises(ValueError, match="not exactly one token"):
+        ThinkTokens.from_tokenizer(tokenizer)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    assert ThinkTokens.from_tokenizer(tokenizer) == ThinkTokens(2, 3)
+
+
+def test_tokens_are_equal_when_they_name_the_same_two_ids():
+    assert ThinkTokens(151667, 151668) == QWEN3
+    with pytest.raises(ValueError, match="two different tokens"):
+        ThinkTokens(5, 5)
+
+
+# Where the text leaves open which </think> was the token, each place is a candidate.
+TEXTS = {
+    "one marker": ("<think>a</think>b", [O, 1, C, 2], [("a", "b")]),
+    "two tokens, two in the text: the first": ("a</think>b</think>c", [1, C, 2, C, 3], [("a", "b</think>c")]),
+    "one token, two in the text: either": (
+        "a</think>b</think>c",
+        [1, C, 3],
+        [("a", "b</think>c"), ("a</think>b", "c")],
+    ),
+    "no token, one typed: no answer": ("<think>a</think>b", [O, 1, 2], [("a</think>b", "")]),
+    "no token, nothing opened: all answer": ("a</think>b", [1, 2], [("", "a</think>b")]),
+    "a parser took the thought away": ("b", [O, 1, C, 2], [("", "b")]),
+}
+
+
+@pytest.mark.parametrize(("text", "ids", "expected"), TEXTS.values(), ids=TEXTS)
+def test_the_text_is_split_where_the_ids_allow(text, ids, expected):
+    assert split_text(text, split_thinking(ids)) == expected
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "a", " "])).map("".join),
+    st.lists(st.sampled_from([O, C, 1]), max_size=9),
+)
+def test_any_text_splits_with_any_ids(text, ids):
+    assert all(len(pair) == 2 for pair in split_text(text, split_thinking(ids)))
+    assert split_text(text, None)
+
+
+# The copied rule: thinking tokens, a "?" in the thought -> score.
+COPIED = [(0, False, 0.3), (9, False, 0.3), (9, True, 0.3), (10, False, 0.7), (10, True, 0.8), (29, True, 0.8),
+          (30, False, 1.0), (30, True, 1.1), (500, True, 1.1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("length", "question", "score"), COPIED)
+def test_the_copied_rule_is_reproduced(length, question, score):
+    text = f"<think>{'so?' if question else 'so'}</think>42?"
+    got = thinking_reward()(completions=[text], completion_ids=[[O, *range(length), C, 42, E]])
+    assert got == [pytest.approx(score)]
+
+
+def test_the_copied_rule_punishes_a_missing_boundary():
+    reward = thinking_reward()
+    assert reward(completions=["<think>so", "42"], completion_ids=[[O, 1], [42]]) == [-1.0, -1.0]
+
+
+def test_bands_and_bonuses_are_free():
+    reward = thinking_reward(
+        bands=[(0, 0.0), (2, 5.0)], missing=-9.0, bonuses={"wait": 1.0, "so": 2.0}, bonus_from=0
+    )
+    chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
+    assert reward(completions=chat, completion_ids=[[O, 1, C, 2]]) == [3.0]
+    assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
+    for bands in ([], [(1, 0.3)], [(0, 1.0), (0, 2.0)], [(0, 1.0), (30, 2.0), (10, 3.0)]):
+        with pytest.raises(ValueError, match="Bands must start at 0"):
+            thinking_reward(bands=bands)
+
+
+GOOD_IDS = [O, *range(30), C, 42, E]
+# What breaks the form: text, ids.
+BROKEN = {
+    "no boundary": ("<think>a b", [O, *range(30), E]),
+    "two boundaries": ("<think>a</think>b</think>42", [O, *range(30), C, 1, C, 42, E]),
+    "opened again in the answer": ("<think>a</think><think>42", [O, *range(30), C, O, 42, E]),
+    "opened twice": ("<think><think>a</think>42", [O, O, *range(30), C, 42, E]),
+    "no answer": ("<think>a</think>", [O, *range(30), C, E]),
+    "a blank answer": ("<think>a</think> \n", [O, *range(30), C, 198, 220, E]),
+    "cut off": ("<think>a</think>42", [O, *range(30), C, 42]),
+    "too short": ("<think>a</think>42", [O, 1, 2, 3, 4, C, 42, E]),
+    "one token repeated": ("<think>a a</think>42", [O, *([7] * 60), C, 42, E]),
+    "a loop of six": ("<think>a b</think>42", [O, *(list(range(6)) * 10), C, 42, E]),
+}
+
+
+@pytest.mark.parametrize(("text", "ids"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_form_earns_nothing(text, ids):
+    reward = thought_then_answer(failed=-0.25)
+    assert reward(completions=["<think>a</think>42", text], completion_ids=[GOOD_IDS, ids]) == [1.0, -0.25]
+
+
+def test_the_length_term_rises_to_its_end_and_no_further():
+    reward = thought_then_answer(full_at=100)
+    ids = [[O, *range(n), C, 42, E] for n in (5, 50, 100, 400)]
+    assert reward(completions=["<think>a</think>42"] * 4, completion_ids=ids) == [0.05, 0.5, 1.0, 1.0]
+
+
+def test_a_thought_copied_from_the_prompt_is_filler():
+    reward = thought_then_answer()
+    prompt = "Tom has four red apples and buys five green ones today"
+    texts = [f"<think>{prompt}</think>9", "<think>Four and five, taken together, make nine of them</think>9"]
+    ids = [[O, *range(12), C, 9, E]] * 2
+    assert reward(prompts=[prompt] * 2, completions=texts, completion_ids=ids) == [0.0, 0.4]
+
+
+def test_the_switch_pays_only_beside_a_right_answer():
+    reward = thought_then_answer(correct=rewards.answer_reward())
+    texts = ["<think>a</think>42", "<think>a</think>41", "<think>a</think>42"]
+    scores = reward(completions=texts, completion_ids=[GOOD_IDS] * 3, answer=["42", "42", None])
+    assert scores == [1.0, 0.0, None]
+    assert reward.__name__ == "thought_then_answer(answer_reward)"
+
+
+def test_what_cannot_work_is_refused_at_once():
+    with pytest.raises(ValueError, match="which ids end a completion"):
+        thought_then_answer(ThinkTokens(1, 2))
+    with pytest.raises(ValueError, match="full_at"):
+        thought_then_answer(full_at=0)
+
+
+def test_honest_phrases_may_come_back_in_a_long_thought():
+    once = list(range(900))
+    assert repetition(once + once + once) < 0.5
+    assert repetition(list(range(20)) * 100) > 0.9
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=40), st.lists(st.sampled_from([O, C, E, 1, 2]), max_size=40)), max_size=5
+    )
+)
+def test_any_completion_gets_one_finite_score(batch):
+    texts, ids = [text for text, _ in batch], [i for _, i in batch]
+    for reward in (thinking_reward(), thought_then_answer()):
+        scores = rewards.guarded(reward)(completions=texts, completion_ids=ids, prompts=texts)
+        assert len(scores) == len(batch)
+
+
+def test_thinking_rewards_survive_pickling():
+    for reward in (thinking_reward(), thought_then_answer(correct=rewards.answer_reward())):
+        again = pickle.loads(pickle.dumps(reward))
+        call = {"completions": ["<think>a?</think>42"], "completion_ids": [GOOD_IDS], "answer": ["42"]}
+        assert again(**call) == reward(**call)
+        assert again.__name__ == reward.__name__
