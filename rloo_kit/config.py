@@ -37,6 +37,9 @@ OLD_NAMES = {
 }
 """Config arguments of TRL's RLOOConfig before 0.22, and what they are called today."""
 
+OWN_FIELDS = ("reward_limit", "fast_sampling", "single_pass")
+"""What ``RLOOConfig`` adds to TRL's arguments."""
+
 GONE = {
     "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
     "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
@@ -105,6 +108,8 @@ class RLOOConfig(trl.RLOOConfig):
     Added:
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
         fast_sampling: on a CPU, draw tokens by inverse CDF (same distribution, a fraction of the time).
+        single_pass: leave out the forward pass for the old log-probabilities where beta is 0 and each batch is
+            used once: they equal the new ones (same update, see tests/test_trainer.py).
 
     Raises:
         ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
@@ -135,6 +140,9 @@ class RLOOConfig(trl.RLOOConfig):
     # The kit's own.
     reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
     fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    single_pass: bool = field(
+        default=True, metadata={"help": "No pass for old log-probs where they are the new."}
+    )
 
     def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
         if output_dir is not None:
@@ -145,7 +153,7 @@ class RLOOConfig(trl.RLOOConfig):
         values = {**_own_defaults(type(self)), **_precision(given), **given}
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
         guards.check_config(SimpleNamespace(**complete))
-        for name in ("reward_limit", "fast_sampling"):
+        for name in OWN_FIELDS:
             setattr(self, name, values.pop(name))
         super().__init__(**values)
 

@@ -72,6 +72,8 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
       No second copy of the LoRA is kept where the reference is the base model or beta is 0.
     - A gradient that is not finite stops the run before it reaches a weight.
     - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole.
+    - Without a KL term and with each batch used once, the pass for the old log-probabilities is left out:
+      they are the new ones, and the update is the same.
     - One line per logged step, and the metric ``dead_groups``: the share of groups whose K raw rewards are
       all equal, counted before the KL term hides it.
 
@@ -137,7 +139,12 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
         """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
         other_engine = self.use_vllm or self.use_transformers_continuous_batching
         extra = self.args.generation_kwargs or {}
-        if self.accelerator.device.type != "cpu" or not self.args.fast_sampling or other_engine or extra:
+        if (
+            self.accelerator.device.type != "cpu"
+            or not getattr(self.args, "fast_sampling", False)
+            or other_engine
+            or extra
+        ):
             yield
             return
         draw = sampling.Draw(self.temperature, self.top_p, self.top_k, self.min_p)
@@ -161,6 +168,47 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
             else:
                 del model.generate
             self.generation_config, self.generation_kwargs = before
+
+    @property
+    def _is_single_pass(self) -> bool:
+        """Whether the policy that sampled a batch is the one that the loss is taken of, and no KL term needs
+        its log-probabilities before: then the ratio is 1, and its value is known without a forward pass."""
+        used_once = self.num_iterations == 1
+        before_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        return getattr(self.args, "single_pass", False) and self.beta == 0 and used_once and before_update
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: Any,
+        logits_to_keep: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Answers: TRL runs a forward pass for the old log-probabilities also where they are the new ones.
+
+        Returns:
+            Log-probabilities (rows, logits_to_keep), entropies or None, auxiliary loss or None.
+        """
+        if self._is_single_pass and self.model.training and not torch.is_grad_enabled():
+            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        result = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+        if self._is_single_pass and self.model.training:
+            self._loss_inputs["old_logps"] = (result[0].detach() * self._loss_inputs["completion_mask"]).sum(
+                1
+            )
+        return result
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """TRL's loss; keeps the batch at hand for :meth:`_get_per_token_logps_and_entropies`."""
+        self._loss_inputs = inputs
+        try:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            del self._loss_inputs
 
     def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Answers: TRL counts groups without spread after the KL term has given them one.
@@ -297,7 +345,7 @@ def _with_own_fields(args: Any) -> Any:
     """A plain TRL config is welcome too; it lacks the kit's fields."""
     from types import SimpleNamespace
 
-    own = {"reward_limit": 1e6, "fast_sampling": True}
+    own = {"reward_limit": 1e6, "fast_sampling": False, "single_pass": False}
     settled = {"generation_batch_size": None} if args.steps_per_generation else {}
     return SimpleNamespace(**{**own, **vars(args), **settled})
 
