@@ -42,7 +42,7 @@ class Assertion(NamedTuple):
 
 
 _INVISIBLE = re.compile(
-    r"<!--.*?-->|\\(?:h|v)?phantom\{[^{}]*\}|[\u200b-\u200d\u2060\ufeff]|<\|[a-z_]+\|>", re.S
+    r"<!--.{0,500}?-->|\\(?:h|v)?phantom\{[^{}]{0,200}\}|[\u200b-\u200d\u2060\ufeff]|<\|[a-z_]+\|>", re.S
 )
 _FENCED = re.compile(r"```.*?```", re.S)
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -77,13 +77,17 @@ _NOUNS = (
     "risposta|risultato|antwoord|ответ|результат|відповідь|odpowiedź|cevap|答案|结果|答え|答|정답|답|"
     "उत्तर|الجواب|الإجابة|جواب"
 )
+# Every repeat is bounded: a completion may be a hundred thousand line feeds.
 _LABEL = re.compile(
-    rf"(?:\b(?:{_NOUNS})|答案|结果|答え|정답|답)\s*(?:\([^)]*\))?\W{{0,4}}?"
+    rf"(?:\b(?:{_NOUNS})|答案|结果|答え|정답|답)\s{{0,9}}(?:\([^)]{{0,40}}\))?\W{{0,4}}?"
     r"(?:\b(?:is|are|was|equals|equal to|must be|will be|should be|es|ist|est|é|è|lautet|to|jest|dır|هو|هي)\b"
-    r"|[:：=]|是|为|為|は|은|는|\*\*?[:：]|[:：]\*\*?)\s*[:：]?"
-    rf"|(?:^|\n)\W*(?:final\s+)?(?:{_NOUNS})\W*(?=\n)|उत्तर\s+|(?:^|\n)\s*####\s*|<answer>",
-    re.IGNORECASE,
+    r"|[:：=]|是|为|為|は|은|는|\*\*?[:：]|[:：]\*\*?)\s{0,9}[:：]?"
+    rf"|(?:^|\n)[#*_ ]{{0,9}}(?:final\s{{1,9}})?(?:{_NOUNS})[*_ ]{{0,9}}(?=\n)"
+    r"|उत्तर\s{1,9}|^[ \t]{0,9}####|<answer>",
+    re.IGNORECASE | re.MULTILINE,
 )
+# Characters read beside an assertion, and most assertions read: whoever makes more commits to none.
+_SPAN, _MOST, _BARE = 400, 20, 4000
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
 _SENTENCE = re.compile(
     r"(?<=[.!?。！？।؟])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
@@ -99,17 +103,19 @@ _CONCLUDES = re.compile(
 
 
 def boxes(text: str) -> list[tuple[int, int, str]] | None:
-    r"""Every ``\boxed{...}`` as (start, end, content) with braces balanced; None if one is never closed.
+    r"""Every outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed.
 
     >>> boxes(r"so \boxed{\frac{1}{2}}")
     [(3, 22, '\\frac{1}{2}')]
     """
-    found = []
-    for match in _BOX.finditer(text):
+    found: list[tuple[int, int, str]] = []
+    match = _BOX.search(text)
+    while match:
         end = _closing_brace(text, match.end())
         if end is None:
             return None
         found.append((match.start(), end + 1, text[match.end() : end]))
+        match = _BOX.search(text, end + 1)
     return found
 
 
@@ -136,12 +142,12 @@ def assertions(text: str) -> list[Assertion]:
     if found is None:
         return []
     asserted = [
-        Assertion(value, _clause_before(text[:start]) + " … " + _clause_after(text[end:]), "box")
+        Assertion(value, _clause_before(text, start) + " … " + _clause_after(text[end : end + _SPAN]), "box")
         for start, end, value in found
     ]
-    asserted += _labelled(text)
-    if asserted or not text.strip():
-        return asserted
+    asserted = list(dict.fromkeys([*asserted, *_labelled(text)]))
+    if asserted or not text.strip() or len(text) > _BARE:
+        return asserted if len(asserted) <= _MOST else []
     sentences = [sentence for sentence in _sentences(text) if sentence.strip()]
     last = sentences[-1]
     if _CONCLUDES.match(last) or len(sentences) == 1:
@@ -155,18 +161,19 @@ def _sentences(text: str) -> list[str]:
 
 def _labelled(text: str) -> Iterator[Assertion]:
     for match in _LABEL.finditer(text):
-        following = [part for part in _sentences(text[match.end() :]) if part.strip(" \n*:.$\\[(")]
+        ahead = text[match.end() : match.end() + _SPAN]
+        following = [part for part in _sentences(ahead) if part.strip(" \n*:.$\\[(")]
         span = following[0] if following else ""
         if _BOX.search(span):  # the box is an assertion of its own
             continue
         head = _REASON.sub("", span)
         if head.strip():
             after = following[1] if len(following) > 1 else ""
-            yield Assertion(head, _clause_before(text[: match.start()]) + " … " + _retraction(after), "label")
+            yield Assertion(head, _clause_before(text, match.start()) + " … " + _retraction(after), "label")
 
 
-def _clause_before(text: str) -> str:
-    return re.split(r"[.,;:!?。，；：！？\n]", text)[-1]
+def _clause_before(text: str, position: int) -> str:
+    return re.split(r"[.,;:!?。，；：！？\n]", text[max(0, position - _SPAN) : position])[-1]
 
 
 # What stands for a second value right behind a box: "or 43", or a second pair of braces.
@@ -229,7 +236,7 @@ def commits(assertion: Assertion, gold: str = "") -> bool:
 
 # ----------------------------------------------------------------------------------- numbers
 
-_WRAPPERS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NOISE = re.compile(

@@ -1,0 +1,163 @@
+"""Reward models and rubrics as rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+import rewards
+from rewards import Criterion, reward_model, rubric_reward
+
+CRITERIA = [Criterion("brief", "The answer is brief.", 3.0), Criterion("polite", "The answer is polite.")]
+
+
+def judge(prompt, completion, description):
+    if "polite" in description:
+        return 1.0 if "please" in completion else 0.0
+    return 1 / len(completion.split())
+
+
+def test_a_rubric_is_the_weighted_mean_of_its_marks_and_logs_each():
+    logged = {}
+    reward = rubric_reward(CRITERIA, judge)
+    scores = reward(prompts=["?"] * 2, completions=["yes please", "yes"], log_metric=logged.__setitem__)
+    assert scores == [pytest.approx((3 * 0.5 + 1) / 4), pytest.approx(3 / 4)]
+    assert logged == {"rubric_reward/brief": 0.75, "rubric_reward/polite": 0.5}
+
+
+def test_a_judge_without_an_opinion_drops_out():
+    def silent(prompt, completion, description):
+        return None if completion == "?" or "polite" in description else 0.5
+
+    reward = rubric_reward({"brief": "brief", "polite": "polite"}, silent)
+    assert reward(prompts=["", ""], completions=["a", "?"]) == [0.5, None]
+
+
+def test_an_async_judge_is_asked_about_everything_at_once():
+    running, most = 0, 0
+
+    async def slow(prompt, completion, description):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return 0.5
+
+    reward = rubric_reward(CRITERIA, slow)
+    assert rewards.compose.is_async(reward)
+    assert asyncio.run(reward(prompts=["?"] * 3, completions=["a"] * 3)) == [0.5] * 3
+    assert most == 6
+
+
+@pytest.mark.parametrize("mark", [1.5, -0.1, float("nan"), "0.5", [1.0]])
+def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
+    reward = rubric_reward({"brief": "brief"}, lambda *question: mark)
+    with pytest.raises(rewards.RewardValueError, match="'brief' is not a number from 0 to 1") as caught:
+        reward(prompts=["?"], completions=["a"])
+    assert caught.value.sample == 0
+
+
+@pytest.mark.parametrize(
+    "criteria",
+    [{}, [Criterion("a", "x"), Criterion("a", "y")], [Criterion("a", "x", 0.0)], [Criterion("a", "x", -1.0)]],
+)
+def test_a_bad_rubric_is_refused(criteria):
+    with pytest.raises(ValueError, match="different names and positive weights"):
+        rubric_reward(criteria, judge)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A reward model of two layers, saved as TRL's RewardTrainer saves one."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["[PAD]", "[UNK]", "a", "b", "c", "good", "bad", "<think>", "</think>"]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
+    )
+    tokenizer.chat_template = "{% for m in messages %} {{ m['content'] }}{% endfor %}"
+    config = transformers.Qwen3Config(
+        vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_labels=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("models") / "tiny-reward"
+    transformers.Qwen3ForSequenceClassification(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+CHAT = {
+    "prompts": [[{"role": "user", "content": "a"}]] * 5,
+    "completions": [
+        [{"role": "assistant", "content": text}] for text in ("good", "bad b", "c", "good good b c", "bad")
+    ],
+}
+
+
+def test_a_reward_model_scores_in_batches_as_one_by_one(folder):
+    together = reward_model(folder, batch_size=2, device="cpu")(**CHAT)
+    alone = reward_model(folder, batch_size=1, device="cpu")(**CHAT)
+    assert together == pytest.approx(alone, abs=1e-5)
+    assert len(set(together)) == 5
+
+
+def test_a_reward_model_scores_as_transformers_does(folder):
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([[2, 5]])).logits.item()
+    assert reward_model(folder, device="cpu")(**{k: v[:1] for k, v in CHAT.items()}) == [
+        pytest.approx(expected, abs=1e-5)
+    ]
+    plain = reward_model(folder, device="cpu")(prompts=["a "], completions=["good"])
+    assert plain == [pytest.approx(expected, abs=1e-5)]
+
+
+def test_a_reward_model_is_named_after_its_folder_and_pickles_without_its_weights(folder):
+    reward = reward_model(folder, device="cpu")
+    scores = reward(**CHAT)
+    data = pickle.dumps(reward)
+    assert len(data) < 2000
+    again = pickle.loads(data)
+    assert again.__name__ == "tiny-reward"
+    assert again(**CHAT) == pytest.approx(scores)
+
+
+def test_the_thought_can_be_kept_from_the_reward_model(folder):
+    reward = reward_model(folder, device="cpu", with_thought=False)
+    completions = [[{"role": "assistant", "content": f"<think> {t} </think> good"}] for t in ("a", "bad bad")]
+    first, second = reward(prompts=CHAT["prompts"][:2], completions=completions)
+    assert first == second
+
+
+def test_a_reward_model_leaves_no_gradient(folder):
+    import torch
+
+    scores = rewards.guarded(reward_model(folder, device="cpu"))(**CHAT)
+    assert all(isinstance(score, float) for score in scores)
+    assert torch.is_grad_enabled()
+
+
+def test_a_classifier_of_two_labels_is_no_reward_model(folder, tmp_path):
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, num_labels=2)
+    transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="has one output, and this one has 2"):
+        reward_model(str(tmp_path), device="cpu")(**CHAT)
+
+
+def test_bad_settings_are_refused_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="batch_size"):
+        reward_model("no/such-model", batch_size=0)

@@ -1,0 +1,169 @@
+"""The package as a whole: light, alone, picklable, and at home in TRL's trainers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rewards
+
+PACKAGE = Path(rewards.__file__).parent
+HEAVY = ("torch", "transformers", "trl", "numpy", "math_verify", "sympy", "datasets", "rloo_kit", "unsloth")
+
+
+def run(code: str, *, isolated: bool = False, cwd: Path | None = None, timeout: int = 300) -> str:
+    """Run code in a fresh interpreter; isolated: without site-packages, so with the standard library alone."""
+    flags = ["-I", "-S"] if isolated else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+    result = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        timeout=timeout,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_importing_rewards_is_quick_and_imports_nothing_heavy():
+    code = (
+        "import sys, time; start = time.perf_counter(); import rewards; took = time.perf_counter() - start\n"
+        f"print(took, [m for m in {HEAVY} if m in sys.modules])"
+    )
+    outputs = [run(code).split(" ", 1) for _ in range(3)]
+    assert min(float(took) for took, _ in outputs) < 0.1
+    assert {loaded.strip() for _, loaded in outputs} == {"[]"}
+
+
+def test_using_the_pure_rewards_imports_nothing_heavy():
+    code = (
+        "import sys, rewards\n"
+        "[getattr(rewards, name) for name in rewards.__all__]\n"
+        "rewards.audit(rewards.thought_then_answer(correct=rewards.answer_reward())).raise_for(0)\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])"
+    )
+    assert run(code).strip() == "[]"
+
+
+def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "rewards", ignore=shutil.ignore_patterns("__pycache__"))
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import rewards\n"
+        "ids = [[151667, *range(40), 151668, 42, 151645]]\n"
+        "print(rewards.answer_reward()(completions=['<think>x</think>42'], completion_ids=ids, answer=['42']))\n"
+        "print(rewards.thinking_reward()(completions=['<think>x?</think>42'], completion_ids=ids))\n"
+        "print(len(rewards.audit(rewards.answer_reward('choice')).exploits))\n"
+        "try: rewards.overlong_reward(10, 5)\n"
+        "except ImportError as error: print('ImportError')\n"
+    )
+    assert run(code, isolated=True, cwd=tmp_path).split("\n")[:4] == ["[1.0]", "[1.1]", "0", "ImportError"]
+
+
+def test_no_module_imports_rloo_kit():
+    for module in PACKAGE.glob("*.py"):
+        lines = module.read_text(encoding="utf-8").splitlines()
+        assert not [
+            line for line in lines if line.strip().startswith(("import rloo_kit", "from rloo_kit"))
+        ], module
+
+
+def test_every_public_name_exists_and_an_unknown_one_is_told():
+    for name in rewards.__all__:
+        assert getattr(rewards, name) is not None
+        assert name in dir(rewards)
+    with pytest.raises(AttributeError, match="no attribute 'accuracy'"):
+        rewards.accuracy  # noqa: B018
+
+
+def test_audit_is_callable_however_it_was_imported():
+    code = (
+        "import rewards.audit, rewards; print(len(rewards.audit(rewards.answer_reward('choice')).exploits))"
+    )
+    assert run(code).strip() == "0"
+
+
+EVERY = [
+    rewards.thinking_reward(), rewards.thought_then_answer(), rewards.answer_reward(), rewards.length_reward(),
+    rewards.sentence_reward(), rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b"),
+    rewards.weighted([rewards.answer_reward(), rewards.thinking_reward()], [0.8, 0.2]),
+    rewards.gated(by=rewards.answer_reward(), reward=rewards.thinking_reward()),
+    rewards.clipped(rewards.thinking_reward()), rewards.scaled(rewards.thinking_reward(), 2.0),
+    rewards.only_for(rewards.answer_reward(), kind="math"), rewards.cached(rewards.answer_reward()),
+    rewards.guarded(rewards.thinking_reward()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reward", EVERY, ids=lambda reward: reward.__name__)
+def test_every_reward_has_a_name_takes_trls_keywords_and_pickles(reward):
+    rewards.check_signature(reward, columns=["answer", "kind"])
+    assert isinstance(reward.__name__, str)
+    assert "/" not in reward.__name__
+    assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__
+
+
+TRAIN = """
+import unsloth  # first: without it TRL's RLOOTrainer fails on a CPU
+import sys, tempfile, torch, rewards
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers, decoders
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+import trl
+
+words = ["<pad>", "<eos>", "<unk>", *"0123456789", "+", "?", "="]
+backend = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+backend.add_tokens(["<think>", "</think>"])
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+torch.manual_seed(0)
+model = Qwen3ForCausalLM(Qwen3Config(
+    vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=True))
+tokens = rewards.ThinkTokens.from_tokenizer(tokenizer)
+answer = rewards.answer_reward(tokens=tokens)
+
+async def judge(prompt, completion, description):
+    return 0.5
+
+funcs = [
+    rewards.weighted([answer, rewards.thinking_reward(tokens)], [0.8, 0.2], name="mix"),
+    rewards.guarded(rewards.thought_then_answer(tokens, correct=answer)),
+    rewards.only_for(rewards.cached(rewards.length_reward()), kind="sum"),
+    rewards.overlong_reward(16, 4),
+    rewards.rubric_reward({"fine": "It is fine."}, judge),
+    rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
+]
+prompt = (lambda t: [{"role": "user", "content": t}]) if sys.argv[2] == "chat" else (lambda t: t)
+rows = [{"prompt": prompt(f"{a}+{a}="), "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)]
+name = sys.argv[1]
+config = getattr(trl, name + "Config")(
+    output_dir=tempfile.mkdtemp(), max_steps=2, per_device_train_batch_size=4, num_generations=4, logging_steps=1,
+    max_completion_length=16, report_to="none", use_cpu=True, beta=0.0, save_strategy="no", bf16=False)
+trainer = getattr(trl, name + "Trainer")(
+    model=model, processing_class=tokenizer, args=config, reward_funcs=funcs, train_dataset=Dataset.from_list(rows))
+trainer.train()
+logs = [log for log in trainer.state.log_history if "reward" in log]
+assert len(logs) == 2, trainer.state.log_history
+for func in funcs:
+    assert f"rewards/{func.__name__}/mean" in logs[0], (func.__name__, sorted(logs[0]))
+assert logs[0]["rewards/async_rubric/mean"] == 0.5
+assert "mix/thinking_reward" in logs[0], sorted(logs[0])
+print("trained", name)
+"""
+
+
+@pytest.mark.parametrize("trainer", ["GRPO", "RLOO"])
+@pytest.mark.parametrize("style", ["chat", "text"])
+def test_the_rewards_run_unchanged_in_trls_trainers(trainer, style, tmp_path):
+    pytest.importorskip("trl")
+    script = TRAIN.replace("sys.argv[1]", repr(trainer)).replace("sys.argv[2]", repr(style))
+    assert f"trained {trainer}" in run(script, cwd=tmp_path, timeout=500)
