@@ -101,8 +101,7 @@ RUNNERS = {
     "nbval lax": f"{NBVAL} --nbval-lax last.ipynb below.ipynb",
     "nbconvert": "nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20 "
     "last.ipynb below.ipynb",
-    "papermill last": "papermill --no-progress-bar --execution-timeout 20 last.ipynb last.ipynb",
-    "papermill below": "papermill --no-progress-bar --execution-timeout 20 below.ipynb below.ipynb",
+    "papermill": "papermill --no-progress-bar --execution-timeout 20 below.ipynb below.ipynb",
 }
 IN_VSCODE_TERMINAL = {"VSCODE_GIT_IPC_HANDLE": "x"}
 
@@ -344,13 +343,10 @@ def test_the_token_is_in_no_text_of_the_server(server: Server) -> None:
     server.ask("DELETE", f"kernels/{page.kernel_id}")
 
 
-@pytest.mark.parametrize("kind", ["without a token, under a base URL", "on a Unix socket"])
-def test_other_servers_are_asked_too(kind: str, tmp_path: Path) -> None:
+def test_a_server_without_a_token_on_a_unix_socket_under_a_base_url_is_asked_too(tmp_path: Path) -> None:
     unix_socket = f"/tmp/{uuid.uuid4().hex}"  # a path of a socket has at most 108 characters
-    unix = "Unix" in kind
-    open_to_all = [*TCP, "--ServerApp.base_url=/a/b/", "--IdentityProvider.token="]
-    options = [f"--sock={unix_socket}"] if unix else open_to_all
-    other = start_server(tmp_path, *options, token=uuid.uuid4().hex if unix else "")
+    options = f"--sock={unix_socket}", "--ServerApp.base_url=/a/b/", "--IdentityProvider.token="
+    other = start_server(tmp_path, *options, token="")
     try:
         page = other.open_page()
         page.run(SHUT_DOWN)
@@ -394,6 +390,14 @@ def test_a_kernel_of_vs_code_ends_after_its_cell_was_answered(before: str) -> No
         assert run(before) == ""
         assert run(SHUT_DOWN) == ""
         assert seconds_until(lambda: gone(pid), 15) < GONE_WITHIN_SECONDS
+
+
+def test_a_kernel_that_its_server_does_not_know_is_left_alone(server: Server) -> None:
+    """A runner inside a server (an export that executes, a scheduler) ends its kernels itself."""
+    with kernel_of() as (pid, run):
+        run(f"import os; os.environ['JPY_PARENT_PID'] = '{server.process.pid}'")
+        assert run(SHUT_DOWN) == ""
+        assert seconds_until(lambda: gone(pid), 3) >= 3
 
 
 TRAINED = """
