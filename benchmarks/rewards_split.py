@@ -7,6 +7,7 @@ Writes benchmarks/results/rewards_split.md.  Best of five rounds; no torch neede
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import random
 import time
@@ -55,7 +56,7 @@ def measured() -> list[tuple[str, float]]:
         rows.append(
             (
                 f"split_thinking, lists, boundary {name}",
-                tokens_per_second(lambda b=batch: split_all(b), 256 * 4096),
+                tokens_per_second(functools.partial(split_all, batch), 256 * 4096),
             )
         )
     batch = completions(256, 4096, 0.9)
@@ -76,7 +77,9 @@ def measured() -> list[tuple[str, float]]:
         )
     texts = ["<think>some thought?</think>The answer is 42."] * len(batch)
     for reward in (rewards.thinking_reward(), rewards.thought_then_answer()):
-        speed = tokens_per_second(lambda r=reward: r(completions=texts, completion_ids=batch), 256 * 4096)
+        speed = tokens_per_second(
+            functools.partial(reward, completions=texts, completion_ids=batch), 256 * 4096
+        )
         rows.append((reward.__name__, speed))
     return rows
 

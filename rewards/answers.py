@@ -42,7 +42,8 @@ class Assertion(NamedTuple):
 
 
 _INVISIBLE = re.compile(
-    r"<!--.{0,500}?-->|\\(?:h|v)?phantom\{[^{}]{0,200}\}|[\u200b-\u200d\u2060\ufeff]|<\|[a-z_]+\|>", re.S
+    r"<!--.{0,500}?-->|</?(?:b|strong|i|em|code|p|br|div|span)\s?/?>|\\(?:h|v)?phantom\{[^{}]{0,200}\}|[\u200b-\u200d\u2060\ufeff]|<\|[a-z_]+\|>",
+    re.S,
 )
 _FENCED = re.compile(r"```.*?```", re.S)
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
@@ -166,7 +167,7 @@ def _labelled(text: str) -> Iterator[Assertion]:
         span = following[0] if following else ""
         if _BOX.search(span):  # the box is an assertion of its own
             continue
-        head = _REASON.sub("", span)
+        head = _REASON.sub("", span).lstrip("*_ ")
         if head.strip():
             after = following[1] if len(following) > 1 else ""
             yield Assertion(head, _clause_before(text, match.start()) + " … " + _retraction(after), "label")
@@ -240,7 +241,7 @@ _WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operat
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NOISE = re.compile(
-    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?(?:answer|b|strong|i|em|code)>"
+    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>"
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
 )
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
