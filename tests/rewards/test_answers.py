@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 
 import pytest
 from hypothesis import example, given
@@ -243,6 +244,42 @@ def test_math_verify_works_off_the_main_thread():
     thread.start()
     thread.join()
     assert scores == [1.0]
+
+
+EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+" * 5000 + "x", "10**10**10"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("expression", EXPLOSIVE, ids=lambda text: text[:20])
+def test_an_expression_that_would_stop_the_run_is_wrong_at_once(expression):
+    scores = []
+    call = {"completions": [rf"\boxed{{{expression}}}"], "answer": ["x^2+1"]}
+    thread = threading.Thread(target=lambda: scores.extend(answer_reward("math")(**call)), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert scores == [0.0]
+
+
+LONG = {
+    "one label ten thousand times": "The answer is 42. " * 6000,
+    "boxes": r"\boxed{42} " * 9000,
+    "boxes within boxes": r"\boxed{" * 14_000,
+    "line feeds": "\n" * 100_000,
+    "labels without a value": "answer:\n" * 12_000,
+    "open comments": "<!--" * 25_000,
+    "digits": "7" * 100_000,
+    "brackets": "(" * 100_000,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_degenerate_completion_of_100000_characters_is_judged_in_seconds(text):
+    start = time.perf_counter()
+    for kind in ("number", "math", "choice", "exact"):
+        answer_reward(kind)(completions=[text], answer=["42"])
+    # Quadratic work took minutes here, so the bound is loose on purpose.
+    assert time.perf_counter() - start < 20
 
 
 def test_a_box_with_braces_inside_is_read_whole():

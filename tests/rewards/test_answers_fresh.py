@@ -6,7 +6,6 @@ the rules failed 17 of the 100 attacks and 9 of the 88 right answers of the firs
 What still fails stands in KNOWN, so that a change for better or worse is seen.
 """
 
-
 from __future__ import annotations
 
 import pytest
