@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -95,13 +96,14 @@ def write_notebook(path: Path, *cells: tuple[str, str | None]) -> Path:
     return path
 
 
-NBVAL = "pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20"
+NBVAL = "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20"
+PAPERMILL = "import papermill; [papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
 RUNNERS = {
     "nbval strict": f"{NBVAL} --nbval last.ipynb below.ipynb",
     "nbval lax": f"{NBVAL} --nbval-lax last.ipynb below.ipynb",
-    "nbconvert": "nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20 "
+    "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20 "
     "last.ipynb below.ipynb",
-    "papermill": "papermill --no-progress-bar --execution-timeout 20 below.ipynb below.ipynb",
+    "papermill": f"-c \"{PAPERMILL} for n in ('last.ipynb', 'below.ipynb')]\"",
 }
 IN_VSCODE_TERMINAL = {"VSCODE_GIT_IPC_HANDLE": "x"}
 
@@ -118,7 +120,7 @@ def test_a_runner_sees_every_cell_through(runner: str, variables: dict[str, str]
     """As the last cell and with a cell below: no error, no output of its own, the cell below runs."""
     last = write_notebook(tmp_path / "last.ipynb", FIRST, LAST)
     below = write_notebook(tmp_path / "below.ipynb", FIRST, LAST, BELOW)
-    command = [sys.executable, "-m", *RUNNERS[runner].split()]
+    command = [sys.executable, *shlex.split(RUNNERS[runner])]
     env = os.environ | variables
     done = subprocess.run(
         command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False
