@@ -89,8 +89,10 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
         A `Released`, whose text is in whole MiB.
 
     Example:
-        >>> release(namespace={"answer": 42}).holders
-        ()
+        >>> names = {"answer": 42}
+        >>> released = release(namespace=names)
+        >>> names
+        {'answer': 42}
     """
     shell = _shell()
     names = _default_namespace(shell) if namespace is None else namespace
@@ -443,7 +445,7 @@ def shutdown_kernel() -> None:
 
     Tried: Jupyter Server 2.21 with token, without authentication and on a Unix socket; ipykernel 7.4; the
     runners above with cells below and without.  Not tried: VS Code itself (its environment variables were
-    set by hand), JupyterHub (where the server refuses the request, the kernel stops by itself, which frees
+    set by hand), servers over HTTPS, JupyterHub (where the server refuses the request, the kernel stops by itself, which frees
     the memory, and the server may start a fresh one), Colab and Kaggle, Windows.
     """
     global _pending

@@ -545,13 +545,17 @@ def test_whoever_still_holds_a_model_is_named(monkeypatch: pytest.MonkeyPatch) -
     namespace = {"generate": closure, "kept": {"in": (model,)}, "free": [1, 2]}
     test = "test_whoever_still_holds_a_model_is_named()"
     found = named(release(namespace=namespace))
-    assert found == {
-        "generate (name in the notebook)": 4,
-        "kept (name in the notebook)": 4,
-        f"model (variable of {test})": 4,
-        "library.CACHE (global of a module)": 4,
-        "library.Registry.entries (attribute of a class)": 4,
-    }
+    assert (
+        found.items()
+        >= {
+            "generate (name in the notebook)": 4,
+            "kept (name in the notebook)": 4,
+            f"model (variable of {test})": 4,
+            "library.CACHE (global of a module)": 4,
+            "library.Registry.entries (attribute of a class)": 4,
+        }.items()
+    )
+    assert "free (name in the notebook)" not in found
 
 
 def test_looking_at_a_functions_variables_does_not_hold_them() -> None:
@@ -629,6 +633,7 @@ def test_odd_holders_are_passed_over() -> None:
 def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_others() -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()
     model, other = torch.nn.Sequential(torch.nn.Embedding(1024, 1024)), torch.nn.Embedding(2, 2)
     for embedding in (model[0], other):  # as transformers' Trainer does for an 8-bit optimizer
         manager.register_module_override(embedding, "weight", {"optim_bits": 32})
