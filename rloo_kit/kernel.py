@@ -443,10 +443,11 @@ def shutdown_kernel() -> None:
     does not end is no obstacle: after a grace period the process ends without it.  Call it in a cell, not
     in a widget's callback.  It prints nothing, returns nothing and raises nothing.
 
-    Tried: Jupyter Server 2.21 with token, without authentication and on a Unix socket; ipykernel 7.4; the
-    runners above with cells below and without.  Not tried: VS Code itself (its environment variables were
-    set by hand), servers over HTTPS, JupyterHub (where the server refuses the request, the kernel stops by itself, which frees
-    the memory, and the server may start a fresh one), Colab and Kaggle, Windows.
+    Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel
+    7.4; the runners above with cells below and without.  Not tried: VS Code itself (its environment
+    variables were set by hand), servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub: where its
+    server refuses the request, the kernel stops by itself, which frees the memory, and the server may
+    start a fresh one.
     """
     global _pending
     shell = _shell()
