@@ -38,10 +38,10 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -q --durations=10
+	$(BIN)/pytest -q -n 2 --dist worksteal --durations=10
 
 notebooks: $(STAMP)
-	$(BIN)/pytest -q --nbval --nbval-current-env --nbval-cell-timeout=420 --nbval-sanitize-with tests/nbval.cfg \
+	$(BIN)/pytest -q --nbval --nbval-current-env --nbval-cell-timeout=420 \
 	    -o addopts= -o testpaths=notebooks --timeout=0 --durations=5 notebooks
 
 lock: $(STAMP)  ## write the installed versions into requirements/constraints.txt

@@ -232,7 +232,7 @@ def import_unsloth() -> ModuleType:
         with quiet():
             return importlib.import_module("unsloth")
     except BaseException as error:
-        if "unsloth" not in sys.modules:
+        if sys.modules.get("unsloth") is None:
             _hook.install()  # the next import must not slip past
         if isinstance(error, NotImplementedError):
             raise VersionError(

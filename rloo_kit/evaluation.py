@@ -70,7 +70,8 @@ class Evaluation:
             rows.append(("reward", f"{self.reward} (95 %, bootstrap)"))
         rows += [(f"  {name}", f"{mean:.3f}") for name, mean in self.reward_means.items()]
         rows.append(("length", f"{self.mean_length:.1f} tokens, {self.truncated:.0%} cut"))
-        return "\n".join(f"{label:<14}{text}" for label, text in rows)
+        width = max(len(label) for label, _ in rows) + 2
+        return "\n".join(f"{label:<{width}}{text}" for label, text in rows)
 
 
 def evaluate(

@@ -47,7 +47,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-class ProgressCallback(TrainerCallback):  # type: ignore[misc]
+class ProgressCallback(TrainerCallback):
     """Prints :func:`header` once and a :func:`line` per training log, on the main process."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

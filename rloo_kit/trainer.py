@@ -61,7 +61,7 @@ UNSCORED_BATCHES = 3
 """After so many batches in a row without a single score a reward is reported."""
 
 
-class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
+class RLOOTrainer(trl.RLOOTrainer):
     """TRL's ``RLOOTrainer``; all of its arguments work and mean the same.
 
     What differs, each because stock TRL fails there in silence:
@@ -91,6 +91,9 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
 
+    generation_config: Any
+    generation_kwargs: dict[str, Any]
+
     def __init__(
         self,
         model: Any = None,
@@ -104,8 +107,8 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
         given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer")
         given = _unwrap_policy(given)
         given.setdefault("args", RLOOConfig())
-        given["reward_funcs"] = _guarded_rewards(given)
         _check_arguments(given)
+        given["reward_funcs"] = _guarded_rewards(given)
         _drop_reference(given["model"])
         self._unscored: Counter[str] = Counter()
         super().__init__(**given)
@@ -268,7 +271,7 @@ class RLOOTrainer(trl.RLOOTrainer):  # type: ignore[misc]
             target.set_adapter("default")
 
 
-class _FiniteGradients(TrainerCallback):  # type: ignore[misc]
+class _FiniteGradients(TrainerCallback):
     """Answers: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN."""
 
     def on_pre_optimizer_step(

@@ -37,7 +37,7 @@ print(_json.dumps({
 """
 
 
-class _Showing(NotebookClient):  # type: ignore[misc]
+class _Showing(NotebookClient):
     """Prints each cell's first line when it starts, and its text output while it runs."""
 
     def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
@@ -83,7 +83,7 @@ def run(notebook: Path, parameters: dict[str, Any] | None = None, show: bool = T
 def summary(result: dict[str, Any]) -> str:
     """At most eight lines: what ran where, what it learned, what it cost, where the adapter is."""
     rewards = result["rewards"]
-    few = max(1, len(rewards) // 10)
+    few = max(1, len(rewards) // 6)
     first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
     shares = ["{:.3f} [{:.3f}, {:.3f}]".format(*result[key]) for key in ("before", "after")]
     adapter = (NOTEBOOK.parent / result["adapter"]).resolve()

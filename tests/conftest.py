@@ -1,0 +1,94 @@
+"""What the tests share: the import order, the bundled policy, its task, and short runs on them."""
+
+from __future__ import annotations
+
+import rloo_kit  # isort: skip - the first import, as in every notebook
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# unsloth writes into os.environ when it is imported; a process of its own starts as a user's does.
+CLEAN_ENVIRONMENT = dict(os.environ)
+ROOT = Path(__file__).resolve().parent.parent
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def policy() -> Any:
+    """The tiny policy, loaded once; its weights may be those of any test's run."""
+    return rloo_kit.load_policy("tiny", seed=0)
+
+
+@pytest.fixture
+def fresh_policy() -> Any:
+    return rloo_kit.load_policy("tiny", seed=0)
+
+
+@pytest.fixture(scope="session")
+def task() -> Any:
+    return rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
+
+
+def right_after_thought(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+    """0.2 for a closed thought, 0.8 more for the right answer after it."""
+    scores = []
+    for completion, gold in zip(completions, answer, strict=True):
+        closed = completion[0]["content"].count("</think>") == 1
+        scores.append(0.2 * closed + 0.8 * (closed and rloo_kit.tasks.answer_of(completion) == gold))
+    return scores
+
+
+@pytest.fixture
+def make_trainer(policy: Any, task: Any, tmp_path: Path) -> Callable[..., Any]:
+    """``make_trainer(reward_funcs=..., **config)``: a trainer of one small step on the tiny policy."""
+
+    def make(reward_funcs: Any = right_after_thought, model: Any = None, **settings: Any) -> Any:
+        arguments = {
+            name: settings.pop(name)
+            for name in ("train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
+            if name in settings
+        }
+        small = {
+            "output_dir": str(tmp_path / "run"),
+            "num_generations": 2,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "max_steps": 1,
+            "max_completion_length": 8,
+            "save_strategy": "no",
+            "beta": 0.0,
+        }
+        return rloo_kit.RLOOTrainer(
+            model=policy if model is None else model,
+            reward_funcs=reward_funcs,
+            args=arguments.pop("args", None) or rloo_kit.RLOOConfig(**{**small, **settings}),
+            train_dataset=arguments.pop("train_dataset", task.train),
+            **arguments,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def script() -> Script:
+    """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
+
+    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr[-3000:]
+        return done
+
+    return run

@@ -1,0 +1,87 @@
+"""What the kit relies on in unsloth 2026.10.9, so that an upgrade fails here first, in words."""
+
+from __future__ import annotations
+
+import rloo_kit  # isort: skip - unsloth first
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import unsloth
+from unsloth import FastLanguageModel
+
+# What unsloth's generated config sets on a GPU, beside TRL's own default: the reason for RLOOConfig's defaults.
+CHANGED_ON_A_GPU = {
+    "per_device_train_batch_size": 4,
+    "learning_rate": 5e-05,
+    "warmup_steps": 0.1,
+    "optim": "adamw_8bit",
+    "weight_decay": 0.001,
+    "gradient_accumulation_steps": 2,
+    "bf16": False,
+    "torch_empty_cache_steps": 250,
+    "logging_steps": 1,
+    "logging_nan_inf_filter": False,
+    "include_num_input_tokens_seen": False,
+    "per_device_eval_batch_size": 4,
+    "eval_accumulation_steps": 2,
+    "seed": 3407,
+    "num_generations": 8,
+    "generation_kwargs": {},
+}
+
+CHANGES = """
+import os, sys
+os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
+import dataclasses, inspect, json
+import unsloth, trl
+stock = {item.name: item.default for item in dataclasses.fields(trl.RLOOConfig)}
+unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
+given = inspect.signature(trl.RLOOConfig.__init__).parameters
+changed = {name: p.default for name, p in given.items() if name in stock and p.default != stock[name]}
+trainer = inspect.signature(trl.RLOOTrainer.__init__).parameters
+print(json.dumps([changed, sorted(trainer), trl.RLOOTrainer.__name__]))
+"""
+
+
+def test_the_defaults_that_the_generated_config_changes_are_all_set_by_ours(
+    script: Any, tmp_path: Path
+) -> None:
+    changed, arguments, name = json.loads(script(CHANGES, str(tmp_path)).stdout.splitlines()[-1])
+    assert changed == CHANGED_ON_A_GPU
+    settled_otherwise = {"bf16"}  # rloo_kit.config._precision
+    ours = set(rloo_kit.RLOOConfig.__annotations__)
+    assert set(changed) <= ours | settled_otherwise, "a notebook would mean two things"
+    assert name.startswith("Unsloth"), "rloo_kit.trainer._check_model knows the generated class by its name"
+    assert {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"} <= set(
+        arguments
+    )
+
+
+def test_the_loader_takes_what_load_policy_passes() -> None:
+    loading = inspect.signature(FastLanguageModel.from_pretrained).parameters
+    assert {"model_name", "max_seq_length", "load_in_4bit", "use_gradient_checkpointing"} <= set(loading)
+    adapting = inspect.signature(FastLanguageModel.get_peft_model).parameters
+    assert {
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "use_gradient_checkpointing",
+        "random_state",
+    } <= set(adapting)
+
+
+def test_a_policy_knows_its_length_and_both_modes(policy: Any) -> None:
+    assert isinstance(policy.model.max_seq_length, int), "guards.check_lengths asks for it"
+    policy.model.for_inference()
+    assert not policy.model.training
+    policy.model.for_training()
+    assert policy.model.training
+
+
+def test_the_name_for_bfloat16_exists_on_this_device_too() -> None:
+    assert isinstance(unsloth.is_bfloat16_supported(), bool)

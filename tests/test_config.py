@@ -1,0 +1,107 @@
+"""RLOOConfig: one meaning on every device, and published recipes run as pasted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import trl
+
+import rloo_kit
+from rloo_kit import config
+from rloo_kit.errors import ArgumentError, ConfigError
+
+
+def test_the_kits_defaults_are_those_of_the_readme() -> None:
+    settings = rloo_kit.RLOOConfig()
+    assert (settings.num_generations, settings.learning_rate, settings.beta) == (4, 1e-5, 0.05)
+    assert (settings.per_device_train_batch_size, settings.gradient_accumulation_steps) == (4, 2)
+
+
+def test_what_the_kit_does_not_name_stays_trls() -> None:
+    ours, theirs = rloo_kit.RLOOConfig(), trl.RLOOConfig(output_dir="x", bf16=False)
+    named = set(config.RLOOConfig.__annotations__) | {"bf16", "fp16"}
+    for item in dataclasses.fields(trl.RLOOConfig):
+        derived = item.name in (
+            "generation_batch_size",
+            "steps_per_generation",
+            "accelerator_config",
+            "_n_gpu",
+        )
+        if item.name not in named and not derived:
+            assert getattr(ours, item.name) == getattr(theirs, item.name), item.name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("kl_coef", "beta", 0.1),
+        ("rloo_k", "num_generations", 2),
+        ("cliprange", "epsilon", 0.1),
+        ("num_ppo_epochs", "num_iterations", 2),
+        ("response_length", "max_completion_length", 53),
+        ("normalize_reward", "normalize_advantages", True),
+    ],
+)
+def test_an_old_name_is_taken_with_one_warning_that_gives_the_new_one(old: str, new: str, value: Any) -> None:
+    with pytest.warns(FutureWarning, match=f"{old} is now {new}") as caught:
+        settings = rloo_kit.RLOOConfig(**{old: value})
+    assert getattr(settings, new) == value
+    assert len(caught) == 1
+
+
+def test_a_published_recipe_gets_one_warning_for_all_its_old_names() -> None:
+    recipe = {"rloo_k": 4, "kl_coef": 0.03, "response_length": 53, "num_ppo_epochs": 1, "cliprange": 0.2}
+    with pytest.warns(FutureWarning) as caught:
+        rloo_kit.RLOOConfig(output_dir="out", **recipe)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", config.GONE)
+def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
+    with pytest.raises(ArgumentError, match=name) as caught:
+        rloo_kit.RLOOConfig(**{name: 1})
+    assert config.GONE[name] in str(caught.value)
+    assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
+
+
+def test_a_misspelt_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ArgumentError, match="did you mean num_generations"):
+        rloo_kit.RLOOConfig(num_generation=4)
+
+
+def test_an_old_name_beside_its_new_one_is_refused() -> None:
+    with pytest.warns(FutureWarning), pytest.raises(ArgumentError, match="given twice"):
+        rloo_kit.RLOOConfig(kl_coef=0.1, beta=0.1)
+
+
+def test_every_old_name_leads_to_a_name_that_exists() -> None:
+    fields = {item.name for item in dataclasses.fields(trl.RLOOConfig)}
+    assert set(config.OLD_NAMES.values()) <= fields
+    assert not set(config.GONE) & fields
+    assert not set(config.OLD_NAMES) & fields
+
+
+def test_old_names_of_the_trainer_are_taken_too(make_trainer: Any, policy: Any, task: Any) -> None:
+    with pytest.warns(FutureWarning, match="policy is now model") as caught:
+        trainer = rloo_kit.RLOOTrainer(
+            policy=policy.model,
+            tokenizer=policy.tokenizer,
+            reward_model=lambda completions, **kwargs: [0.0] * len(completions),
+            config=rloo_kit.RLOOConfig(max_steps=1),
+            train_dataset=task.train,
+        )
+    assert trainer.model is policy.model
+    assert "tokenizer is now processing_class" in str(caught[0].message)
+
+
+def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: Any) -> None:
+    with pytest.raises(ArgumentError, match="ref_policy has no equal"):
+        rloo_kit.RLOOTrainer(model=policy, reward_funcs=len, train_dataset=task.train, ref_policy=None)
+
+
+def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
+    rloo_kit.RLOOConfig(generation_batch_size=16, num_generations=8)
+    with pytest.raises(ConfigError, match="does not divide into groups of 8"):
+        rloo_kit.RLOOConfig(generation_batch_size=12, num_generations=8)

@@ -1,0 +1,233 @@
+"""import rloo_kit and prepare(): the order of imports, the variables, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_kit import environment
+from rloo_kit.errors import ImportOrderError, VersionError
+
+HEAVY = ("torch", "transformers", "trl", "peft", "unsloth", "datasets", "matplotlib", "IPython")
+
+# Forks one process per order, after what no order concerns: each child imports the libraries themselves.
+# Watch stands right before Python's own finders, so it sees when a library's own code begins to run.
+ORDERS = """
+import itertools, json, os, sys, warnings
+if sys.argv[1] == "with":
+    import rloo_kit
+import datasets, huggingface_hub, pandas, sympy, tokenizers, torch, torch._inductor.lowering, torchao
+
+PATCHED = ("trl", "transformers", "peft", "accelerate")
+for name in (*PATCHED, "unsloth"):
+    assert name not in sys.modules, name
+
+class Watch:
+    begun = []
+    def find_spec(self, name, path=None, target=None):
+        if name in (*PATCHED, "unsloth"):
+            self.begun.append(name)
+
+def child(order, write):
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(1, 2)
+    sys.meta_path.insert(-1, Watch())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name in order:
+            __import__(name)
+    told = any("should be imported before" in str(item.message) for item in caught)
+    late = Watch.begun[: Watch.begun.index("unsloth")]
+    hooks = sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path)
+    os.write(write, json.dumps([order, told, late, hooks]).encode())
+    os._exit(0)
+
+orders = list(itertools.permutations(("unsloth", "trl", "transformers", "peft")))[:: int(sys.argv[2])]
+running, results = [], []
+def collect():
+    pid, read = running.pop(0)
+    os.waitpid(pid, 0)
+    results.append(json.loads(os.read(read, 4096) or b"null"))
+    os.close(read)
+for order in orders:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(order, write)
+    os.close(write)
+    running.append((pid, read))
+    if len(running) == 2:
+        collect()
+while running:
+    collect()
+print(json.dumps(results))
+"""
+
+
+def test_the_import_is_light(script: Any) -> None:
+    code = f"import rloo_kit, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    assert script(code).stdout.strip() == "[]"
+
+
+def test_all_24_import_orders_put_unsloth_first(script: Any) -> None:
+    results = json.loads(script(ORDERS, "with", "1").stdout)
+    assert len(results) == 24
+    for order, told, late, hooks in results:
+        assert not told, order
+        assert not late, order
+        assert hooks == 0, f"the hook is still there after {order}"
+
+
+def test_without_the_kit_the_same_check_fails(script: Any) -> None:
+    for order, told, late, _ in json.loads(script(ORDERS, "without", "5").stdout):
+        assert (told and bool(late)) == (order[0] != "unsloth"), order
+
+
+def test_the_hook_gives_the_very_module_that_unsloth_patched(script: Any) -> None:
+    code = """
+import rloo_kit, transformers, sys
+import trl.trainer.rloo_trainer as user
+print(user.transformers is transformers is sys.modules["transformers"], transformers.__spec__.origin is not None)
+"""
+    assert script(code).stdout.strip() == "True True"
+
+
+def test_a_library_imported_before_the_kit_is_named_with_the_mend(script: Any) -> None:
+    code = """
+import sys, types
+sys.modules["trl"] = types.ModuleType("trl")  # as good as imported
+import rloo_kit
+try:
+    rloo_kit.prepare(dotenv=None)
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    said = script(code).stdout
+    assert said.startswith(ImportOrderError.__name__)
+    assert "trl" in said
+    assert "restart the kernel and make `import rloo_kit` its first line" in said
+
+
+def test_a_failed_import_of_unsloth_leaves_the_hook_in_force(script: Any) -> None:
+    code = """
+import sys, rloo_kit
+sys.modules["unsloth"] = None  # import unsloth now raises
+for name in ("transformers", "trl"):
+    try:
+        __import__(name)
+    except ImportError as error:
+        print(name, "refused")
+"""
+    assert script(code).stdout.split("\n")[:2] == ["transformers refused", "trl refused"]
+
+
+PREPARE = """
+import rloo_kit, sys, os, json
+env = rloo_kit.prepare(dotenv=sys.argv[1] if len(sys.argv) > 1 else None, seed=7)
+"""
+
+
+def test_prepare_shows_one_screen_and_is_harmless_twice(script: Any, tmp_path: Path) -> None:
+    code = PREPARE + "\nagain = rloo_kit.prepare(dotenv=None, seed=7)\nassert again.versions == env.versions"
+    done = script(code, XDG_CACHE_HOME=str(tmp_path))
+    screen = done.stdout[: len(done.stdout) // 2]
+    assert len(screen.splitlines()) <= 30
+    for shown in ("device", "memory", "bfloat16", "hub", "stack", "trl 1.15.0", "seed      7"):
+        assert shown in screen
+    assert done.stderr == "", "start-up noise"
+    assert "Unsloth" not in done.stdout
+
+
+def test_real_variables_win_over_dotenv_and_no_value_of_it_is_shown(script: Any, tmp_path: Path) -> None:
+    secret = "hf_" + "x" * 30
+    file = tmp_path / ".env"
+    file.write_text(f"HF_TOKEN={secret}\nMINE=from-file\nHF_HUB_OFFLINE=1\n")
+    code = PREPARE + "\nprint('MINE is', os.environ['MINE'], len(os.environ['HF_TOKEN']))\nprint(repr(env))"
+    done = script(code, str(file), MINE="from-shell", XDG_CACHE_HOME=str(tmp_path))
+    assert "MINE is from-shell 33" in done.stdout
+    assert secret not in done.stdout + done.stderr
+    assert "HF_TOKEN=(not shown)" in done.stdout
+
+
+def test_a_variable_that_the_user_set_is_respected_and_reported(script: Any, tmp_path: Path) -> None:
+    done = script(PREPARE, PYTORCH_ALLOC_CONF="max_split_size_mb:128", XDG_CACHE_HOME=str(tmp_path))
+    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:128" in done.stdout
+    assert "yours, left as it is" in done.stdout
+
+
+def test_a_variable_that_comes_too_late_is_reported_and_not_set(script: Any, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("UNSLOTH_COMPILE_LOCATION=elsewhere\n")
+    code = (
+        "import rloo_kit, trl\n" + PREPARE + "\nprint(os.environ['UNSLOTH_COMPILE_LOCATION'] == 'elsewhere')"
+    )
+    said = script(code, str(file), HF_HUB_OFFLINE="1", XDG_CACHE_HOME=str(tmp_path)).stdout
+    assert "UNSLOTH_COMPILE_LOCATION in .env came too late: unsloth had read it" in said
+    assert said.rstrip().endswith("False")
+
+
+def test_offline_is_told_to_the_hub_library_before_it_asks(script: Any, tmp_path: Path) -> None:
+    code = """
+import rloo_kit
+env = rloo_kit.prepare(dotenv=None, offline=True)
+from huggingface_hub import constants
+print(env.offline, constants.HF_HUB_OFFLINE)
+"""
+    assert script(code, XDG_CACHE_HOME=str(tmp_path)).stdout.rstrip().endswith("True True")
+
+
+def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens on the discard port
+    assert environment._hub_reachable(seconds=1.0) is False
+
+
+def test_another_trl_is_an_error_and_another_torch_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {**{name: tested[0] for name, tested in environment.TESTED.items()}, "torch": "1.13.1+cu117"}
+    monkeypatch.setattr(environment, "_version", installed.__getitem__)
+    notes: list[str] = []
+    environment._check_versions(notes)
+    assert notes == ["torch 1.13.1+cu117 is installed; tested was 2.11 and 2.12 and 2.13."]
+    installed["trl"] = "1.16.0"
+    with pytest.raises(VersionError, match=r"trl 1\.16\.0"):
+        environment._check_versions(notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ("🦥 Unsloth: Will patch your computer to enable 2x faster free finetuning.", True),
+        ("Unsloth 2026.10.9: no GPU found, training on CPU (x86_64, 1 threads, bfloat16 = False).", True),
+        ("Unsloth (CPU): Qwen3ForCausalLM on 1 CPU threads. dtype = torch.float32, 4-bit = True", True),
+        ("==((====))==  Unsloth 2026.10.9: Fast Qwen3 patching. Transformers: 5.17.0.", True),
+        (
+            "Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit weights instead.",
+            False,
+        ),
+        ("Unsloth: Switching to float32 training since model cannot work with float16", False),
+        ("", False),
+    ],
+)
+def test_only_known_noise_is_dropped(line: str, dropped: bool) -> None:
+    assert environment.is_noise(line) is dropped
+
+
+def test_each_setting_says_why() -> None:
+    for name, setting in environment.settings().items():
+        assert setting.reason, name
+        assert "\n" not in setting.reason
+
+
+def test_no_other_room_writes_the_environment() -> None:
+    folder = Path(environment.__file__).parent
+    writers = [
+        path.name
+        for path in folder.glob("*.py")
+        if path.name != "environment.py"
+        and ("os.environ[" in path.read_text() or "putenv" in path.read_text())
+    ]
+    assert writers == []

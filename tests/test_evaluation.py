@@ -1,0 +1,138 @@
+"""evaluate: figures with intervals, from completions graded as TRL would grade them."""
+
+from __future__ import annotations
+
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+import rloo_kit
+from rewards import RewardValueError
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import DatasetError
+from rloo_kit.evaluation import bootstrap, evaluate, fitting_batch_size, score, wilson
+from rloo_kit.models import Completion
+from tests.conftest import right_after_thought
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    # Newcombe 1998, Statistics in Medicine 17, table I, method 3 (score, without continuity correction).
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilsons_interval_is_the_published_one(successes: int, trials: int, low: float, high: float) -> None:
+    interval = wilson(successes, trials)
+    assert (interval.low, interval.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
+
+
+def test_the_bootstrap_interval_covers_the_mean_about_95_times_in_100() -> None:
+    rng = random.Random(0)
+    covered = 0
+    for trial in range(200):
+        values = [rng.gauss(1.0, 2.0) for _ in range(50)]
+        interval = bootstrap(values, seed=trial, resamples=400)
+        assert interval is not None
+        covered += interval.low <= 1.0 <= interval.high
+    assert 180 <= covered <= 199
+
+
+class Scripted:
+    """A policy whose completions are given."""
+
+    card, device = CATALOGUE["tiny"], SimpleNamespace(type="cpu")
+
+    def __init__(self, *texts: str, finished: bool = True) -> None:
+        self.texts, self.finished = texts, finished
+
+    def generate(self, prompts: Any, *, n: int, **options: Any) -> list[Completion]:
+        assert len(prompts) * n == len(self.texts)
+        repeated = [prompt for prompt in prompts for _ in range(n)]
+        return [Completion(p, t, (1, 2, 3), self.finished) for p, t in zip(repeated, self.texts, strict=True)]
+
+
+QUESTIONS = Dataset.from_list(
+    [{"prompt": [{"role": "user", "content": f"What is {i} + 1?"}], "answer": str(i + 1)} for i in range(4)]
+)
+
+
+def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
+    policy = Scripted("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5.")
+    result = evaluate(policy, QUESTIONS)
+    assert result.accuracy is not None
+    assert result.accuracy.value == 0.5  # the second never left its thought, the fourth is wrong
+    assert result.reward is None
+
+
+def test_a_completion_that_was_cut_counts_as_wrong_and_as_truncated() -> None:
+    result = evaluate(Scripted("1", "2", "3", "4", finished=False), QUESTIONS)
+    assert result.accuracy is not None
+    assert (result.accuracy.value, result.truncated) == (0.0, 1.0)
+
+
+def test_rewards_are_called_with_trls_keywords_and_summed() -> None:
+    seen: dict[str, Any] = {}
+
+    def first(completions: Any, answer: Any, **kwargs: Any) -> list[float | None]:
+        seen.update(kwargs, completions=completions, answer=answer)
+        return [1.0, None, 1.0, None]
+
+    async def second(completions: Any, **kwargs: Any) -> list[float | None]:
+        return [0.5, 0.5, None, None]
+
+    result = evaluate(Scripted("1", "2", "3", "4"), QUESTIONS, [first, second])
+    assert {"prompts", "completion_ids", "trainer_state", "log_extra", "log_metric"} <= set(seen)
+    assert seen["completions"][0] == [{"role": "assistant", "content": "1"}]
+    assert result.rewards == (1.5, 0.5, 1.0, None)
+    assert result.reward_means == {"first": 1.0, "second": 0.5}
+    assert result.reward is not None
+    assert result.reward.value == pytest.approx(1.0)
+
+
+def test_a_plain_prompt_gets_a_plain_completion() -> None:
+    rows = [{"prompt": "1 + 1 =", "answer": "2"}]
+    completion = Completion("1 + 1 =", " 2", (5,), True)
+    scores = score(rows, [completion], [lambda completions, **kwargs: [float(completions == [" 2"])]])
+    assert list(scores.values()) == [[1.0]]
+
+
+def test_a_bad_reward_is_named_here_too() -> None:
+    with pytest.raises(RewardValueError, match="inf"):
+        evaluate(Scripted(*"1234"), QUESTIONS, lambda completions, **kwargs: [math.inf] * 4)
+
+
+def test_without_answers_there_is_no_accuracy() -> None:
+    assert evaluate(Scripted(*"1234"), QUESTIONS.remove_columns("answer")).accuracy is None
+
+
+@pytest.mark.parametrize("bad", [QUESTIONS.select([]), QUESTIONS.rename_column("prompt", "question")])
+def test_a_dataset_that_cannot_be_evaluated_is_refused(bad: Any) -> None:
+    with pytest.raises(DatasetError, match="prompt"):
+        evaluate(Scripted(), bad)
+
+
+def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any) -> None:
+    # Fresh: other tests train the shared policy.
+    policy = rloo_kit.load_policy("tiny")
+    greedy = evaluate(policy, task, right_after_thought, max_new_tokens=32)
+    assert greedy.accuracy is not None
+    assert 0.25 < greedy.accuracy.value < 0.8
+    assert len(greedy.completions) == len(task.held_out)
+    sampled = evaluate(policy, task, right_after_thought, n=4, samples=3, greedy=False, max_new_tokens=32)
+    assert len(sampled.completions) == 12
+    assert "12, sampled" in str(sampled)
+
+
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    card = CATALOGUE["qwen3-4b"]
+    policy: Any = SimpleNamespace(card=card, device=SimpleNamespace(type="cuda"))
+    row = card.kv_bytes_per_token * (512 + 512)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
+    assert fitting_batch_size(policy, max_new_tokens=512) == 10
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (row, 40 * row))
+    assert fitting_batch_size(policy, max_new_tokens=512) == 1

@@ -1,0 +1,244 @@
+"""Every input that stock TRL takes in silence or answers in riddles gets an error that names it.
+
+The 29 inputs of ``REFUSED``: for each the error, the culprit it names, and that no weight is NaN after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+
+import rloo_kit
+import rloo_kit.errors
+from rewards import RewardValueError
+from rloo_kit.errors import ConfigError, DatasetError, RewardError, RLOOKitError
+
+QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
+
+
+def dataset(*prompts: Any) -> Dataset:
+    return Dataset.from_list([{"prompt": prompt, "answer": "3"} for prompt in prompts])
+
+
+def gives(value: Any) -> Callable[..., Any]:
+    """A reward function that gives a value for its second sample, and 0 for the others."""
+
+    def reward(completions: Any, **kwargs: Any) -> Any:
+        return [value if index == 1 else 0.0 for index in range(len(completions))]
+
+    return reward
+
+
+def returns(value: Any) -> Callable[..., Any]:
+    """A reward function that returns a value as it is."""
+
+    def reward(completions: Any, **kwargs: Any) -> Any:
+        return value
+
+    return reward
+
+
+def without_kwargs(completions: Any) -> Any:
+    return [0.0] * len(completions)
+
+
+def divides(completions: Any, **kwargs: Any) -> Any:
+    return [1 / 0 for _ in completions]
+
+
+@dataclass
+class Refused:
+    """An input, the error it gets, and what the message has to name."""
+
+    error: type[Exception]
+    names: tuple[str, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+
+
+LONG = [{"role": "user", "content": "What is " + " + ".join(["17"] * 1500) + "?"}]
+TWO = dataset(QUESTION, QUESTION)
+
+REFUSED = {
+    # the dataset
+    "no prompt column": Refused(
+        DatasetError,
+        ("'prompt'", "question", "rename_column"),
+        trainer={"train_dataset": Dataset.from_list([{"question": "1"}] * 4)},
+    ),
+    "an empty prompt": Refused(
+        DatasetError, ("empty", "train_dataset[1]"), trainer={"train_dataset": dataset("a", " ", "b")}
+    ),
+    "a prompt that is no text": Refused(
+        DatasetError,
+        ("string or a list of messages", "train_dataset[0]"),
+        trainer={"train_dataset": dataset(1, 2, 3)},
+    ),
+    "fewer prompts than a generation batch": Refused(
+        DatasetError, ("takes 4 prompts", "has 2"), {"per_device_train_batch_size": 8}, {"train_dataset": TWO}
+    ),
+    "a prompt that leaves no room": Refused(
+        DatasetError, ("prompt 0 has", "max_seq_length"), {}, {"train_dataset": dataset(LONG, LONG)}
+    ),
+    # the config
+    "one completion per prompt": Refused(
+        ConfigError, ("num_generations=1", "leave-one-out"), {"num_generations": 1}
+    ),
+    "a batch that is no multiple of K": Refused(
+        ConfigError,
+        ("groups of 4", "num_generations=4"),
+        {"num_generations": 4, "per_device_train_batch_size": 6},
+    ),
+    "a negative beta": Refused(ConfigError, ("beta=-0.1",), {"beta": -0.1}),
+    "a beta that is NaN": Refused(ConfigError, ("beta=nan",), {"beta": math.nan}),
+    "an inverted clip range of the reward": Refused(
+        ConfigError, ("reward_clip_range=(1, -1)", "inverted"), {"reward_clip_range": (1, -1)}
+    ),
+    "an inverted clip range of the ratio": Refused(ConfigError, ("epsilon=1.5",), {"epsilon": 1.5}),
+    "temperature 0": Refused(ConfigError, ("temperature=0.0",), {"temperature": 0.0}),
+    "no room for a completion": Refused(
+        ConfigError, ("max_completion_length=0",), {"max_completion_length": 0}
+    ),
+    # the rewards
+    "no reward function": Refused(RewardError, ("reward_funcs=[]",), trainer={"reward_funcs": []}),
+    "weights of another length": Refused(
+        RewardError, ("2 reward_weights for 1",), {"reward_weights": [1.0, 1.0]}
+    ),
+    "a reward without **kwargs": Refused(
+        RewardValueError, ("without_kwargs", "**kwargs"), trainer={"reward_funcs": without_kwargs}
+    ),
+    "a reward that forgets to return": Refused(
+        RewardValueError, ("'reward'", "None"), trainer={"reward_funcs": returns(None)}
+    ),
+    "a dict": Refused(RewardValueError, ("'reward'", "dict"), trainer={"reward_funcs": returns({"a": 1})}),
+    "strings": Refused(
+        RewardValueError, ("'reward'", "sample 1", "'1.0'"), trainer={"reward_funcs": gives("1.0")}
+    ),
+    "nested lists": Refused(
+        RewardValueError, ("'reward'", "sample 1", "[1.0]"), trainer={"reward_funcs": gives([1.0])}
+    ),
+    "complex numbers": Refused(
+        RewardValueError, ("'reward'", "sample 1", "1j"), trainer={"reward_funcs": gives(1j)}
+    ),
+    "a wrong length": Refused(
+        RewardValueError, ("'reward'", "4"), trainer={"reward_funcs": returns([0.0] * 3)}
+    ),
+    "NaN": Refused(
+        RewardValueError, ("'reward'", "sample 1", "nan"), trainer={"reward_funcs": gives(math.nan)}
+    ),
+    "inf": Refused(
+        RewardValueError, ("'reward'", "sample 1", "inf"), trainer={"reward_funcs": gives(math.inf)}
+    ),
+    "-inf": Refused(
+        RewardValueError, ("'reward'", "sample 1", "-inf"), trainer={"reward_funcs": gives(-math.inf)}
+    ),
+    "1e30": Refused(
+        RewardValueError, ("'reward'", "sample 1", "1e+30"), trainer={"reward_funcs": gives(1e30)}
+    ),
+    "a reward that raises": Refused(
+        RewardValueError, ("divides", "ZeroDivisionError"), trainer={"reward_funcs": divides}
+    ),
+    # the trainer's own arguments
+    "no dataset": Refused(RLOOKitError, ("train_dataset is missing",), trainer={"train_dataset": None}),
+    "a tokenizer without an end": Refused(
+        ConfigError, ("end-of-sequence",), trainer={"processing_class": "a tokenizer whose eos token is None"}
+    ),
+}
+
+
+def test_there_are_29_of_them() -> None:
+    assert len(REFUSED) == 29
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED.keys())
+def test_a_bad_input_is_refused_by_name_and_leaves_every_weight_finite(
+    case: Refused, make_trainer: Any, policy: Any
+) -> None:
+    arguments = dict(case.trainer)
+    if "processing_class" in arguments:
+        arguments["processing_class"] = _without_eos(policy.tokenizer)
+    with pytest.raises(case.error) as caught:
+        make_trainer(**case.config, **arguments).train()
+    for name in case.names:
+        assert name in str(caught.value)
+    assert "What to do:" in str(caught.value)
+    assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
+
+
+def _without_eos(tokenizer: Any) -> Any:
+    import copy
+
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = None
+    return other
+
+
+def test_a_reward_that_raises_keeps_its_own_traceback(make_trainer: Any) -> None:
+    with pytest.raises(RewardValueError) as caught:
+        make_trainer(reward_funcs=divides).train()
+    cause = caught.value.__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert cause.__traceback__ is not None
+    names = []
+    step = cause.__traceback__
+    while step:
+        names.append(step.tb_frame.f_code.co_name)
+        step = step.tb_next
+    assert "divides" in names
+
+
+def test_none_for_a_sample_is_allowed(make_trainer: Any) -> None:
+    trainer = make_trainer(reward_funcs=[gives(None), returns([0.0, 1.0, 0.0, 1.0])])
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
+    def never(completions: Any, **kwargs: Any) -> Any:
+        return [None] * len(completions)
+
+    with pytest.warns(UserWarning, match="'never' has given None for every sample of 3 batches") as caught:
+        make_trainer(reward_funcs=[never, returns([0.0, 1.0, 0.0, 1.0])], max_steps=5).train()
+    assert sum("given None" in str(item.message) for item in caught) == 1
+
+
+def test_a_bad_value_in_a_later_step_stops_the_run_there(make_trainer: Any, policy: Any) -> None:
+    def turns_bad(completions: Any, trainer_state: Any, **kwargs: Any) -> Any:
+        return [math.inf if trainer_state.global_step == 1 else float(i) for i in range(len(completions))]
+
+    trainer = make_trainer(reward_funcs=turns_bad, max_steps=3)
+    with pytest.raises(RewardValueError, match="inf"):
+        trainer.train()
+    assert trainer.state.global_step == 1
+    assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
+
+
+def test_a_long_prompt_of_a_stream_is_refused_when_it_comes(make_trainer: Any) -> None:
+    def rows() -> Any:
+        for index in range(8):
+            yield {"prompt": LONG if index >= 4 else QUESTION, "answer": "3"}
+
+    trainer = make_trainer(
+        train_dataset=IterableDataset.from_generator(rows), max_steps=4, shuffle_dataset=False
+    )
+    with pytest.raises(DatasetError, match="max_seq_length"):
+        trainer.train()
+    assert trainer.state.global_step > 0
+
+
+def test_a_gradient_that_is_not_finite_never_reaches_a_weight(make_trainer: Any, policy: Any) -> None:
+    trainer = make_trainer(reward_funcs=returns([0.0, 1.0, 0.0, 1.0]))
+    parameter = next(p for p in policy.model.parameters() if p.requires_grad)
+    handle = parameter.register_hook(lambda gradient: gradient * torch.inf)
+    try:
+        with pytest.raises(rloo_kit.errors.NonFiniteError, match="step 1"):
+            trainer.train()
+    finally:
+        handle.remove()
+    assert all(p.isfinite().all() for p in policy.model.parameters())

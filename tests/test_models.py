@@ -1,0 +1,226 @@
+"""load_policy, generate and save: what a policy is, and what is said where it is not to be had."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit import catalogue, models
+from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+
+QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+
+
+def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora(policy: Any) -> None:
+    kinds = {type(module).__name__ for module in policy.model.modules()}
+    trained = {name.split(".")[-4] for name, p in policy.model.named_parameters() if p.requires_grad}
+    config = policy.model.peft_config["default"]
+    assert policy.card.name == "tiny"
+    assert "Linear4bit" in kinds
+    assert trained == set(models.PROJECTIONS)
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 16, 0.0)
+
+
+def test_pad_differs_from_eos_and_every_eos_id_ends_a_completion(policy: Any) -> None:
+    assert policy.tokenizer.pad_token_id not in (None, policy.tokenizer.eos_token_id)
+    assert set(policy.eos_ids) == {151645, 151643}
+
+
+class ThreeTokens:
+    """A tokenizer whose pad is its eos, until somebody sets another."""
+
+    eos_token, eos_token_id, bos_token_id, pad_token = "<|im_end|>", 2, None, "<|im_end|>"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<|im_end|>": 2, "<|endoftext|>": 1, "<|vision_pad|>": 3}
+
+    @property
+    def pad_token_id(self) -> int:
+        return self.get_vocab()[self.pad_token]
+
+
+def test_a_tokenizer_whose_pad_is_its_eos_gets_another() -> None:
+    tokenizer = ThreeTokens()
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
+    models._complete_tokens(model, tokenizer)
+    assert tokenizer.pad_token == "<|vision_pad|>"
+    assert model.generation_config.eos_token_id == [2, 1]
+    assert model.config.pad_token_id == 3
+
+
+def test_loading_prints_nothing_but_real_notices(capfd: pytest.CaptureFixture[str]) -> None:
+    rloo_kit.load_policy("tiny")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_n_completions_of_a_prompt_stand_side_by_side(policy: Any) -> None:
+    other = [{"role": "user", "content": "What is 1 + 2?"}]
+    completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
+    assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
+    for completion in completions:
+        assert len(completion.ids) <= 8
+        assert completion.finished == (completion.ids[-1] in policy.eos_ids)
+
+
+def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: Any) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    first = policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+    assert torch.rand(1) == expected
+    assert first == policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+
+
+def test_a_padded_row_gives_the_completion_of_the_row_alone(policy: Any) -> None:
+    longer = [{"role": "user", "content": "What is 17 + 25 + 13 + 12 + 11 + 10?"}]
+    together = policy.generate([QUESTION, longer], greedy=True, max_new_tokens=16)
+    alone = policy.generate([QUESTION], greedy=True, max_new_tokens=16)
+    assert together[0] == alone[0]
+
+
+def test_the_thought_can_be_switched_off_through_the_template(policy: Any) -> None:
+    thinking = policy.tokenize([QUESTION])[0]
+    switched_off = policy.tokenize([QUESTION], enable_thinking=False)[0]
+    assert switched_off[: len(thinking)] == thinking
+    assert 151668 in switched_off[len(thinking) :]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("What is 1 + 1?", {}, "a list of prompts"),
+        (QUESTION, {}, "a list of prompts"),
+        ([], {}, "a list of prompts"),
+        ([QUESTION], {"n": 0}, "at least 1"),
+        ([QUESTION], {"temperature": 0.0}, "greedy=True"),
+    ],
+)
+def test_generate_says_what_it_takes(policy: Any, prompts: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policy.generate(prompts, **options)
+
+
+def _step(policy: Any) -> None:
+    """Move the LoRA away from zero, as training would."""
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def test_a_saved_adapter_reads_back_with_the_same_greedy_output(
+    fresh_policy: Any, task: Any, tmp_path: Path
+) -> None:
+    _step(fresh_policy)
+    prompts = task.held_out["prompt"]
+    base = rloo_kit.load_policy("tiny").generate(prompts, greedy=True, max_new_tokens=24)
+    saved = fresh_policy.generate(prompts, greedy=True, max_new_tokens=24)
+    reloaded = rloo_kit.load_policy(fresh_policy.save(tmp_path / "adapter"))
+    assert saved != base, "the step changed nothing, so the comparison would say nothing"
+    assert reloaded.generate(prompts, greedy=True, max_new_tokens=24) == saved
+
+
+def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder_whole(
+    fresh_policy: Any, tmp_path: Path
+) -> None:
+    fresh_policy.model.add_adapter("ref", fresh_policy.model.peft_config["default"])
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "leftover").touch()
+    fresh_policy.save(folder)
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert not {"ref", "leftover"} & names
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(fresh_policy: Any, tmp_path: Path) -> None:
+    file = fresh_policy.save(tmp_path / "adapter") / "adapter_config.json"
+    config = json.loads(file.read_text())
+    elsewhere = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
+    file.write_text(json.dumps({**config, "base_model_name_or_path": elsewhere}))
+    assert rloo_kit.load_policy(tmp_path / "adapter").card.parameters == fresh_policy.card.parameters
+
+
+def test_a_wrong_name_gets_the_nearest_ones() -> None:
+    with pytest.raises(PolicyNotFoundError, match="did you mean qwen3-4b-thinking"):
+        rloo_kit.load_policy("qwen3-4b-thinkin")
+
+
+def test_without_a_network_a_hub_id_fails_at_once_and_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    started = time.monotonic()
+    with pytest.raises(PolicyNotFoundError, match="cannot be reached") as caught:
+        rloo_kit.load_policy("qwen3-4b")
+    assert time.monotonic() - started < 10
+    assert "folder" in str(caught.value)
+
+
+def test_a_hub_that_does_not_answer_fails_within_ten_seconds(script: Any) -> None:
+    code = """
+import time
+import rloo_kit, rloo_kit.errors
+rloo_kit.prepare(dotenv=None, offline=False)
+started = time.monotonic()
+try:
+    rloo_kit.load_policy("somebody/something")
+except rloo_kit.errors.PolicyNotFoundError as error:
+    print(error)
+print("seconds", time.monotonic() - started)
+"""
+    said = script(code, HF_ENDPOINT="http://127.0.0.1:9")  # nothing listens on the discard port
+    assert "cannot be reached" in said.stdout
+    assert float(said.stdout.split("seconds")[1]) < 10
+
+
+def test_a_folder_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(PolicyNotFoundError, match=r"no config\.json"):
+        rloo_kit.load_policy(tmp_path)
+
+
+def test_a_rank_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lora_rank=0"):
+        rloo_kit.load_policy("tiny", lora_rank=0)
+
+
+def test_running_out_of_memory_gives_bytes_and_smaller_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
+
+    def load(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(models, "_load", load)
+    monkeypatch.setattr(models, "_check_hub", lambda *args: False)
+    with pytest.raises(OutOfMemoryError, match=r"qwen3-4b.*qwen3-0\.6b") as caught:
+        rloo_kit.load_policy("qwen3-8b")
+    assert str(catalogue.CATALOGUE["qwen3-8b"].weight_bytes()) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["somebody/else", "qwen3-8b"])
+def test_a_gated_missing_or_present_repository_is_told_apart(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub import constants
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RepositoryNotFoundError(
+            "404", response=SimpleNamespace(headers={}, request=None, status_code=404)
+        )
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "model_info", missing)
+    with pytest.raises(PolicyNotFoundError, match="no repository"):
+        rloo_kit.load_policy(name)

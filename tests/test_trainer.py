@@ -1,0 +1,359 @@
+"""RLOOTrainer: TRL's update, without its traps; run twice, killed, resumed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+
+import rloo_kit
+from rloo_kit import progress
+from rloo_kit.trainer import dead_groups, last_whole_checkpoint
+
+METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
+
+
+def figures(trainer: Any) -> list[dict[str, float]]:
+    """The metrics of each step that a different update would change."""
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    return [{name: entry[name] for name in METRICS} for entry in log]
+
+
+def random_rewards(completions: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
+    """Differs within any group whose completions differ, and by nothing but them."""
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
+
+
+def run(trainer_class: Any, config_class: Any, policy: Any, task: Any, folder: Path, **settings: Any) -> Any:
+    config = config_class(
+        output_dir=str(folder),
+        num_generations=4,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=2,
+        learning_rate=1e-2,
+        max_completion_length=8,
+        logging_steps=1,
+        save_strategy="no",
+        bf16=False,
+        seed=3,
+        **settings,
+    )
+    trainer = trainer_class(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=random_rewards,
+        args=config,
+        train_dataset=task.train,
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_rewards_gradients_and_entropy_are_those_of_stock_trl(beta: float, task: Any, tmp_path: Path) -> None:
+    stock, ours = (rloo_kit.load_policy("tiny", seed=0) for _ in range(2))
+    expected = run(trl.RLOOTrainer, trl.RLOOConfig, stock, task, tmp_path, beta=beta)
+    ours_run = run(
+        rloo_kit.RLOOTrainer, rloo_kit.RLOOConfig, ours, task, tmp_path, beta=beta, fast_sampling=False
+    )
+    assert figures(ours_run) == figures(expected)
+    for name, parameter in ours.model.named_parameters():
+        assert torch.equal(parameter, stock.model.get_parameter(name)), name
+
+
+def test_a_single_pass_needs_every_batch_used_once_and_no_kl(make_trainer: Any) -> None:
+    assert make_trainer()._is_single_pass
+    assert not make_trainer(beta=0.05)._is_single_pass
+    assert not make_trainer(num_iterations=2)._is_single_pass
+    assert not make_trainer(steps_per_generation=2)._is_single_pass
+    assert not make_trainer(single_pass=False)._is_single_pass
+
+
+def test_with_two_iterations_the_ratio_is_taken_to_the_policy_that_sampled(make_trainer: Any) -> None:
+    trainer = make_trainer(reward_funcs=random_rewards, num_iterations=2, max_steps=4, learning_rate=0.05)
+    trainer.train()
+    assert any(entry.get("clip_ratio/region_mean", 0) > 0 for entry in trainer.state.log_history)
+
+
+# --- the reference ----------------------------------------------------------------------------------------
+
+
+def test_stock_trl_refuses_a_second_trainer_on_the_same_policy(
+    fresh_policy: Any, task: Any, tmp_path: Path
+) -> None:
+    arguments = {
+        "model": fresh_policy.model,
+        "processing_class": fresh_policy.tokenizer,
+        "reward_funcs": random_rewards,
+        "train_dataset": task.train,
+    }
+    config = trl.RLOOConfig(output_dir=str(tmp_path), bf16=False)
+    trl.RLOOTrainer(args=config, **arguments)
+    with pytest.raises(ValueError, match="ref"):
+        trl.RLOOTrainer(args=config, **arguments)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.05])
+def test_the_training_cell_can_be_run_again(beta: float, fresh_policy: Any, make_trainer: Any) -> None:
+    for _ in range(2):
+        trainer = make_trainer(model=fresh_policy, reward_funcs=random_rewards, beta=beta, learning_rate=1e-2)
+        trainer.train()
+        assert trainer.state.global_step == 1
+
+
+def test_no_copy_of_the_adapter_is_kept_where_the_reference_is_the_base(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    make_trainer(model=fresh_policy, beta=0.05)
+    assert list(fresh_policy.model.peft_config) == ["default"]
+    make_trainer(model=fresh_policy, beta=0.0)
+    assert list(fresh_policy.model.peft_config) == ["default"]
+
+
+def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: Any) -> None:
+    with torch.no_grad():
+        for name, parameter in fresh_policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.05)
+    trainer = make_trainer(model=fresh_policy, beta=0.05, reward_funcs=random_rewards)
+    assert list(fresh_policy.model.peft_config) == ["default", "ref"]
+    trainer.train()
+    first = next(entry for entry in trainer.state.log_history if "kl" in entry)
+    # Not exactly 0: TRL rounds the trained adapter to bfloat16, and not its copy.
+    assert first["kl"] == pytest.approx(0.0, abs=1e-3), "the reference is the policy before the step"
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def test_one_line_of_fixed_width_per_logged_step_and_nothing_else(
+    make_trainer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(max_steps=3).train()
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert err == ""
+    assert lines[0] == progress.header()
+    assert len(lines) == 4
+    assert {len(line) for line in lines} == {len(progress.header())}
+    assert re.match(r"\s+1/3\s+[+-]\d\.\d{3}", lines[1])
+
+
+def test_a_line_has_a_dash_where_there_is_no_figure() -> None:
+    assert progress.line(1, 30, {"reward": 0.5}, None).split() == ["1/30", "+0.500", *["-"] * 7]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (125.6, "2:06"), (3725, "1:02:05")])
+def test_the_clock_reads_like_a_clock(seconds: float, text: str) -> None:
+    assert progress.clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("scores", "dead", "why"),
+    [
+        ([[0.0], [1.0]], False, "a spread"),
+        ([[1.0], [1.0]], True, "all right"),
+        ([[0.0], [0.0]], True, "all wrong"),
+        ([[0.2, 0.8], [0.8, 0.2]], True, "the sums are equal"),
+        ([[torch.nan], [1.0]], True, "one scored completion has nothing to be compared with"),
+        ([[torch.nan], [torch.nan]], True, "nothing is scored"),
+        ([[torch.nan, 1.0], [1.0, 1.0]], False, "a reward that does not apply adds nothing"),
+    ],
+)
+def test_a_group_is_dead_when_its_scored_rewards_are_all_equal(scores: Any, dead: bool, why: str) -> None:
+    scores = torch.tensor(scores)
+    assert dead_groups(scores, torch.ones(scores.shape[1]), k=2).tolist() == [dead], why
+
+
+def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any, make_trainer: Any) -> None:
+    def same(completions: Any, **kwargs: Any) -> Any:
+        return [1.0] * len(completions)
+
+    trainer = make_trainer(model=fresh_policy, reward_funcs=[random_rewards], beta=0.05, learning_rate=0.05)
+    trainer.train()
+    trainer = make_trainer(model=fresh_policy, reward_funcs=same, beta=0.05, max_steps=2, learning_rate=0.05)
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "reward" in entry][-1]
+    assert last["dead_groups"] == 1.0
+    assert last["frac_reward_zero_std"] < 1.0, "TRL sees them alive"
+
+
+# --- killed and resumed -----------------------------------------------------------------------------------
+
+RESUMABLE = """
+import sys
+import rloo_kit
+from tests.conftest import right_after_thought
+
+policy = rloo_kit.load_policy("tiny", seed=0)
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
+config = rloo_kit.RLOOConfig(
+    output_dir=sys.argv[1], num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1,
+    max_steps=4, learning_rate=1e-2, max_completion_length=16, beta=0.05, save_steps=2, seed=1)
+trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=right_after_thought, args=config, train_dataset=task.train)
+trainer.train(resume_from_checkpoint=True)
+print([entry["reward"] for entry in trainer.state.log_history if "reward" in entry])
+"""
+
+
+def test_a_killed_run_resumes_with_the_rewards_of_the_run_that_was_not(script: Any, tmp_path: Path) -> None:
+    whole = script(RESUMABLE, str(tmp_path / "whole")).stdout.splitlines()
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESUMABLE, str(tmp_path / "killed")], stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 240
+    while last_whole_checkpoint(tmp_path / "killed") is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    killed_at = last_whole_checkpoint(tmp_path / "killed")
+    assert killed_at is not None
+    assert killed_at.name == "checkpoint-2", "the run ended before it could be killed"
+
+    resumed = script(RESUMABLE, str(tmp_path / "killed")).stdout.splitlines()
+    assert f"resuming from {killed_at}" in resumed
+    assert "no checkpoint yet: starting at step 0" in whole
+    assert resumed[-1] == whole[-1]
+
+
+def _checkpoint(folder: Path, step: int, state: str | None) -> Path:
+    made = folder / f"checkpoint-{step}"
+    made.mkdir(parents=True)
+    if state is not None:
+        (made / "trainer_state.json").write_text(state)
+    return made
+
+
+def test_a_checkpoint_that_was_cut_off_is_passed_over_and_removed(make_trainer: Any, tmp_path: Path) -> None:
+    run_folder = tmp_path / "run"
+    trainer = make_trainer(save_strategy="steps", save_steps=1)
+    trainer.train()
+    cut_off = [_checkpoint(run_folder, 2, None), _checkpoint(run_folder, 3, '{"global_step": 3')]
+    other = _checkpoint(run_folder, 4, '{"global_step": 1}')
+    assert last_whole_checkpoint(run_folder) == run_folder / "checkpoint-1"
+    make_trainer(max_steps=2).train(resume_from_checkpoint=True)
+    assert not any(folder.exists() for folder in [*cut_off, other])
+
+
+def test_resuming_restores_the_trained_adapter_beside_its_reference(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    """transformers loads the adapters in a checkpoint's subfolders and then not the one at its top."""
+    with torch.no_grad():
+        for name, parameter in fresh_policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.05)
+    settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(model=fresh_policy, learning_rate=0.05, **settings).train()
+    trained = {n: p.clone() for n, p in fresh_policy.model.named_parameters() if ".default." in n}
+
+    other = rloo_kit.load_policy("tiny", seed=0)
+    with torch.no_grad():
+        for name, parameter in other.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.05)
+    trainer = make_trainer(model=other, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    for name, value in trained.items():
+        assert torch.equal(other.model.get_parameter(name), value), name
+
+
+def test_a_run_leaves_its_log_in_the_output_folder(make_trainer: Any, tmp_path: Path) -> None:
+    make_trainer().train()
+    assert (tmp_path / "run" / "trainer_state.json").is_file()
+
+
+# --- the class that GPU users get -------------------------------------------------------------------------
+
+GENERATED = """
+import os, sys
+os.environ["UNSLOTH_ALLOW_CPU"] = "1"  # unsloth's own switch: its GPU path, tested without one
+os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
+import unsloth, unsloth_zoo.cpu.ops
+unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
+unsloth_zoo.cpu.ops.patch_trl_fused_lm_head()  # TRL's own kernel is Triton
+
+import rloo_kit, rloo_kit.tiny, trl
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+
+assert trl.RLOOTrainer.__name__ == "UnslothRLOOTrainer", trl.RLOOTrainer
+assert trl.RLOOTrainer in rloo_kit.RLOOTrainer.__mro__
+folder = rloo_kit.tiny.checkpoint()
+tokenizer = AutoTokenizer.from_pretrained(folder)
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=32)
+
+def policy():
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+def score(completions, completion_ids, **kwargs):
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
+
+def config(**settings):
+    return rloo_kit.RLOOConfig(
+        output_dir=sys.argv[2], num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1,
+        max_steps=2, max_completion_length=8, learning_rate=1e-2, save_strategy="no", use_cpu=True,
+        bf16=False, fp16=False, **settings)
+
+def train(model, reward=score, **settings):
+    trainer = rloo_kit.RLOOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward,
+                                   args=config(**settings), train_dataset=task.train)
+    trainer.train()
+    return trainer
+
+model = policy()
+before = {name: p.clone() for name, p in model.named_parameters() if p.requires_grad}
+trainer = train(model, beta=0.0)
+assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
+single = [(e["reward"], e["grad_norm"]) for e in trainer.state.log_history if "reward" in e]
+twice = [(e["reward"], e["grad_norm"]) for e in
+         train(policy(), beta=0.0, single_pass=False).state.log_history if "reward" in e]
+print("single pass equals two:", single == twice and len(single) == 2)
+print("again:", train(model, beta=0.05).state.global_step)
+print("dead groups:", [e["dead_groups"] for e in trainer.state.log_history if "reward" in e])
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+print("inf:", refused(lambda: train(model, lambda completions, **kwargs: [float("inf")] * len(completions))))
+print("batch:", refused(lambda: config(generation_batch_size=None, per_device_eval_batch_size=8) and
+                        rloo_kit.RLOOConfig(num_generations=4, per_device_train_batch_size=6,
+                                            gradient_accumulation_steps=1)))
+print("name:", refused(lambda: rloo_kit.RLOOTrainer(model="tiny", reward_funcs=score, train_dataset=task.train)))
+print("peft_config:", refused(lambda: rloo_kit.RLOOTrainer(
+    model=model, reward_funcs=score, train_dataset=task.train, peft_config=LoraConfig())))
+print("finite:", all(p.isfinite().all().item() for p in model.parameters()))
+defaults = rloo_kit.RLOOConfig(use_cpu=True, bf16=False, fp16=False)
+print("defaults:", defaults.learning_rate, defaults.optim.value, defaults.seed, defaults.weight_decay,
+      defaults.warmup_steps, defaults.num_generations, defaults.per_device_train_batch_size)
+"""
+
+
+def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_path: Path) -> None:
+    done = script(GENERATED, str(tmp_path / "compiled"), str(tmp_path / "run"))
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert said["single pass equals two"] == "True"
+    assert said["again"] == "2"
+    assert said["dead groups"] == "[0.0, 0.0]"
+    assert said["inf"] == "RewardValueError"
+    assert said["batch"] == "ConfigError"
+    assert said["name"] == "ConfigError"
+    assert said["peft_config"] == "ConfigError"
+    assert said["finite"] == "True"
+    assert said["defaults"] == "1e-05 adamw_torch_fused 42 0.0 0 4 4"
