@@ -52,13 +52,16 @@ class Completion:
     finished: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Policy:
     """A model with LoRA, its tokenizer, and its card."""
 
     model: Any
     tokenizer: Any
     card: Card
+
+    def __repr__(self) -> str:
+        return f"Policy({self.card})"
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

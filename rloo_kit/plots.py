@@ -6,6 +6,7 @@ and changes nothing.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -32,11 +33,9 @@ def plot(trainer: Any, path: str | os.PathLike[str] | None = None) -> Figure:
     Raises:
         ConfigError: there is no step to draw.
     """
-    from matplotlib.figure import Figure
-
     log, folder = read_log(trainer)
     steps = [entry["step"] for entry in log]
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = _shown_figure(figsize=(9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_reward(left, steps, log)
     _draw_length(right, steps, log)
@@ -45,6 +44,19 @@ def plot(trainer: Any, path: str | os.PathLike[str] | None = None) -> Figure:
         target.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(target, dpi=120)
     return figure
+
+
+def _shown_figure(**options: Any) -> Figure:
+    """A figure that a notebook shows: pyplot, which would see to that, keeps every figure alive."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+    return Shown(**options)
 
 
 def _draw_reward(axis: Any, steps: list[int], log: list[dict[str, Any]]) -> None:

@@ -38,11 +38,12 @@ def main() -> None:
             f"Python {sys.version.split()[0]} is too old: make install PYTHON=python3.11, or newer"
         )
     device = arguments.device if arguments.device != "auto" else detected_device()
-    python = arguments.venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    venv = arguments.venv.absolute()
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
     step(
-        f"make {arguments.venv.name} with Python {sys.version.split()[0]}",
-        [sys.executable, "-m", "venv", "--clear", str(arguments.venv)],
+        f"make {venv.name} with Python {sys.version.split()[0]}",
+        [sys.executable, "-m", "venv", str(venv)],
         "install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
     )
     step(
@@ -50,12 +51,12 @@ def main() -> None:
         [str(python), "-m", "pip", "install", "-q", "uv>=0.9"],
         "check that pip reaches a package index: pip download uv",
     )
-    install_stack(python, arguments.venv, device)
+    install_stack(python, venv, device)
     step(
         "import the stack once, which also compiles it to bytecode",
         [str(python), "-c", "from rloo_kit import environment; environment.import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
-        cwd=arguments.venv,  # unsloth may write into the working directory
+        cwd=venv,  # unsloth may write into the working directory
     )
 
 

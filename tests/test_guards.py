@@ -162,7 +162,7 @@ def test_a_bad_input_is_refused_by_name_and_leaves_every_weight_finite(
 ) -> None:
     arguments = dict(case.trainer)
     if "processing_class" in arguments:
-        arguments["processing_class"] = _without_eos(policy.tokenizer)
+        arguments["processing_class"] = without_eos(policy.tokenizer)
     with pytest.raises(case.error) as caught:
         make_trainer(**case.config, **arguments).train()
     for name in case.names:
@@ -171,7 +171,7 @@ def test_a_bad_input_is_refused_by_name_and_leaves_every_weight_finite(
     assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
 
 
-def _without_eos(tokenizer: Any) -> Any:
+def without_eos(tokenizer: Any) -> Any:
     import copy
 
     other = copy.deepcopy(tokenizer)

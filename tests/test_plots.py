@@ -34,6 +34,14 @@ def test_a_figure_shows_reward_with_spread_and_length_with_truncation(tmp_path: 
     assert (tmp_path / "run.png").stat().st_size > 5000
 
 
+def test_a_notebook_shows_the_figure_without_pyplot() -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    figure = plots.plot(LOG)
+    shown, _ = DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")
+
+
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
     trainer = SimpleNamespace(
