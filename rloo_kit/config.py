@@ -34,8 +34,11 @@ OLD_NAMES = {
     "max_new_tokens": "max_completion_length",
     "normalize_reward": "normalize_advantages",
     "whiten_rewards": "normalize_advantages",
+    "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
 }
-"""Config arguments of TRL's RLOOConfig before 0.22, and what they are called today."""
+"""Arguments of older TRL and transformers configs, and what they are called today."""
 
 OWN_FIELDS = ("reward_limit", "fast_sampling", "single_pass")
 """What ``RLOOConfig`` adds to TRL's arguments."""
@@ -55,6 +58,8 @@ GONE = {
     "reward_clip_value": "use reward_clip_range=(-value, value)",
     "advantage_clip_range": "clip the rewards instead, with reward_clip_range",
     "exp_name": "use run_name",
+    "overwrite_output_dir": "remove it: checkpoints are overwritten one by one, and resuming is asked for in train()",
+    "save_safetensors": "remove it: every checkpoint is in safetensors",
     "use_liger_loss": "remove it: the log-probabilities are fused already",
 }
 """Config arguments without an equal today, and what to do instead."""

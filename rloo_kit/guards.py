@@ -2,8 +2,7 @@
 
 For the trainer; nothing here is called by users.  Each check is a function of what it checks, raises one of
 ``rloo_kit.errors`` with culprit and mend, and changes nothing.  What a reward function returns is checked by
-``rewards.guarded``.  (Stock TRL 1.15 under unsloth answers 9 of the 29 cases of tests/test_guards.py clearly,
-trains on in silence in 10, and leaves NaN weights in 3.)
+``rewards.guarded``.  What stock TRL under unsloth makes of the same inputs: benchmarks/results/bad_inputs.md.
 """
 
 from __future__ import annotations

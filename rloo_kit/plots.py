@@ -79,7 +79,7 @@ def _draw_length(axis: Any, steps: list[int], log: list[dict[str, Any]]) -> None
     share.plot(steps, cut, color="0.5", linestyle="--", label="cut at the limit")
     share.set(ylabel="% of completions", ylim=(0, 100))
     lines = [*axis.get_lines(), *share.get_lines()]
-    axis.legend(lines, [line.get_label() for line in lines], loc="upper right", frameon=False)
+    axis.legend(lines, [line.get_label() for line in lines], loc="center right", frameon=False)
 
 
 def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +58,7 @@ def run(notebook: Path, parameters: dict[str, Any] | None = None, show: bool = T
     Returns:
         What :data:`ASK` prints, with ``seconds`` and the path of the ``executed`` copy.
     """
-    book = nbformat.read(notebook, as_version=4)
+    book = load_notebook_node(str(notebook))
     if parameters:
         book = parameterize_notebook(book, parameters)
     client = (_Showing if show else NotebookClient)(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ def test_what_the_kit_does_not_name_stays_trls() -> None:
         ("num_ppo_epochs", "num_iterations", 2),
         ("response_length", "max_completion_length", 53),
         ("normalize_reward", "normalize_advantages", True),
+        ("warmup_ratio", "warmup_steps", 0.1),
+        ("evaluation_strategy", "eval_strategy", "no"),
     ],
 )
 def test_an_old_name_is_taken_with_one_warning_that_gives_the_new_one(old: str, new: str, value: Any) -> None:
@@ -99,6 +102,18 @@ def test_old_names_of_the_trainer_are_taken_too(make_trainer: Any, policy: Any, 
 def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: Any) -> None:
     with pytest.raises(ArgumentError, match="ref_policy has no equal"):
         rloo_kit.RLOOTrainer(model=policy, reward_funcs=len, train_dataset=task.train, ref_policy=None)
+
+
+def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
+    line = ["--output_dir", "run", "--num_generations", "8", "--per_device_train_batch_size", "8"]
+    (parsed,) = trl.TrlParser((rloo_kit.RLOOConfig,)).parse_args_and_config([*line, "--single_pass", "false"])
+    assert (parsed.num_generations, parsed.learning_rate, parsed.single_pass) == (8, 1e-5, False)
+
+
+def test_a_config_survives_pickling_and_shows_the_kits_own_fields() -> None:
+    settings = rloo_kit.RLOOConfig(single_pass=False)
+    assert pickle.loads(pickle.dumps(settings)).single_pass is False
+    assert set(config.OWN_FIELDS) <= set(settings.to_dict())
 
 
 def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
