@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rloo_kit import tasks
+from rloo_kit import guards, tasks
 from rloo_kit.errors import DatasetError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Evaluation:
 
     Attributes:
         accuracy: share of completions that assert the row's answer; None where the dataset has no answers.
-        reward: mean of the summed rewards; None without reward functions.
+        reward: mean of the weighted sums; None without reward functions.
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
         truncated: share of completions that were cut at the length limit.
         completions: all of them, in the dataset's order.
-        rewards: the summed reward of each, None where no function applied.
+        rewards: the weighted sum of each, None where no function applied.
         greedy: whether the most probable token was taken each time.
     """
 
@@ -85,6 +85,7 @@ def evaluate(
     max_new_tokens: int = 256,
     batch_size: int | None = None,
     answer_of: Callable[[Any], str | None] | None = None,
+    reward_weights: Sequence[float] | None = None,
     seed: int = 0,
     **generate: Any,
 ) -> Evaluation:
@@ -94,12 +95,13 @@ def evaluate(
         policy: as ``load_policy`` gives it.
         dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is
             taken.
-        reward_funcs: TRL reward callables; their sum is the reward.
+        reward_funcs: TRL reward callables; their weighted sum is the reward.
         n: the first n rows; None for all.
         samples: completions per prompt, when not greedy.
         greedy: take the most probable token each time; False samples at ``temperature``.
         max_new_tokens: as in training, or the comparison is with another task.
         batch_size: rows in the model at once; None sizes it to the memory that is free.
+        reward_weights: one per function, as in training; None weighs all alike.
         answer_of: how to read the answer off a completion's text; the number it asserts by default.
         seed: of the sampling; the random state outside is left as it was.
         generate: further arguments of ``Policy.generate``.
@@ -108,6 +110,9 @@ def evaluate(
         DatasetError: no rows, or no ``prompt`` column.
         rewards.RewardValueError: a reward function that returned something that is no reward.
     """
+    funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    if funcs:
+        guards.check_rewards(funcs, reward_weights)
     if isinstance(dataset, tasks.Task):
         answer_of, dataset = answer_of or dataset.answer_of, dataset.held_out
     rows = _rows(dataset, n)
@@ -122,8 +127,8 @@ def evaluate(
         **generate,
     )
     rows = [row for row in rows for _ in range(samples)]
-    scores = score(rows, completions, reward_funcs)
-    totals = _totals(scores)
+    scores = score(rows, completions, funcs)
+    totals = _totals(scores, reward_weights or [1.0] * len(funcs))
     return Evaluation(
         accuracy=_accuracy(rows, completions, answer_of or tasks.answer_of),
         reward=bootstrap([t for t in totals if t is not None], seed) if scores else None,
@@ -148,13 +153,12 @@ def _rows(dataset: Any, n: int | None) -> list[dict[str, Any]]:
 
 
 def score(
-    rows: Sequence[dict[str, Any]], completions: Sequence[Completion], reward_funcs: Any
+    rows: Sequence[dict[str, Any]], completions: Sequence[Completion], reward_funcs: Sequence[Any]
 ) -> dict[str, list[float | None]]:
     """Call reward functions with TRL's keywords; return each one's scores under its name.
 
     A conversational prompt gets its completion as ``[{"role": "assistant", "content": text}]``, as TRL does.
     """
-    funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     texts = [
         c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
         for row, c in zip(rows, completions, strict=True)
@@ -168,7 +172,7 @@ def score(
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,
     }
-    return {func.__name__: _call(func, keywords) for func in map(rewards.guarded, funcs)}
+    return {func.__name__: _call(func, keywords) for func in map(rewards.guarded, reward_funcs)}
 
 
 def _call(func: Callable[..., Any], keywords: dict[str, Any]) -> list[float | None]:
@@ -183,10 +187,10 @@ def _call(func: Callable[..., Any], keywords: dict[str, Any]) -> list[float | No
     return list(result)
 
 
-def _totals(scores: dict[str, list[float | None]]) -> list[float | None]:
+def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> list[float | None]:
     totals = []
     for values in zip(*scores.values(), strict=True):
-        applied = [value for value in values if value is not None]
+        applied = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
         totals.append(sum(applied) if applied else None)
     return totals
 

@@ -13,7 +13,7 @@ from datasets import Dataset
 import rloo_kit
 from rewards import RewardValueError
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.errors import DatasetError
+from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.evaluation import bootstrap, evaluate, fitting_batch_size, score, wilson
 from rloo_kit.models import Completion
 from tests.conftest import right_after_thought
@@ -90,6 +90,20 @@ def test_rewards_are_called_with_trls_keywords_and_summed() -> None:
     assert result.reward_means == {"first": 1.0, "second": 0.5}
     assert result.reward is not None
     assert result.reward.value == pytest.approx(1.0)
+
+
+def test_rewards_are_weighed_as_in_training() -> None:
+    def one(completions: Any, **kwargs: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    def ten(completions: Any, **kwargs: Any) -> list[float | None]:
+        return [10.0, None, 10.0, 10.0]
+
+    result = evaluate(Scripted(*"1234"), QUESTIONS, [one, ten], reward_weights=[1.0, 0.0])
+    assert result.rewards == (1.0, 1.0, 1.0, 1.0)
+    assert result.reward_means == {"one": 1.0, "ten": 10.0}
+    with pytest.raises(RewardError, match="1 reward_weights for 2"):
+        evaluate(Scripted(*"1234"), QUESTIONS, [one, ten], reward_weights=[1.0])
 
 
 def test_a_plain_prompt_gets_a_plain_completion() -> None:

@@ -272,6 +272,24 @@ def test_a_run_leaves_its_log_in_the_output_folder(make_trainer: Any, tmp_path: 
     assert (tmp_path / "run" / "trainer_state.json").is_file()
 
 
+RELEASED = """
+import rloo_kit
+policy = rloo_kit.load_policy("tiny")
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=32)
+config = rloo_kit.RLOOConfig(output_dir=__import__("sys").argv[1], num_generations=2, per_device_train_batch_size=4,
+                             gradient_accumulation_steps=1, max_steps=1, max_completion_length=8, beta=0.05)
+trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=lambda completions, **kwargs: [0.0, 1.0, 0.0, 1.0],
+                               args=config, train_dataset=task.train)
+trainer.train()
+released = rloo_kit.release(namespace=globals())
+print(released.freed_bytes > 30 * 2**20, released.held_bytes < 2**20, "trainer" in globals(), "policy" in globals())
+"""
+
+
+def test_release_gives_back_what_a_run_held(script: Any, tmp_path: Path) -> None:
+    assert script(RELEASED, str(tmp_path)).stdout.splitlines()[-1] == "True True False False"
+
+
 # --- the class that GPU users get -------------------------------------------------------------------------
 
 GENERATED = """
