@@ -3,7 +3,7 @@ PYTHON ?= python3
 DEVICE ?= auto
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+STAMP  := $(VENV)/.installed-$(DEVICE)
 
 # Notebooks' kernels are found by name, and must be those of .venv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)

@@ -117,9 +117,20 @@ CATALOGUE: dict[str, Card] = {
 }
 """name -> card, small to large."""
 
-TRAINING_ROOM_BYTES = 3 * 2**30
-"""What the simple rule of :func:`largest_that_fits` keeps free beside the weights: CUDA's context, the
-generation batch's key-value cache, checkpointed activations and the optimizer, for short completions."""
+ROLLOUT_ROWS, ROLLOUT_TOKENS = 8, 1536
+"""The generation batch that :func:`largest_that_fits` leaves room for: completions at once, and tokens of each."""
+
+STEP_BYTES = 2 * 2**30
+"""What it keeps beside that: CUDA's context, checkpointed activations, LoRA, its gradients and its optimizer."""
+
+
+def training_bytes(card: Card, four_bit: bool = True) -> int:
+    """Weights, the key-value cache of the generation batch, and :data:`STEP_BYTES`: a simple rule, not a plan.
+
+    A lower bound: unsloth's 4-bit repositories keep some projections in 16 bit.
+    """
+    cache = ROLLOUT_ROWS * ROLLOUT_TOKENS * card.kv_bytes_per_token
+    return card.weight_bytes(four_bit) + cache + STEP_BYTES
 
 
 def find(name: str) -> Card | None:
@@ -140,9 +151,9 @@ def nearest(name: str, count: int = 3) -> list[str]:
 
 
 def largest_that_fits(free_bytes: int, four_bit: bool = True) -> Card:
-    """The largest card whose weights leave :data:`TRAINING_ROOM_BYTES`; the 0.6B where none does."""
+    """The largest card whose :func:`training_bytes` are free; the 0.6B where none's are."""
     real = [card for name, card in CATALOGUE.items() if name != "tiny"]
-    fitting = [card for card in real if card.weight_bytes(four_bit) + TRAINING_ROOM_BYTES <= free_bytes]
+    fitting = [card for card in real if training_bytes(card, four_bit) <= free_bytes]
     return fitting[-1] if fitting else real[0]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ OLD_NAMES = {
     "response_length": "max_completion_length",
     "max_new_tokens": "max_completion_length",
     "normalize_reward": "normalize_advantages",
-    "whiten_rewards": "normalize_advantages",
+    "normalize_advantage": "normalize_advantages",
+    "push_to_hub_token": "hub_token",
     "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
     "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
@@ -47,6 +49,8 @@ GONE = {
     "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
     "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
+    "num_sample_generations": "set log_completions=True, or look with policy.generate",
+    "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
     "num_mini_batches": "set steps_per_generation to how often one generation batch is cut",
     "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
     "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
@@ -87,13 +91,21 @@ def modern_names(
         if new not in known:
             todo = gone.get(name) or _suggestion(name, known)
             state = "has no equal in today's TRL" if name in gone else "is no argument"
-            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={value!r})", todo=todo)
+            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={shown(name, value)})", todo=todo)
         if new in values:
             raise ArgumentError(
                 f"{new} is given twice", where=f"{where}: {name} is its old name", todo=f"keep {new} alone"
             )
         values[new] = value
     return values
+
+
+def shown(name: str, value: Any) -> str:
+    """A value for a message, cut short; never one that could be a secret."""
+    text = repr(value)
+    if re.search(r"token|key|secret|password", name, re.IGNORECASE) or "hf_" in text:
+        return "(not shown)"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _suggestion(name: str, known: set[str]) -> str:
@@ -108,7 +120,8 @@ class RLOOConfig(trl.RLOOConfig):
     Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
     ``beta`` 0.05, batch 4 x accumulation 2, a checkpoint every 25 steps of which two are kept, a log line
     every step.  What unsloth would change on a GPU stands at TRL's own value.  Precision follows the device:
-    bfloat16 where a GPU has it, else float16; float32 on a CPU.
+    bfloat16 where a GPU has it, else float16; float32 on a CPU.  ``seed`` (42, TRL's) governs the run:
+    the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s, the rest ``prepare``'s.
 
     Added:
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
@@ -139,7 +152,8 @@ class RLOOConfig(trl.RLOOConfig):
     torch_empty_cache_steps: int | None = field(default=None)
     logging_nan_inf_filter: bool = field(default=False)
     include_num_input_tokens_seen: str | bool = field(default="no")
-    per_device_eval_batch_size: int = field(default=8)
+    # unsloth puts the train batch in place of an 8
+    per_device_eval_batch_size: int = field(default=4)
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
     # The kit's own.
@@ -155,9 +169,9 @@ class RLOOConfig(trl.RLOOConfig):
         known = {item.name for item in dataclasses.fields(type(self)) if item.init}
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
         given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig")
-        values = {**_own_defaults(type(self)), **_precision(given), **given}
+        values = {**_own_defaults(type(self)), **given, **_precision(given)}
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
-        guards.check_config(SimpleNamespace(**complete))
+        guards.check_config(SimpleNamespace(**complete), environment.process_count())
         for name in OWN_FIELDS:
             setattr(self, name, values.pop(name))
         super().__init__(**values)
@@ -174,8 +188,8 @@ def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
     import torch
     import unsloth
 
-    if given.get("bf16") is not None or given.get("fp16") is not None:
-        return {}
+    if given.get("bf16") is not None or given.get("fp16"):
+        return {}  # command lines always pass fp16=False
     on_gpu = torch.cuda.is_available()
     bf16 = on_gpu and bool(unsloth.is_bfloat16_supported())
     return {"bf16": bf16, "fp16": on_gpu and not bf16}

@@ -25,14 +25,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from rloo_kit import tiny
 from rloo_kit.errors import ImportOrderError, VersionError
 
 # unsloth rewrites these at import, and only the names that nobody has bound yet.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
 
-# What the tests ran on.  torch: the CUDA machines that were tried hold 2.11.
+# What the tests ran on.
 TESTED = {
-    "torch": ("2.11", "2.12", "2.13"),
+    "torch": ("2.13.0",),
     "unsloth": ("2026.10.9",),
     "unsloth_zoo": ("2026.10.9",),
     "trl": ("1.15.0",),
@@ -50,15 +51,13 @@ class Setting(NamedTuple):
         value: what the kit sets where the user set nothing; None where the kit only watches it.
         read_by: the module whose import reads it; later changes do nothing.
         reason: why, in one line.
+        old_name: an earlier name that is still read, and is the user's choice where it is set.
     """
 
     value: str | None
     read_by: str
     reason: str
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rloo-kit"
+    old_name: str = ""
 
 
 def settings() -> dict[str, Setting]:
@@ -68,14 +67,13 @@ def settings() -> dict[str, Setting]:
             "1", "unsloth", "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
         ),
         "UNSLOTH_COMPILE_LOCATION": Setting(
-            str(_cache_folder() / "unsloth_compiled_cache"),
+            str(tiny.cache_folder() / "unsloth_compiled_cache"),
             "unsloth",
             "unsloth otherwise writes its compiled code into the notebook's folder",
         ),
+        # unsloth sets it where the platform allows, but looks for today's name only.
         "PYTORCH_ALLOC_CONF": Setting(
-            "expandable_segments:True",
-            "torch",
-            "completions of ever new lengths fragment fixed segments until a small card is out of memory",
+            None, "torch", "torch settles its allocator once", old_name="PYTORCH_CUDA_ALLOC_CONF"
         ),
         "TOKENIZERS_PARALLELISM": Setting(
             "false", "tokenizers", "forked data workers otherwise warn, or hang, on the tokenizer's threads"
@@ -83,6 +81,9 @@ def settings() -> dict[str, Setting]:
         "HF_HUB_OFFLINE": Setting(
             None, "huggingface_hub", "without a network every look-up waits and retries"
         ),
+        "HF_HOME": Setting(None, "huggingface_hub", "the hub's cache folder is settled once"),
+        "HF_HUB_CACHE": Setting(None, "huggingface_hub", "the same"),
+        "HF_ENDPOINT": Setting(None, "huggingface_hub", "the hub's address is settled once"),
         "OMP_NUM_THREADS": Setting(None, "torch", "torch sizes its thread pool once"),
         "CUDA_VISIBLE_DEVICES": Setting(None, "torch", "CUDA lists its devices once"),
     }
@@ -164,7 +165,7 @@ def quiet() -> Iterator[None]:
 
 
 class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import unsloth before the first of the libraries it patches, then stand aside.
+    """Import unsloth, in order and quietly, before the first of the libraries it patches; then stand aside.
 
     The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library
     itself, and importlib would execute that library a second time if a finder had loaded it.
@@ -173,12 +174,15 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in PATCHED_BY_UNSLOTH:
-            return importlib.machinery.ModuleSpec(fullname, self)
-        if fullname == "unsloth":
-            apply_settings()
-            self.remove()
-        return None
+        if fullname not in (*PATCHED_BY_UNSLOTH, "unsloth"):
+            return None
+        # The library's own spec, so that whoever only asks whether it is installed gets a true answer.
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None:
+            spec.loader = self
+        return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         import_unsloth()
@@ -190,8 +194,8 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._true_spec
 
     def remove(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        # A new list: importlib may be going through the old one.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def install(self) -> None:
         if self not in sys.meta_path:
@@ -201,6 +205,8 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _hook = _UnslothFirst()
 _imported_too_early: tuple[str, ...] = ()
 _set_by_kit: dict[str, str] = {}
+_yours: set[str] = set()
+_read: dict[str, str | None] = {}  # the watched variables as they stood after unsloth's import
 
 
 def put_in_force() -> None:
@@ -230,7 +236,10 @@ def import_unsloth() -> ModuleType:
     _hook.remove()
     try:
         with quiet():
-            return importlib.import_module("unsloth")
+            unsloth = importlib.import_module("unsloth")
+        for name in settings():
+            _read.setdefault(name, os.environ.get(name))
+        return unsloth
     except BaseException as error:
         if sys.modules.get("unsloth") is None:
             _hook.install()  # the next import must not slip past
@@ -246,7 +255,12 @@ def import_unsloth() -> ModuleType:
 def apply_settings() -> None:
     """Set the kit's variables where the user set nothing and they still matter."""
     for name, setting in settings().items():
-        if setting.value is not None and name not in os.environ and setting.read_by not in sys.modules:
+        if setting.old_name in os.environ:
+            os.environ.setdefault(name, os.environ[setting.old_name])
+        if name in os.environ:
+            if name not in _set_by_kit:
+                _yours.add(name)
+        elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = _set_by_kit[name] = setting.value
 
 
@@ -314,7 +328,7 @@ def prepare(
         dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
         offline: True leaves the Hugging Face hub alone, False uses it; None follows ``HF_HUB_OFFLINE`` or,
             where that is not set, asks the hub's host for at most three seconds.
-        seed: for Python's, NumPy's and torch's generators.
+        seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
@@ -335,18 +349,24 @@ def prepare(
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
     """Set what the file names and nobody has set; return the names that it set."""
-    if path is None or not Path(path).is_file():
+    if path is None:
         return ()
-    from dotenv import dotenv_values
+    from dotenv import dotenv_values, find_dotenv
 
+    # A notebook's working directory is its own folder, and .env lies at the project's top.
+    file = find_dotenv(os.fspath(path), usecwd=True)
+    if not file:
+        if os.fspath(path) != ".env":
+            notes.append(f"{os.fspath(path)} was not found here or in a folder above.")
+        return ()
     known, loaded = settings(), []
-    for name, value in dotenv_values(path).items():
+    for name, value in dotenv_values(file).items():
         if value is None or (name in os.environ and name not in _set_by_kit):
             continue
         if name in known and known[name].read_by in sys.modules:
             if os.environ.get(name) != value:
                 notes.append(
-                    f"{name} in {Path(path).name} came too late: {known[name].read_by} had read it. Restart the "
+                    f"{name} in {Path(file).name} came too late: {known[name].read_by} had read it. Restart the "
                     "kernel and call prepare() before importing it."
                 )
             continue
@@ -452,23 +472,31 @@ def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str
     known = settings()
     for name, setting in known.items():
         value = os.environ.get(name)
-        if name in _set_by_kit:
-            if value == _set_by_kit[name]:
-                yield name, _short(value), f"set: {setting.reason}"
-            else:
-                notes.append(
-                    f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
-                )
+        if value != _read[name]:
+            notes.append(
+                f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
+            )
+        elif name in _set_by_kit:
+            yield name, _short(_set_by_kit[name]), f"set: {setting.reason}"
         elif name in from_file:
             yield name, "(not shown)", "from .env"
-        elif value is not None and setting.value is not None and value != setting.value:
-            yield name, _short(value), "yours, left as it is"
+        elif name in _yours:
+            yield name, _short(value or ""), "yours, left as it is"
+        elif value is None and setting.value is not None:
+            notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
     for name in from_file:
         if name not in known:
             yield name, "(not shown)", "from .env"
 
 
+def process_count() -> int:
+    """Processes of this run, as torchrun and accelerate launch say."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
 def _short(value: str) -> str:
+    if "@" in value:  # an address may hold a password
+        return "(not shown)"
     return value.replace(str(Path.home()), "~", 1)
 
 

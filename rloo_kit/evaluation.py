@@ -8,6 +8,7 @@ calls reward functions as TRL does.  It does not train, and it does not decide w
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -122,7 +123,7 @@ def evaluate(
         n=samples,
         greedy=greedy,
         max_new_tokens=max_new_tokens,
-        batch_size=batch_size or fitting_batch_size(policy, max_new_tokens),
+        batch_size=batch_size,
         seed=seed,
         **generate,
     )
@@ -142,7 +143,7 @@ def evaluate(
 
 
 def _rows(dataset: Any, n: int | None) -> list[dict[str, Any]]:
-    rows = [dict(row) for row in (dataset if n is None else dataset.select(range(min(n, len(dataset)))))]
+    rows = [dict(row) for row in itertools.islice(dataset, n)]
     if not rows or "prompt" not in rows[0]:
         raise DatasetError(
             "there is nothing to evaluate" if not rows else "the dataset has no column 'prompt'",
@@ -172,7 +173,9 @@ def score(
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,
     }
-    return {func.__name__: _call(func, keywords) for func in map(rewards.guarded, reward_funcs)}
+    guarded = [rewards.guarded(func) for func in reward_funcs]
+    names = guards.distinct([func.__name__ for func in guarded])
+    return {name: _call(func, keywords) for name, func in zip(names, guarded, strict=True)}
 
 
 def _call(func: Callable[..., Any], keywords: dict[str, Any]) -> list[float | None]:
@@ -204,11 +207,17 @@ def _accuracy(
     rows: Sequence[dict[str, Any]], completions: Sequence[Completion], answer_of: Callable[[Any], str | None]
 ) -> Interval | None:
     graded = [
-        c.finished and answer_of(c.text) == str(row["answer"])
+        c.finished and _same(answer_of(c.text), str(row["answer"]))
         for row, c in zip(rows, completions, strict=True)
         if row.get("answer") is not None
     ]
     return wilson(sum(graded), len(graded)) if graded else None
+
+
+def _same(answer: str | None, gold: str) -> bool:
+    """Whether an answer is the gold one, as text or as a number: 42 is 42.0."""
+    number = tasks.NUMBER.fullmatch(gold.strip())
+    return answer is not None and answer in (gold, tasks.canonical(number[0]) if number else gold)
 
 
 def wilson(successes: int, trials: int) -> Interval:
@@ -231,14 +240,3 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
     means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(resamples))
     low, high = means[int(0.025 * resamples)], means[int(0.975 * resamples) - 1]
     return Interval(sum(values) / len(values), low, high)
-
-
-def fitting_batch_size(policy: Policy, max_new_tokens: int, prompt_tokens: int = 512) -> int:
-    """Rows whose key-value cache takes at most half of the memory that is free; 32 on a CPU, 64 at most."""
-    import torch
-
-    if policy.device.type != "cuda":
-        return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
-    free, _ = torch.cuda.mem_get_info()
-    row_bytes = policy.card.kv_bytes_per_token * (prompt_tokens + max_new_tokens)
-    return max(1, min(64, free // 2 // row_bytes))

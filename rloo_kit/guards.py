@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,17 +19,37 @@ def _refuse(what: str, where: str, todo: str) -> None:
     raise ConfigError(what, where=f"RLOOConfig({where})", todo=todo)
 
 
-def check_config(args: Any) -> None:
+NUMBERS = ("beta", "temperature", "top_p", "learning_rate", "epsilon")
+COUNTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_iterations",
+    "max_completion_length",
+)
+
+
+def check_config(args: Any, processes: int = 1) -> None:
     """Check the numbers of a config, each alone and against each other.
 
     Args:
-        args: anything with the attributes of ``RLOOConfig``.
+        args: anything with the attributes of TRL's ``RLOOConfig``.
+        processes: of the run; each has its own batch.
 
     Raises:
         ConfigError: the first number that is wrong.
     """
+    for name in NUMBERS:
+        value = getattr(args, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            _refuse(f"{name} must be a number", f"{name}={value!r}", f"write {name}=0.5, without quotes")
+    for name in COUNTS:
+        value = getattr(args, name)
+        if not isinstance(value, int) or value < 1:
+            _refuse(
+                f"{name} must be a whole number from 1 up", f"{name}={value!r}", f"set {name} to 1 or more"
+            )
     _check_ranges(args)
-    _check_batch(args)
+    _check_batch(args, processes)
 
 
 def _check_ranges(args: Any) -> None:
@@ -59,12 +78,6 @@ def _check_ranges(args: Any) -> None:
         _refuse(
             "learning_rate must be a number from 0 up", f"learning_rate={args.learning_rate}", "1e-5 is usual"
         )
-    if not isinstance(args.max_completion_length, int) or args.max_completion_length < 1:
-        _refuse(
-            "a completion needs room for at least one token",
-            f"max_completion_length={args.max_completion_length}",
-            "256 for short answers, 2048 or more for a model that thinks",
-        )
     _check_clipping(args)
 
 
@@ -83,13 +96,13 @@ def _check_clipping(args: Any) -> None:
             f"reward_clip_range={clip}",
             "give (low, high) with low < high, or None",
         )
-    if not args.reward_limit > 0:
-        _refuse("reward_limit must be positive", f"reward_limit={args.reward_limit}", "1e6 is the default")
+    limit = getattr(args, "reward_limit", 1e6)  # TRL's own config has none
+    if not limit > 0:
+        _refuse("reward_limit must be positive", f"reward_limit={limit}", "1e6 is the default")
 
 
-def _check_batch(args: Any) -> None:
+def _check_batch(args: Any, processes: int) -> None:
     """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
     per_step = args.per_device_train_batch_size * processes
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size, k = args.generation_batch_size or per_step * steps, args.num_generations
@@ -138,7 +151,7 @@ def _check_prompt(prompt: Any, index: int, tokenizer: Any, name: str) -> None:
     where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
         text = "".join(str(message.get("content") or "") for message in prompt)
-        if getattr(tokenizer, "chat_template", None) is None:
+        if tokenizer is not None and getattr(tokenizer, "chat_template", None) is None:
             raise DatasetError(
                 "the prompts are conversations and the tokenizer has no chat template",
                 where=where,
@@ -156,20 +169,34 @@ def _check_prompt(prompt: Any, index: int, tokenizer: Any, name: str) -> None:
         raise DatasetError("a prompt is empty", where=where, todo="drop such rows with dataset.filter")
 
 
-def longest_prompts(dataset: Any, count: int = 16) -> list[Any]:
-    """The prompts with the most characters: the candidates for the most tokens."""
+def longest_prompts(dataset: Any, count: int = 16) -> tuple[list[int], list[Any]]:
+    """The prompts with the most characters, the candidates for the most tokens, and their rows."""
     prompts = dataset["prompt"] if hasattr(dataset, "__len__") else [r["prompt"] for r in dataset.take(1)]
-    return sorted(prompts, key=lambda prompt: len(str(prompt)), reverse=True)[:count]
+    longest = sorted(enumerate(prompts), key=lambda pair: len(str(pair[1])), reverse=True)[:count]
+    return [row for row, _ in longest], [prompt for _, prompt in longest]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The same names, numbered from their second occurrence on.
+
+    >>> distinct(["right", "short", "right"])
+    ['right', 'short', 'right_2']
+    """
+    return [name if (n := names[: i + 1].count(name)) == 1 else f"{name}_{n}" for i, name in enumerate(names)]
 
 
 def check_lengths(
-    prompt_ids: Sequence[Sequence[int]], max_completion_length: int, max_seq_length: int | None
+    prompt_ids: Sequence[Sequence[int]],
+    max_completion_length: int,
+    max_seq_length: int | None,
+    rows: Sequence[int] | None = None,
 ) -> None:
     """Check that prompt + completion fit, since unsloth cuts inside the forward pass and shapes break.
 
     Args:
         prompt_ids: token ids of each prompt.
         max_completion_length, max_seq_length: in tokens; a max_seq_length of None sets no limit.
+        rows: where in the dataset the prompts stand; None where they are a generation batch.
 
     Raises:
         DatasetError: a prompt that is too long, with its tokens.
@@ -178,10 +205,11 @@ def check_lengths(
         return
     index, longest = max(enumerate(map(len, prompt_ids)), key=lambda pair: pair[1])
     if longest + max_completion_length > max_seq_length:
+        place = f"prompt {index} of the batch" if rows is None else f"train_dataset[{rows[index]}]"
         raise DatasetError(
             f"prompt + completion can reach {longest + max_completion_length} tokens, and the policy was loaded "
             f"for {max_seq_length}",
-            where=f"prompt {index} has {longest} tokens, max_completion_length is {max_completion_length}",
+            where=f"{place} has {longest} tokens, max_completion_length is {max_completion_length}",
             todo=f"load_policy(max_seq_length={longest + max_completion_length}), a smaller "
             "max_completion_length, or drop the long prompts",
         )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 PADS = ("<|vision_pad|>", "<|endoftext|>")  # unsloth's choice first; either differs from <|im_end|>
 ADAPTER_CONFIG = "adapter_config.json"
+# unsloth and transformers say so where a device map would move 4-bit weights to the CPU.
+SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
+HUB_SECONDS = 9.0
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class Policy:
         top_k: int = 0,
         min_p: float | None = None,
         greedy: bool = False,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         seed: int | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[Completion]:
@@ -115,17 +119,18 @@ class Policy:
             max_new_tokens: where a completion is cut, in tokens.
             temperature, top_p, top_k, min_p: as TRL's config names them; of no effect when greedy.
             greedy: take the most probable token each time.
-            batch_size: rows in the model at once; memory grows with it.
+            batch_size: rows in the model at once; None sizes it to the memory that is free.
             seed: for this call alone: the random state outside is left as it was.
             chat_template_kwargs: for the chat template.
 
         Raises:
             ConfigError: a string given for the list of prompts, no prompts, or a number out of range.
         """
-        _check_generation(prompts, n, max_new_tokens, temperature, greedy)
+        _check_generation(prompts, n, max_new_tokens, temperature, greedy, batch_size)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
         draw = sampling.Draw(temperature, top_p, top_k, min_p) if not greedy else None
+        batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _evaluating(self.model), _own_randomness(seed):
             for start in range(0, len(jobs), batch_size):
@@ -162,6 +167,19 @@ class Policy:
             text = self.tokenizer.decode(kept, skip_special_tokens=True)
             completions.append(Completion(prompt, text, tuple(kept), end is not None))
         return completions
+
+    def fitting_batch_size(self, tokens: int) -> int:
+        """Rows of that many tokens whose key-value cache takes half of the free memory; 64 at most, 32 on a CPU.
+
+        Memory that torch holds without using it, after training for instance, counts as free.
+        """
+        import torch
+
+        if self.device.type != "cuda":
+            return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
+        free, _ = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return max(1, min(64, free // 2 // (self.card.kv_bytes_per_token * tokens)))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
@@ -272,7 +290,7 @@ def _resolve_folder(folder: Path) -> _Source:
     if (folder / ADAPTER_CONFIG).is_file():
         base = json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
         card = CATALOGUE["tiny"] if _is_tiny(base) else find(base)
-        return _Source(str(folder), replace(card, name=folder.name) if card else None, is_adapter=True)
+        return _Source(str(folder), card, is_adapter=True)
     if not (folder / "config.json").is_file():
         raise PolicyNotFoundError(
             "the folder holds neither a checkpoint nor an adapter",
@@ -309,7 +327,7 @@ def _check_hub(repository: str, token: str | None) -> bool:
     if constants.HF_HUB_OFFLINE:
         raise unreachable
     try:
-        found = model_info(repository, timeout=8, token=token, files_metadata=False)
+        found = _within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
     except GatedRepoError as error:
         raise PolicyNotFoundError(
             f"{repository} is gated",
@@ -322,13 +340,36 @@ def _check_hub(repository: str, token: str | None) -> bool:
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(repository))}? A private one needs HF_TOKEN in .env",
         ) from error
-    except (OSError, OfflineModeIsEnabled) as error:
+    except (OSError, TimeoutError, OfflineModeIsEnabled) as error:
         raise unreachable from error
     except Exception as error:  # httpx's own errors are not OSErrors
         if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests"):
             raise unreachable from error
         raise
     return any(file.rfilename == ADAPTER_CONFIG for file in found.siblings or ())
+
+
+def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """What ``ask`` returns or raises; TimeoutError after that long.
+
+    A time-out given to the hub library holds per phase of a request, and not for the name server.
+    """
+    answer: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            answer.put((ask(), None))
+        except BaseException as error:
+            answer.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result, error = answer.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds} s") from None
+    if error is not None:
+        raise error
+    return result
 
 
 @contextlib.contextmanager
@@ -448,7 +489,9 @@ def _explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
 
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, ValueError) as error:
+        if isinstance(error, ValueError) and not any(text in str(error) for text in SPILLED):
+            raise
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
         need = card.weight_bytes(four_bit) if card else None
@@ -465,17 +508,21 @@ def _explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
 # --- generating -------------------------------------------------------------------------------------------
 
 
-def _check_generation(prompts: Any, n: int, max_new_tokens: int, temperature: float, greedy: bool) -> None:
+def _check_generation(
+    prompts: Any, n: int, max_new_tokens: int, temperature: float, greedy: bool, batch_size: int | None
+) -> None:
     if isinstance(prompts, str) or not len(prompts) or isinstance(prompts[0], dict):
         raise ConfigError(
             "generate takes a list of prompts",
             where=f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}",
             todo="wrap a single prompt or conversation: generate([prompt])",
         )
-    if n < 1 or max_new_tokens < 1 or (temperature <= 0 and not greedy):
+    smallest = min(n, max_new_tokens, 1 if batch_size is None else batch_size)
+    if smallest < 1 or (temperature <= 0 and not greedy):
         raise ConfigError(
-            "n and max_new_tokens must be at least 1, and temperature above 0",
-            where=f"Policy.generate(n={n}, max_new_tokens={max_new_tokens}, temperature={temperature})",
+            "n, max_new_tokens and batch_size must be at least 1, and temperature above 0",
+            where=f"Policy.generate(n={n}, max_new_tokens={max_new_tokens}, batch_size={batch_size}, "
+            f"temperature={temperature})",
             todo="for the most probable completion use greedy=True",
         )
 
@@ -499,6 +546,7 @@ def _own_randomness(seed: int | None) -> Iterator[None]:
         return
     import torch
 
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

@@ -65,5 +65,5 @@ class ProgressCallback(TrainerCallback):
         done = state.global_step - self._first_step
         left = None
         if done:
-            left = (time.monotonic() - self._started) / done * (state.max_steps - state.global_step)
+            left = (time.monotonic() - self._started) / done * max(0, state.max_steps - state.global_step)
         print(line(state.global_step, state.max_steps, logs, left), flush=True)

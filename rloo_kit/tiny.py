@@ -61,13 +61,16 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     return target
 
 
-def default_folder() -> Path:
-    """The place in the user's cache; its name changes with the shipped files."""
+def cache_folder() -> Path:
+    """The kit's folder in the user's cache."""
     # An empty or relative value is to be ignored, says the XDG base directory specification.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():
-        cache = Path.home() / ".cache"
-    return cache / "rloo-kit" / f"tiny-qwen3-{shipped_hash()[:12]}"
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "rloo-kit"
+
+
+def default_folder() -> Path:
+    """The place in the user's cache; its name changes with the shipped files."""
+    return cache_folder() / f"tiny-qwen3-{shipped_hash()[:12]}"
 
 
 def shipped_hash() -> str:

@@ -11,7 +11,6 @@ the methods and fails in words when TRL changes them.
 
 from __future__ import annotations
 
-import inspect
 import json
 import shutil
 import warnings
@@ -29,7 +28,8 @@ environment.import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
-from transformers import PrinterCallback, TrainerCallback  # noqa: E402
+from transformers import PrinterCallback, TrainerCallback, TrainerState  # noqa: E402
+from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 import rewards  # noqa: E402
 from rloo_kit.progress import ProgressCallback  # noqa: E402
@@ -52,11 +52,21 @@ GONE = {
 }
 """Trainer arguments without an equal today, and what to do instead."""
 
-ARGUMENTS = tuple(
-    name
-    for name in inspect.signature(trl.trainer.rloo_trainer.RLOOTrainer.__init__).parameters
-    if name not in ("self", "kwargs")
+ARGUMENTS = (
+    "model",
+    "reward_funcs",
+    "args",
+    "train_dataset",
+    "eval_dataset",
+    "processing_class",
+    "reward_processing_classes",
+    "callbacks",
+    "optimizers",
+    "quantization_config",
+    "peft_config",
 )
+"""TRL's; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
+
 UNSCORED_BATCHES = 3
 """After so many batches in a row without a single score a reward is reported."""
 
@@ -103,10 +113,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         **kwargs: Any,
     ) -> None:
         named = {"model": model, "reward_funcs": reward_funcs, "args": args, "train_dataset": train_dataset}
-        given = {name: value for name, value in named.items() if value is not None} | kwargs
+        given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer")
         given = _unwrap_policy(given)
-        given.setdefault("args", RLOOConfig())
+        if "args" not in given:
+            given["args"] = RLOOConfig()
         _check_arguments(given)
         given["reward_funcs"] = _guarded_rewards(given)
         _drop_reference(given["model"])
@@ -115,15 +126,16 @@ class RLOOTrainer(trl.RLOOTrainer):
         if self.beta == 0 or _is_fresh(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             _drop_reference(self.model)
+        _keep_padding_mask(self.model)
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressCallback())
         self.add_callback(_FiniteGradients())
         self._check_first_prompts()
 
     def _check_first_prompts(self) -> None:
-        prompts = guards.longest_prompts(self.train_dataset)
+        rows, prompts = guards.longest_prompts(self.train_dataset)
         ids, _, _ = self._tokenize_prompts(prompts)
-        guards.check_lengths(ids, self.max_completion_length, self._max_seq_length)
+        guards.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
 
     @property
     def _max_seq_length(self) -> int | None:
@@ -177,7 +189,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         """Whether the policy that sampled a batch is the one that the loss is taken of, and no KL term needs
         its log-probabilities before: then the ratio is 1, and its value is known without a forward pass."""
         used_once = self.num_iterations == 1
-        before_update = self.args.steps_per_generation <= self.args.gradient_accumulation_steps
+        before_update = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
         return getattr(self.args, "single_pass", False) and self.beta == 0 and used_once and before_update
 
     def _get_per_token_logps_and_entropies(
@@ -222,9 +234,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         scores: torch.Tensor = super()._calculate_rewards(inputs, *args, **kwargs)
         training = self.model.training
         k = self.num_generations if training else self.num_generations_eval
-        dead = dead_groups(scores, self.reward_weights.to(scores.device), k)
-        self._metrics["train" if training else "eval"]["dead_groups"].append(dead.float().mean().item())
-        self._report_unscored(scores)
+        if k > 1:  # an evaluation may sample one completion per prompt
+            dead = dead_groups(scores, self.reward_weights.to(scores.device), k)
+            self._metrics["train" if training else "eval"]["dead_groups"].append(dead.float().mean().item())
+        if training:
+            self._report_unscored(scores)
         return scores
 
     def _report_unscored(self, scores: torch.Tensor) -> None:
@@ -246,7 +260,8 @@ class RLOOTrainer(trl.RLOOTrainer):
         Args:
             resume_from_checkpoint: True goes on from the newest whole checkpoint in ``output_dir``, and
                 starts anew where there is none; a path names one.  A checkpoint that was being written when
-                the process died is removed.
+                the process died is removed.  Without it the run starts at step 0, and checkpoints of an
+                earlier run are moved to ``output_dir/earlier``, so that no later resume takes them for its own.
             kwargs: as in transformers' ``Trainer.train``.
         """
         if resume_from_checkpoint is True:
@@ -256,17 +271,30 @@ class RLOOTrainer(trl.RLOOTrainer):
                 print(f"resuming from {found}" if found else "no checkpoint yet: starting at step 0")
             self.accelerator.wait_for_everyone()
             resume_from_checkpoint = str(found) if found else None
-        result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        elif not resume_from_checkpoint and self.accelerator.is_main_process:
+            _set_aside(self.args.output_dir)
+        if resume_from_checkpoint and 0 < self.args.max_steps <= _step_of(Path(resume_from_checkpoint)):
+            return self._already_done(Path(str(resume_from_checkpoint)))
+        result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
         self.save_state()
         return result
+
+    def _already_done(self, folder: Path) -> TrainOutput:
+        """Answers: transformers takes one more step from a checkpoint that is at the last one."""
+        print(f"{folder} is at step {_step_of(folder)} of {self.args.max_steps}: nothing left to train")
+        self._load_from_checkpoint(str(folder))
+        self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Answers: with a "ref" folder inside a checkpoint, transformers loads that adapter and no other, so
         a resumed run would go on from untrained weights."""
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        folder = Path(resume_from_checkpoint)
-        if (folder / "ref").is_dir() and (folder / "adapter_config.json").is_file():
-            target = self.model if model is None else model
+        folder, target = Path(resume_from_checkpoint), self.model if model is None else model
+        if not (folder / "ref").is_dir():
+            # That run's reference was the base; the one made for this trainer would be a policy half trained.
+            _drop_reference(target)
+        elif (folder / "adapter_config.json").is_file():
             target.load_adapter(str(folder), "default", is_trainable=True)
             target.set_adapter("default")
 
@@ -328,7 +356,12 @@ def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
     dataset = given.get("train_dataset")
     columns = guards.reward_columns(dataset) if hasattr(dataset, "column_names") else None
     kept = (str, torch.nn.Module)  # reward models: TRL calls them itself
-    return [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
+    guarded = [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
+    callables = [f for f in guarded if not isinstance(f, kept)]
+    # TRL logs by name, and would average two rewards of one name into one line.
+    for func, name in zip(callables, guards.distinct([f.__name__ for f in callables]), strict=True):
+        func.__name__ = name
+    return guarded
 
 
 def _check_arguments(given: dict[str, Any]) -> None:
@@ -337,20 +370,16 @@ def _check_arguments(given: dict[str, Any]) -> None:
             raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
     _check_model(given)
     args = given["args"]
-    guards.check_config(_with_own_fields(args))
-    for name in ("train_dataset", "eval_dataset"):
-        dataset = given.get(name)
-        if hasattr(dataset, "column_names") and not isinstance(dataset, dict):
+    guards.check_config(args, environment.process_count())
+    evaluated = given.get("eval_dataset")
+    parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
+    datasets = {"train_dataset": given["train_dataset"]}
+    datasets |= {
+        f"eval_dataset[{part!r}]" if part else "eval_dataset": dataset for part, dataset in parts.items()
+    }
+    for name, dataset in datasets.items():
+        if hasattr(dataset, "column_names"):
             guards.check_dataset(dataset, args, given.get("processing_class"), name)
-
-
-def _with_own_fields(args: Any) -> Any:
-    """A plain TRL config is welcome too; it lacks the kit's fields."""
-    from types import SimpleNamespace
-
-    own = {"reward_limit": 1e6, "fast_sampling": False, "single_pass": False}
-    settled = {"generation_batch_size": None} if args.steps_per_generation else {}
-    return SimpleNamespace(**{**own, **vars(args), **settled})
 
 
 def _check_model(given: dict[str, Any]) -> None:
@@ -391,6 +420,14 @@ def _drop_reference(model: Any) -> None:
         model.set_adapter("default")
 
 
+def _keep_padding_mask(model: Any) -> None:
+    """Answers: in training mode unsloth's fast forward drops the attention mask, so that left-padded prompts are
+    attended to, unless this flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py)."""
+    for module in model.modules():
+        if hasattr(module, "embed_tokens"):
+            module._unsloth_keep_padding_mask = True
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------
 
 
@@ -425,3 +462,16 @@ def _remove_broken_checkpoints(output_dir: str | Path) -> None:
     for folder in _checkpoints(output_dir):
         if not _is_whole(folder):
             shutil.rmtree(folder)
+
+
+def _set_aside(output_dir: str | Path) -> None:
+    """Move what an earlier run left to ``earlier``, in place of what was there."""
+    folders = _checkpoints(output_dir)
+    if not folders:
+        return
+    earlier = Path(output_dir) / "earlier"
+    shutil.rmtree(earlier, ignore_errors=True)
+    earlier.mkdir()
+    for folder in folders:
+        folder.rename(earlier / folder.name)
+    print(f"checkpoints of an earlier run are now in {earlier}")

@@ -5,7 +5,7 @@ python scripts/cards.py
 
 from __future__ import annotations
 
-from rloo_kit.catalogue import CATALOGUE, TRAINING_ROOM_BYTES, largest_that_fits
+from rloo_kit.catalogue import ROLLOUT_ROWS, ROLLOUT_TOKENS, STEP_BYTES, largest_that_fits, training_bytes
 
 CARDS = {
     "RTX 3060 Ti, 4060, 5060": 8,
@@ -16,20 +16,19 @@ CARDS = {
 
 
 def table() -> str:
-    """A Markdown table: card, memory, the policy that load_policy() takes, its weights, what is left."""
+    """A Markdown table: card, memory, the policy that load_policy() takes, its weights, and with all the rest."""
     lines = [
-        "| card | memory | `load_policy()` takes | its weights | left to train in |",
+        "| card | memory | `load_policy()` takes | its weights | in training |",
         "|---|---:|---|---:|---:|",
     ]
     for name, gib in CARDS.items():
         card = largest_that_fits(gib * 2**30)
-        weights = card.weight_bytes() / 2**30
-        lines.append(f"| {name} | {gib} GiB | {card.name} | {weights:.1f} GiB | {gib - weights:.1f} GiB |")
+        weights, training = card.weight_bytes() / 2**30, training_bytes(card) / 2**30
+        lines.append(f"| {name} | {gib} GiB | {card.name} | {weights:.1f} GiB | {training:.1f} GiB |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     print(table())
-    print(
-        f"\nRule: 4-bit weights + {TRAINING_ROOM_BYTES / 2**30:.0f} GiB; {len(CATALOGUE) - 1} policies to choose from"
-    )
+    cache = f"the key-value cache of {ROLLOUT_ROWS} completions of {ROLLOUT_TOKENS} tokens"
+    print(f"\nRule: weights in 4 bit, {cache}, and {STEP_BYTES / 2**30:.0f} GiB for the step")

@@ -78,13 +78,13 @@ def install_stack(python: Path, venv: Path, device: str) -> None:
     ]
     what = f"install the pinned stack for {device}"
     todo = "look for the package that the lines above name; `make install DEVICE=cpu` needs the least"
-    if device == "cuda":
-        step(what, [*command, "--torch-backend", "auto"], todo)
-    elif os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS"):
+    backend = {"cuda": "auto", "cpu": "cpu"}[device]
+    has_links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    if device == "cpu" and has_links:
         step(what, command, todo)
-    elif not step(what, [*command, "--torch-backend", "cpu"]):
+    elif not step(what, [*command, "--torch-backend", backend]):
         print(
-            "    PyTorch's own index is out of reach; trying the package index, whose build holds CUDA (6.7 GB)"
+            "    PyTorch's own index is out of reach; trying the package index alone (its build holds CUDA, 6.7 GB)"
         )
         step(what, command, todo)
 

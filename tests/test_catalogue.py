@@ -9,13 +9,13 @@ import torch
 
 from rloo_kit.catalogue import (
     CATALOGUE,
-    TRAINING_ROOM_BYTES,
     Card,
     card_from_config,
     find,
     largest_that_fits,
     nearest,
     thinks_by_template,
+    training_bytes,
 )
 
 GIB = 2**30
@@ -75,7 +75,7 @@ def test_the_largest_that_fits_leaves_room_to_train(free_gib: float, name: str) 
     card = largest_that_fits(int(free_gib * GIB))
     assert card.name == name
     if free_gib > 4:
-        assert card.weight_bytes() + TRAINING_ROOM_BYTES <= free_gib * GIB
+        assert training_bytes(card) <= free_gib * GIB
 
 
 def test_16_bit_weights_take_two_bytes_each() -> None:

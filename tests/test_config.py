@@ -69,6 +69,20 @@ def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
     assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
 
 
+@pytest.mark.parametrize("name", ["token", "api_key", "misspelt"])
+def test_an_error_never_shows_a_secret(name: str, policy: Any, task: Any) -> None:
+    secret = "hf_" + "x" * 30
+    for call in (
+        lambda: rloo_kit.RLOOConfig(**{name: secret}),
+        lambda: rloo_kit.RLOOTrainer(
+            model=policy, reward_funcs=len, train_dataset=task.train, **{name: secret}
+        ),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert secret not in str(caught.value)
+
+
 def test_a_misspelt_name_gets_the_nearest_one() -> None:
     with pytest.raises(ArgumentError, match="did you mean num_generations"):
         rloo_kit.RLOOConfig(num_generation=4)
@@ -101,7 +115,27 @@ def test_old_names_of_the_trainer_are_taken_too(make_trainer: Any, policy: Any, 
 
 def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: Any) -> None:
     with pytest.raises(ArgumentError, match="ref_policy has no equal"):
-        rloo_kit.RLOOTrainer(model=policy, reward_funcs=len, train_dataset=task.train, ref_policy=None)
+        rloo_kit.RLOOTrainer(
+            model=policy, reward_funcs=len, train_dataset=task.train, ref_policy=policy.model
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"beta": "0.1"}, "beta='0.1'"),
+        ({"temperature": "hot"}, "temperature='hot'"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        rloo_kit.RLOOConfig(**settings)
+
+
+def test_fp16_switched_off_leaves_the_choice_to_the_device() -> None:
+    settings = rloo_kit.RLOOConfig(fp16=False)
+    assert (settings.bf16, settings.fp16) == (False, False), "a CPU computes in float32"
 
 
 def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:

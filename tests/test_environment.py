@@ -11,10 +11,10 @@ import pytest
 from rloo_kit import environment
 from rloo_kit.errors import ImportOrderError, VersionError
 
-HEAVY = ("torch", "transformers", "trl", "peft", "unsloth", "datasets", "matplotlib", "IPython")
+HEAVY = ("torch", "transformers", "accelerate", "trl", "peft", "unsloth", "datasets", "matplotlib", "IPython")
 
 # Forks one process per order, after what no order concerns: each child imports the libraries themselves.
-# Watch stands right before Python's own finders, so it sees when a library's own code begins to run.
+# An audit hook sees when a library's own code begins to run.
 ORDERS = """
 import itertools, json, os, sys, warnings
 if sys.argv[1] == "with":
@@ -25,22 +25,23 @@ PATCHED = ("trl", "transformers", "peft", "accelerate")
 for name in (*PATCHED, "unsloth"):
     assert name not in sys.modules, name
 
-class Watch:
-    begun = []
-    def find_spec(self, name, path=None, target=None):
-        if name in (*PATCHED, "unsloth"):
-            self.begun.append(name)
+BEGUN = []
+def watch(event, arguments):
+    if event == "exec" and arguments[0].co_filename.endswith("/__init__.py"):
+        name = arguments[0].co_filename.split("/")[-2]
+        if name in (*PATCHED, "unsloth") and arguments[0].co_filename.count("/" + name + "/") == 1:
+            BEGUN.append(name)
 
 def child(order, write):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)
-    sys.meta_path.insert(-1, Watch())
+    sys.addaudithook(watch)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name in order:
             __import__(name)
     told = any("should be imported before" in str(item.message) for item in caught)
-    late = Watch.begun[: Watch.begun.index("unsloth")]
+    late = BEGUN[: BEGUN.index("unsloth")]
     hooks = sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path)
     os.write(write, json.dumps([order, told, late, hooks]).encode())
     os._exit(0)
@@ -93,6 +94,33 @@ import trl.trainer.rloo_trainer as user
 print(user.transformers is transformers is sys.modules["transformers"], transformers.__spec__.origin is not None)
 """
     assert script(code).stdout.strip() == "True True"
+
+
+def test_while_the_hook_waits_a_look_up_is_answered_truly(script: Any) -> None:
+    code = """
+import importlib.util, sys
+import rloo_kit
+found = importlib.util.find_spec("transformers")
+print(found.origin.endswith("__init__.py"), bool(found.submodule_search_locations), "unsloth" in sys.modules)
+"""
+    assert script(code).stdout.strip() == "True True False"
+
+
+def test_unsloth_imported_by_name_is_quiet_too_and_no_finder_is_skipped(script: Any) -> None:
+    code = """
+import sys
+import rloo_kit
+class Watch:
+    asked = []
+    def find_spec(self, name, path=None, target=None):
+        self.asked.append(name)
+sys.meta_path.insert(1, Watch())
+import unsloth
+print("unsloth" in Watch.asked, unsloth.__spec__.origin is not None)
+"""
+    done = script(code)
+    assert done.stdout.strip() == "True True"
+    assert done.stderr == ""
 
 
 def test_a_library_imported_before_the_kit_is_named_with_the_mend(script: Any) -> None:
@@ -158,6 +186,28 @@ def test_a_variable_that_the_user_set_is_respected_and_reported(script: Any, tmp
     assert "yours, left as it is" in done.stdout
 
 
+def test_the_allocators_old_name_is_the_users_choice_too(script: Any) -> None:
+    done = script(PREPARE, PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64")
+    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:64" in done.stdout
+    assert "yours, left as it is" in done.stdout
+
+
+def test_a_file_in_a_folder_above_is_found(script: Any, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MINE=from-above\n")
+    (tmp_path / "notebooks").mkdir()
+    code = "import os, sys; os.chdir(sys.argv[1])\nimport rloo_kit\nrloo_kit.prepare()\nprint(os.environ['MINE'])"
+    assert script(code, str(tmp_path / "notebooks")).stdout.rstrip().endswith("from-above")
+
+
+def test_a_named_file_that_is_not_there_is_reported(script: Any) -> None:
+    assert "nowhere.env was not found" in script(PREPARE, "nowhere.env").stdout
+
+
+def test_a_variable_changed_by_hand_after_the_import_is_reported(script: Any) -> None:
+    code = PREPARE + "\nos.environ['OMP_NUM_THREADS'] = '7'\nrloo_kit.prepare(dotenv=None)"
+    assert "OMP_NUM_THREADS was changed after torch read it" in script(code).stdout
+
+
 def test_a_variable_that_comes_too_late_is_reported_and_not_set(script: Any, tmp_path: Path) -> None:
     file = tmp_path / ".env"
     file.write_text("UNSLOTH_COMPILE_LOCATION=elsewhere\n")
@@ -191,7 +241,7 @@ def test_another_trl_is_an_error_and_another_torch_a_warning(monkeypatch: pytest
     monkeypatch.setattr(environment, "_version", installed.__getitem__)
     notes: list[str] = []
     environment._check_versions(notes)
-    assert notes == ["torch 1.13.1+cu117 is installed; tested was 2.11 and 2.12 and 2.13."]
+    assert notes == ["torch 1.13.1+cu117 is installed; tested was 2.13.0."]
     installed["trl"] = "1.16.0"
     with pytest.raises(VersionError, match=r"trl 1\.16\.0"):
         environment._check_versions(notes)

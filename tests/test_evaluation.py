@@ -14,7 +14,7 @@ import rloo_kit
 from rewards import RewardValueError
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import DatasetError, RewardError
-from rloo_kit.evaluation import bootstrap, evaluate, fitting_batch_size, score, wilson
+from rloo_kit.evaluation import bootstrap, evaluate, score, wilson
 from rloo_kit.models import Completion
 from tests.conftest import right_after_thought
 
@@ -49,7 +49,7 @@ class Scripted:
         self.texts, self.finished = texts, finished
 
     def generate(self, prompts: Any, *, n: int, **options: Any) -> list[Completion]:
-        assert len(prompts) * n == len(self.texts)
+        assert len(prompts) * n == len(self.texts), options
         repeated = [prompt for prompt in prompts for _ in range(n)]
         return [Completion(p, t, (1, 2, 3), self.finished) for p, t in zip(repeated, self.texts, strict=True)]
 
@@ -140,13 +140,19 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any) -> None
     assert "12, sampled" in str(sampled)
 
 
-def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+def test_two_rewards_of_one_name_both_count() -> None:
+    same = [lambda completions, **kwargs: [1.0] * 4, lambda completions, **kwargs: [2.0] * 4]
+    result = evaluate(Scripted(*"1234"), QUESTIONS, same)
+    assert result.reward_means == {"<lambda>": 1.0, "<lambda>_2": 2.0}
+    assert result.rewards == (3.0,) * 4
 
-    card = CATALOGUE["qwen3-4b"]
-    policy: Any = SimpleNamespace(card=card, device=SimpleNamespace(type="cuda"))
-    row = card.kv_bytes_per_token * (512 + 512)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
-    assert fitting_batch_size(policy, max_new_tokens=512) == 10
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (row, 40 * row))
-    assert fitting_batch_size(policy, max_new_tokens=512) == 1
+
+def test_a_number_is_right_in_any_notation() -> None:
+    dataset = Dataset.from_list([{"prompt": "x", "answer": 2.0}, {"prompt": "x", "answer": 3.0}])
+    result = evaluate(Scripted("2", "3.00"), dataset)
+    assert result.accuracy is not None
+    assert result.accuracy.value == 1.0
+
+
+def test_a_stream_can_be_evaluated() -> None:
+    assert len(evaluate(Scripted("1", "2"), QUESTIONS.to_iterable_dataset(), n=2).completions) == 2

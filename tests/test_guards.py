@@ -84,7 +84,10 @@ REFUSED = {
         DatasetError, ("takes 4 prompts", "has 2"), {"per_device_train_batch_size": 8}, {"train_dataset": TWO}
     ),
     "a prompt that leaves no room": Refused(
-        DatasetError, ("prompt 0 has", "max_seq_length"), {}, {"train_dataset": dataset(LONG, LONG)}
+        DatasetError,
+        ("train_dataset[1] has", "max_seq_length"),
+        {},
+        {"train_dataset": dataset(QUESTION, LONG)},
     ),
     # the config
     "one completion per prompt": Refused(
@@ -217,6 +220,12 @@ def test_a_bad_value_in_a_later_step_stops_the_run_there(make_trainer: Any, poli
         trainer.train()
     assert trainer.state.global_step == 1
     assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
+
+
+def test_a_bad_part_of_the_evaluation_data_is_named(make_trainer: Any) -> None:
+    parts = {"good": TWO, "bad": Dataset.from_list([{"question": "1"}])}
+    with pytest.raises(DatasetError, match=r"eval_dataset\['bad'\]"):
+        make_trainer(eval_dataset=parts)
 
 
 def test_a_long_prompt_of_a_stream_is_refused_when_it_comes(make_trainer: Any) -> None:

@@ -99,6 +99,7 @@ def test_the_thought_can_be_switched_off_through_the_template(policy: Any) -> No
         (QUESTION, {}, "a list of prompts"),
         ([], {}, "a list of prompts"),
         ([QUESTION], {"n": 0}, "at least 1"),
+        ([QUESTION], {"batch_size": -1}, "at least 1"),
         ([QUESTION], {"temperature": 0.0}, "greedy=True"),
     ],
 )
@@ -167,10 +168,12 @@ def test_without_a_network_a_hub_id_fails_at_once_and_says_how_to_go_on(
     assert "folder" in str(caught.value)
 
 
-def test_a_hub_that_does_not_answer_fails_within_ten_seconds(script: Any) -> None:
+def test_a_hub_that_takes_the_connection_and_says_nothing_fails_within_ten_seconds(script: Any) -> None:
     code = """
-import time
+import socket, time
 import rloo_kit, rloo_kit.errors
+silent = socket.create_server(("127.0.0.1", 0))
+import os; os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
 rloo_kit.prepare(dotenv=None, offline=False)
 started = time.monotonic()
 try:
@@ -179,9 +182,23 @@ except rloo_kit.errors.PolicyNotFoundError as error:
     print(error)
 print("seconds", time.monotonic() - started)
 """
-    said = script(code, HF_ENDPOINT="http://127.0.0.1:9")  # nothing listens on the discard port
+    said = script(code)
     assert "cannot be reached" in said.stdout
-    assert float(said.stdout.split("seconds")[1]) < 10
+    assert float(said.stdout.split("seconds")[-1]) < 10
+
+
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = catalogue.CATALOGUE["qwen3-4b"]
+    row = card.kv_bytes_per_token * 1024
+    policy = models.Policy(
+        SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))])), None, card
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 * row)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * row)
+    assert policy.fitting_batch_size(1024) == 12, "what torch holds unused counts as free"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 40 * row))
+    assert policy.fitting_batch_size(8192) == 1
 
 
 def test_a_folder_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
@@ -194,11 +211,22 @@ def test_a_rank_below_one_is_refused() -> None:
         rloo_kit.load_policy("tiny", lora_rank=0)
 
 
-def test_running_out_of_memory_gives_bytes_and_smaller_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "raised",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        ValueError("Unsloth: this model does not fit in GPU memory"),
+        ValueError("Some modules are dispatched on the CPU or the disk."),
+    ],
+    ids=["torch", "unsloth", "transformers"],
+)
+def test_running_out_of_memory_gives_bytes_and_smaller_choices(
+    raised: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
 
     def load(*args: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise raised
 
     monkeypatch.setattr(models, "_load", load)
     monkeypatch.setattr(models, "_check_hub", lambda *args: False)

@@ -75,7 +75,63 @@ def test_a_single_pass_needs_every_batch_used_once_and_no_kl(make_trainer: Any) 
     assert not make_trainer(beta=0.05)._is_single_pass
     assert not make_trainer(num_iterations=2)._is_single_pass
     assert not make_trainer(steps_per_generation=2)._is_single_pass
+    assert make_trainer(steps_per_generation=2, gradient_accumulation_steps=4)._is_single_pass
+    # The second half of a generation batch then meets a policy that has moved.
+    assert not make_trainer(steps_per_generation=2, gradient_accumulation_steps=3)._is_single_pass
     assert not make_trainer(single_pass=False)._is_single_pass
+
+
+def test_a_plain_trl_config_means_what_it_means_in_trl(policy: Any, task: Any, tmp_path: Path) -> None:
+    trainer = run(rloo_kit.RLOOTrainer, trl.RLOOConfig, policy, task, tmp_path, beta=0.0)
+    assert not trainer._is_single_pass
+    assert len(figures(trainer)) == 2
+
+
+def test_a_tokenizer_that_is_not_given_is_the_models_own(policy: Any, task: Any, tmp_path: Path) -> None:
+    trainer = rloo_kit.RLOOTrainer(
+        model=policy.model,
+        reward_funcs=random_rewards,
+        args=rloo_kit.RLOOConfig(output_dir=str(tmp_path)),
+        train_dataset=task.train,
+        processing_class=None,
+    )
+    assert trainer.processing_class.eos_token_id == policy.tokenizer.eos_token_id
+
+
+def test_two_rewards_of_one_name_are_logged_apart(make_trainer: Any) -> None:
+    trainer = make_trainer(
+        reward_funcs=[lambda completions, **kwargs: [0.0] * 4, lambda completions, **kwargs: [1.0] * 4]
+    )
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert (log["rewards/<lambda>/mean"], log["rewards/<lambda>_2/mean"]) == (0.0, 1.0)
+
+
+def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any, policy: Any) -> None:
+    """On a CPU this is transformers' forward; unsloth's on a GPU needs the flag that is asserted here."""
+    trainer = make_trainer()
+    assert any(getattr(module, "_unsloth_keep_padding_mask", False) for module in policy.model.modules())
+    rows = policy.tokenize(
+        [[{"role": "user", "content": text}] for text in ("What is 1 + 2?", "What is 31 + 42 + 5?")]
+    )
+    answer = [17, 151645]
+    policy.model.train()
+
+    def log_probs(*pads: tuple[int, list[int]]) -> torch.Tensor:
+        width = max(map(len, rows))
+        ids = [
+            [policy.tokenizer.pad_token_id] * (pad and width - len(row)) + row + answer for pad, row in pads
+        ]
+        mask = [[0] * (pad and width - len(row)) + [1] * (len(row) + 2) for pad, row in pads]
+        scored, _, _ = trainer._get_per_token_logps_and_entropies(
+            policy.model, torch.tensor(ids), torch.tensor(mask), 2
+        )
+        return scored
+
+    trainer.args.single_pass = False
+    together = log_probs((1, rows[0]), (1, rows[1]))
+    for index, row in enumerate(rows):
+        torch.testing.assert_close(together[index], log_probs((0, row))[0], atol=1e-4, rtol=1e-4)
 
 
 def test_with_two_iterations_the_ratio_is_taken_to_the_policy_that_sampled(make_trainer: Any) -> None:
@@ -198,29 +254,30 @@ policy = rloo_kit.load_policy("tiny", seed=0)
 task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
 config = rloo_kit.RLOOConfig(
     output_dir=sys.argv[1], num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1,
-    max_steps=4, learning_rate=1e-2, max_completion_length=16, beta=0.05, save_steps=2, seed=1)
+    max_steps=6, learning_rate=1e-2, max_completion_length=16, beta=0.05, save_steps=2, seed=1)
 trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=right_after_thought, args=config, train_dataset=task.train)
 trainer.train(resume_from_checkpoint=True)
 print([entry["reward"] for entry in trainer.state.log_history if "reward" in entry])
 """
 
 
-def test_a_killed_run_resumes_with_the_rewards_of_the_run_that_was_not(script: Any, tmp_path: Path) -> None:
+def test_a_run_killed_while_it_saves_resumes_with_the_rewards_of_one_that_was_not(
+    script: Any, tmp_path: Path
+) -> None:
     whole = script(RESUMABLE, str(tmp_path / "whole")).stdout.splitlines()
-    process = subprocess.Popen(
-        [sys.executable, "-c", RESUMABLE, str(tmp_path / "killed")], stdout=subprocess.DEVNULL
-    )
+    killed = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", RESUMABLE, str(killed)], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 240
-    while last_whole_checkpoint(tmp_path / "killed") is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while not (killed / "checkpoint-4").exists() and time.monotonic() < deadline:
+        time.sleep(0.0005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    killed_at = last_whole_checkpoint(tmp_path / "killed")
-    assert killed_at is not None
-    assert killed_at.name == "checkpoint-2", "the run ended before it could be killed"
+    found = last_whole_checkpoint(killed)
+    assert found is not None
+    assert found.name in ("checkpoint-2", "checkpoint-4"), "the run ended before it could be killed"
 
-    resumed = script(RESUMABLE, str(tmp_path / "killed")).stdout.splitlines()
-    assert f"resuming from {killed_at}" in resumed
+    resumed = script(RESUMABLE, str(killed)).stdout.splitlines()
+    assert f"resuming from {found}" in resumed
     assert "no checkpoint yet: starting at step 0" in whole
     assert resumed[-1] == whole[-1]
 
@@ -263,6 +320,44 @@ def test_resuming_restores_the_trained_adapter_beside_its_reference(
                 parameter.add_(0.05)
     trainer = make_trainer(model=other, **settings)
     trainer.train(resume_from_checkpoint=True)
+    for name, value in trained.items():
+        assert torch.equal(other.model.get_parameter(name), value), name
+
+
+def test_resuming_in_a_used_kernel_has_the_reference_of_a_fresh_one(make_trainer: Any) -> None:
+    settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "learning_rate": 0.05}
+    policy = rloo_kit.load_policy("tiny", seed=0)
+    make_trainer(model=policy, save_steps=1, max_steps=2, **settings).train()
+    kl = []
+    for model in (policy, rloo_kit.load_policy("tiny", seed=0)):  # the used kernel's policy, and a fresh one
+        trainer = make_trainer(model=model, save_steps=10, max_steps=3, **settings)
+        trainer.train(resume_from_checkpoint=True)
+        kl.append([entry["kl"] for entry in trainer.state.log_history if "kl" in entry][-1])
+    assert kl[0] == kl[1]
+    assert abs(kl[0]) > 1e-3
+
+
+def test_a_new_run_sets_the_checkpoints_of_an_earlier_one_aside(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(save_strategy="steps", save_steps=1, max_steps=2).train()
+    make_trainer(max_steps=1).train()
+    assert last_whole_checkpoint(tmp_path / "run") is None
+    assert (tmp_path / "run" / "earlier" / "checkpoint-2").is_dir()
+    assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
+
+
+def test_resuming_a_run_that_is_done_restores_it_and_trains_nothing(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "reward_funcs": random_rewards}
+    make_trainer(model=fresh_policy, learning_rate=0.05, **settings).train()
+    trained = {n: p.clone() for n, p in fresh_policy.model.named_parameters() if ".default." in n}
+    other = rloo_kit.load_policy("tiny", seed=0)
+    trainer = make_trainer(model=other, **settings)
+    result = trainer.train(resume_from_checkpoint=True)
+    assert result.global_step == 2
+    assert len(figures(trainer)) == 2
     for name, value in trained.items():
         assert torch.equal(other.model.get_parameter(name), value), name
 
@@ -356,6 +451,9 @@ print("batch:", refused(lambda: config(generation_batch_size=None, per_device_ev
 print("name:", refused(lambda: rloo_kit.RLOOTrainer(model="tiny", reward_funcs=score, train_dataset=task.train)))
 print("peft_config:", refused(lambda: rloo_kit.RLOOTrainer(
     model=model, reward_funcs=score, train_dataset=task.train, peft_config=LoraConfig())))
+print("optimizers:", refused(lambda: rloo_kit.RLOOTrainer(
+    model=model, processing_class=tokenizer, reward_funcs=score, args=config(), train_dataset=task.train,
+    optimizers=(None, None))))
 print("finite:", all(p.isfinite().all().item() for p in model.parameters()))
 defaults = rloo_kit.RLOOConfig(use_cpu=True, bf16=False, fp16=False)
 print("defaults:", defaults.learning_rate, defaults.optim.value, defaults.seed, defaults.weight_decay,
@@ -373,5 +471,6 @@ def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_pat
     assert said["batch"] == "ConfigError"
     assert said["name"] == "ConfigError"
     assert said["peft_config"] == "ConfigError"
+    assert said["optimizers"] == "nothing"
     assert said["finite"] == "True"
     assert said["defaults"] == "1e-05 adamw_torch_fused 42 0.0 0 4 4"
