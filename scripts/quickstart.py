@@ -22,8 +22,9 @@ OUT = ROOT / "out"
 
 # Runs in the notebook's own kernel, after its last cell, and is not part of the stored copy.
 ASK = """
-import json as _json, resource as _resource, torch as _torch
-_log = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+import json as _json, pathlib as _pathlib, resource as _resource, torch as _torch
+_state = _json.loads((_pathlib.Path(config.output_dir) / "trainer_state.json").read_text())
+_log = [entry["reward"] for entry in _state["log_history"] if "reward" in entry]
 _peak = _torch.cuda.max_memory_allocated() if env.device == "cuda" else (
     _resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss * 1024)
 print(_json.dumps({

@@ -27,9 +27,9 @@ for name in (*PATCHED, "unsloth"):
 
 BEGUN = []
 def watch(event, arguments):
-    if event == "exec" and arguments[0].co_filename.endswith("/__init__.py"):
-        name = arguments[0].co_filename.split("/")[-2]
-        if name in (*PATCHED, "unsloth") and arguments[0].co_filename.count("/" + name + "/") == 1:
+    if event == "exec":
+        *_, place, name, file = ["", "", *arguments[0].co_filename.split("/")]
+        if place == "site-packages" and file == "__init__.py" and name in (*PATCHED, "unsloth"):
             BEGUN.append(name)
 
 def child(order, write):
