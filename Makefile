@@ -41,7 +41,7 @@ pytest: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations=10
 
 notebooks: $(STAMP)
-	$(BIN)/pytest -q --nbval --nbval-current-env --nbval-cell-timeout=420 \
+	$(BIN)/pytest -q -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=420 \
 	    -o addopts= -o testpaths=notebooks --timeout=0 --durations=5 notebooks
 
 lock: $(STAMP)  ## write the installed versions into requirements/constraints.txt
