@@ -152,14 +152,9 @@ class RLOOTrainer(trl.RLOOTrainer):
     @contextmanager
     def _fast_sampling(self) -> Iterator[None]:
         """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
+        wanted = getattr(self.args, "fast_sampling", False) and self.accelerator.device.type == "cpu"
         other_engine = self.use_vllm or self.use_transformers_continuous_batching
-        extra = self.args.generation_kwargs or {}
-        if (
-            self.accelerator.device.type != "cpu"
-            or not getattr(self.args, "fast_sampling", False)
-            or other_engine
-            or extra
-        ):
+        if not wanted or other_engine or self.args.generation_kwargs:
             yield
             return
         draw = sampling.Draw(self.temperature, self.top_p, self.top_k, self.min_p)
@@ -212,9 +207,8 @@ class RLOOTrainer(trl.RLOOTrainer):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
         if self._is_single_pass and self.model.training:
-            self._loss_inputs["old_logps"] = (result[0].detach() * self._loss_inputs["completion_mask"]).sum(
-                1
-            )
+            mask = self._loss_inputs["completion_mask"]
+            self._loss_inputs["old_logps"] = (result[0].detach() * mask).sum(1)
         return result
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -447,7 +441,9 @@ def _checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def _step_of(folder: Path) -> int:
-    return int(folder.name.split("-")[-1])
+    """The step in a checkpoint's name; 0 for a folder of another name."""
+    digits = folder.name.split("-")[-1]
+    return int(digits) if digits.isdigit() else 0
 
 
 def _is_whole(folder: Path) -> bool:
