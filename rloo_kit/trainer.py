@@ -254,8 +254,9 @@ class RLOOTrainer(trl.RLOOTrainer):
         Args:
             resume_from_checkpoint: True goes on from the newest whole checkpoint in ``output_dir``, and
                 starts anew where there is none; a path names one.  A checkpoint that was being written when
-                the process died is removed.  Without it the run starts at step 0, and checkpoints of an
-                earlier run are moved to ``output_dir/earlier``, so that no later resume takes them for its own.
+                the process died is removed; a run that is interrupted saves its last step.  Without it the run
+                starts at step 0, and checkpoints of an earlier run are moved to ``output_dir/earlier``, so that
+                no later resume takes them for its own.
             kwargs: as in transformers' ``Trainer.train``.
         """
         if resume_from_checkpoint is True:
@@ -269,9 +270,21 @@ class RLOOTrainer(trl.RLOOTrainer):
             _set_aside(self.args.output_dir)
         if resume_from_checkpoint and 0 < self.args.max_steps <= _step_of(Path(resume_from_checkpoint)):
             return self._already_done(Path(str(resume_from_checkpoint)))
-        result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        try:
+            result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        except KeyboardInterrupt:
+            self._keep_what_is_done()
+            raise
         self.save_state()
         return result
+
+    def _keep_what_is_done(self) -> None:
+        """Answers: a cell that is stopped loses all steps since the last checkpoint."""
+        if self.state.global_step and self.args.save_strategy != "no":
+            self._save_checkpoint(self.model, trial=None)
+            print(
+                f"stopped: step {self.state.global_step} is saved, train(resume_from_checkpoint=True) goes on"
+            )
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Answers: transformers takes one more step from a checkpoint that is at the last one."""

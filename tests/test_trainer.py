@@ -324,6 +324,21 @@ def test_resuming_restores_the_trained_adapter_beside_its_reference(
         assert torch.equal(other.model.get_parameter(name), value), name
 
 
+def test_a_run_that_is_stopped_by_hand_keeps_its_last_step(make_trainer: Any, tmp_path: Path) -> None:
+    def stops(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        if trainer_state.global_step == 2:
+            raise KeyboardInterrupt
+        return random_rewards(completions, **kwargs)
+
+    settings = {"save_strategy": "steps", "save_steps": 50, "max_steps": 4}
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(reward_funcs=stops, **settings).train()
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    trainer = make_trainer(reward_funcs=random_rewards, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3, 4]
+
+
 def test_resuming_in_a_used_kernel_has_the_reference_of_a_fresh_one(make_trainer: Any) -> None:
     settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "learning_rate": 0.05}
     policy = rloo_kit.load_policy("tiny", seed=0)
