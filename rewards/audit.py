@@ -197,7 +197,8 @@ class Audit:
         if margin is not None and (self.margin is None or self.margin < margin):
             failed.append(f"a margin of {self.margin}, and {margin} is asked")
         if failed:
-            raise AuditFailed(three_parts("; ".join(failed), f"reward '{self.name}'", self.headline))
+            todo = "print the audit, which shows each one with its reason, and mend the reward"
+            raise AuditFailed(three_parts("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo))
         return self
 
     # ------------------------------------------------------------------------------- showing
