@@ -501,7 +501,7 @@ def _short(value: str) -> str:
 
 
 def _machine_memory() -> tuple[int, int]:
-    import psutil  # comes with accelerate
+    import psutil
 
     memory = psutil.virtual_memory()
     return memory.available, memory.total
