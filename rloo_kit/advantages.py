@@ -1,0 +1,216 @@
+"""Advantage estimators and KL estimators: tensors in, tensors out.
+
+For the trainer, and for anybody who wants to see what an estimator does to a handful of rewards.  Rewards come
+as (groups, K), the K completions of one prompt in a row, NaN where no reward function applied; such an entry
+gets advantage 0 and takes no part in anybody's baseline.  A group in which all scored rewards are equal, or
+only one is scored, gets exactly 0 from each of the three group estimators.
+
+An estimator of one's own is a function of that tensor; give it to ``RLOOConfig(advantage_estimator=...)``, or
+:func:`register` it under a name.  This module knows nothing of policies, losses or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rloo_kit.errors import ArgumentError, ConfigError
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+STD_FLOOR = 1e-4
+"""Added to a standard deviation that is divided by, as in TRL's GRPOTrainer and RLOOTrainer."""
+
+
+# --- estimators: (groups, K) rewards to (groups, K) advantages --------------------------------------------
+
+
+def rloo(rewards: torch.Tensor) -> torch.Tensor:
+    """REINFORCE leave-one-out: a reward minus the mean of the other scored rewards of its group.
+
+    A_i = R_i - sum_{j != i} R_j / (n - 1), with n scored rewards (Kool et al. 2019; Ahmadian et al. 2024,
+    arXiv 2402.14740, equation 6).  The baseline does not depend on R_i, so the policy gradient is unbiased.
+
+    >>> rloo(torch.tensor([[1.0, 0.0, 0.0], [0.5, torch.nan, 1.5]]))
+    tensor([[ 1.0000, -0.5000, -0.5000],
+            [-1.0000,  0.0000,  1.0000]])
+    """
+    centered, count = _centered(rewards)
+    return centered * (count / (count - 1).clamp(min=1))
+
+
+def grpo(rewards: torch.Tensor) -> torch.Tensor:
+    """Group-relative: the distance to the group's mean in standard deviations.
+
+    A_i = (R_i - mean) / (std + 1e-4), std with n - 1 below (Shao et al. 2024, arXiv 2402.03300, section 4.1;
+    the floor is TRL's).  Dividing by the group's own spread weighs prompts by their difficulty and lifts
+    noise in groups that nearly agree: the gradient is not that of the mean reward.
+
+    >>> grpo(torch.tensor([[1.0, 0.0, 0.0]]))
+    tensor([[ 1.1545, -0.5773, -0.5773]])
+    """
+    centered, count = _centered(rewards)
+    std = (centered.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return centered / (std + STD_FLOOR)
+
+
+def dr_grpo(rewards: torch.Tensor) -> torch.Tensor:
+    """GRPO without the division: A_i = R_i - mean (Liu et al. 2025, arXiv 2503.20783, section 3.2).
+
+    The mean contains R_i, which scales the expected gradient by (n - 1) / n: RLOO's, up to that factor.
+
+    >>> dr_grpo(torch.tensor([[1.0, 0.0, 0.0]]))
+    tensor([[ 0.6667, -0.3333, -0.3333]])
+    """
+    return _centered(rewards)[0]
+
+
+def reinforce(rewards: torch.Tensor) -> torch.Tensor:
+    """The control: A_i = R_i - mean over the whole generation batch (Williams 1992, with a constant baseline).
+
+    It does not know how hard a prompt is, so a right answer to an easy prompt earns as much as one to a hard
+    prompt; a group whose rewards are all equal still has an advantage.
+
+    >>> reinforce(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+    tensor([[ 0.5000,  0.5000],
+            [-0.5000, -0.5000]])
+    """
+    return _centered(rewards.reshape(1, -1))[0].view_as(rewards)
+
+
+def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances to each row's mean, 0 where unscored, and the row's count of scored rewards (rows, 1).
+
+    The row's lowest reward is taken off first: equal rewards then give exactly 0, and a small spread on top
+    of a large reward is not lost to rounding.
+    """
+    scored = ~rewards.isnan()
+    count = scored.sum(1, keepdim=True)
+    lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
+    shifted = (rewards - lowest).masked_fill(~scored, 0.0)
+    mean = shifted.sum(1, keepdim=True) / count.clamp(min=1)
+    return (shifted - mean).masked_fill(~scored, 0.0), count
+
+
+def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
+    """Advantages with mean 0 and standard deviation 1 over the scored ones of a generation batch; 0 elsewhere.
+
+    TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std with n - 1 below.
+    """
+    values = advantages[scored]
+    if values.numel() < 2:
+        return torch.zeros_like(advantages)
+    return ((advantages - values.mean()) / (values.std() + STD_FLOOR)).masked_fill(~scored, 0.0)
+
+
+# --- by name ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """An estimator under its name.
+
+    Attributes:
+        function: (groups, K) rewards to (groups, K) advantages.
+        groupwise: whether each group's advantages depend on that group alone, so that groups may be seen one
+            micro-batch at a time.
+    """
+
+    name: str
+    function: Function
+    groupwise: bool
+
+    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
+        """The advantages, checked; NaN becomes 0.
+
+        Raises:
+            ConfigError: another shape than that of the rewards, or an infinite advantage.
+        """
+        advantages = self.function(rewards)
+        shape = tuple(getattr(advantages, "shape", ()))
+        if shape != tuple(rewards.shape):
+            raise ConfigError(
+                f"an advantage estimator returned shape {shape} for rewards of shape {tuple(rewards.shape)}",
+                where=f"advantage_estimator={self.name!r}",
+                todo="return one advantage per reward: (groups, K) in, (groups, K) out",
+            )
+        if advantages.isinf().any():
+            raise ConfigError(
+                "an advantage is infinite, which would turn every weight into NaN",
+                where=f"advantage_estimator={self.name!r}",
+                todo="look for a division by a spread of 0",
+            )
+        return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
+
+
+ESTIMATORS: dict[str, Estimator] = {
+    function.__name__: Estimator(function.__name__, function, groupwise)
+    for function, groupwise in ((rloo, True), (grpo, True), (dr_grpo, True), (reinforce, False))
+}
+"""name -> estimator; :func:`register` adds to it."""
+
+
+def register(function: Function, name: str | None = None, *, groupwise: bool = False) -> str:
+    """Make an estimator known under a name, for ``RLOOConfig(advantage_estimator=name)``.
+
+    Args:
+        function: (groups, K) rewards, NaN where unscored, to advantages of the same shape.
+        name: the function's own by default; numbered where another function has it.
+        groupwise: whether each group's advantages depend on that group alone.
+
+    Returns:
+        The name.
+    """
+    wanted = name or getattr(function, "__name__", type(function).__name__)
+    taken, number = wanted, 1
+    while taken in ESTIMATORS and ESTIMATORS[taken].function is not function:
+        number += 1
+        taken = f"{wanted}_{number}"
+    if taken not in ESTIMATORS:
+        ESTIMATORS[taken] = Estimator(taken, function, groupwise)
+    return taken
+
+
+def find(name: str) -> Estimator:
+    """The estimator of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name not in ESTIMATORS:
+        raise ArgumentError(
+            f"there is no advantage estimator {name!r}",
+            where="RLOOConfig(advantage_estimator=...)",
+            todo=f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards",
+        )
+    return ESTIMATORS[name]
+
+
+# --- KL ---------------------------------------------------------------------------------------------------
+
+
+def k1(log_ratio: torch.Tensor) -> torch.Tensor:
+    """log(policy / reference) of a sampled token: unbiased, may be negative (Schulman 2020, "Approximating KL").
+
+    Paid as a reward it is RLOO's and TRL's.  Differentiated inside a loss its expected gradient is 0, so it
+    holds nothing back there (Tang and Munos 2025, arXiv 2506.09477).
+    """
+    return log_ratio
+
+
+def k2(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Half the squared log ratio: biased, low variance, never negative; inside a loss its gradient is that of
+    the KL divergence when the policy has sampled the tokens (same two sources as :func:`k1`)."""
+    return 0.5 * log_ratio.square()
+
+
+def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al.
+    2024, equation 4)."""
+    return torch.expm1(-log_ratio) + log_ratio
+
+
+KL_ESTIMATORS: dict[str, Function] = {"k1": k1, "k2": k2, "k3": k3}
+"""name -> per-token estimate of KL(policy || reference) from log policy - log reference, same shape."""
