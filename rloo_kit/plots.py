@@ -1,14 +1,19 @@
-"""Pictures of a run: reward with its spread, length and truncation; as text where there is no screen.
+"""Pictures of a run: one figure that reads in grey and on a small screen, and the same as lines of text.
 
-For the end of a notebook and for ``out/``.  ``plot`` reads the trainer's log, or a ``trainer_state.json``,
-and changes nothing.
+For the end of a notebook and for ``out/``; :mod:`rloo_kit.live` redraws it while the policy trains.  It
+reads the log of a trainer, ours, TRL's or unsloth's, or a ``trainer_state.json``, and draws what is there: a
+panel whose metric is missing is left out.  It changes nothing, and does not judge what it shows.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,35 +23,222 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BARS = "▁▂▃▄▅▆▇█"
+PICTURE = "training.png"
+CAPTION = "<picture of a run>"
+"""What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
+
+WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
+STYLES = (("-", ""), ("--", ""), (":", ""), ("-.", ""), ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
+"""Dash and marker of the first, second, ... line of a panel: they differ without colour."""
 
 
-def plot(trainer: Any, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw a run: on the left the reward with its spread, on the right length and truncation.
+# --- what is drawn ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric by step.
+
+    Attributes:
+        label: its name in legends and text.
+        steps: optimizer steps.
+        values: as many, in the panel's unit; NaN where the log has no finite figure.
+    """
+
+    label: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: what it shows.
+        unit: of all its curves.
+        curves: drawn as lines.
+        band: lower and upper edge of a grey area, and what it means.
+        points: drawn as marks; the held-out rewards of a run that evaluates.
+        limits: of the vertical axis; None takes what the figures need.
+        wide: whether it has the figure's full width and a legend.
+        decimals: of its figures as text.
+    """
+
+    title: str
+    unit: str
+    curves: tuple[Curve, ...]
+    band: tuple[Curve, Curve, str] | None = None
+    points: Curve | None = None
+    limits: tuple[float | None, float | None] = (None, None)
+    wide: bool = False
+    decimals: int = 3
+
+
+def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
+    """What a log has to show, in reading order.
 
     Args:
-        trainer: an ``RLOOTrainer``, its log history, a ``trainer_state.json`` or the run's folder.
+        history: ``trainer.state.log_history``: training steps, evaluations and summaries mixed.
+    """
+    log = _training_steps(history)
+    found = [
+        _reward_panel(log, history),
+        _terms_panel(log),
+        _dead_panel(log),
+        _panel(log, "KL to the reference", "nats per token", "kl"),
+        _panel(log, "Entropy of the policy", "nats per token", "entropy", limits=(0, None)),
+        _length_panel(log),
+        _share_panel(log, "Cut at the length limit", "% of completions", "completions/clipped_ratio"),
+    ]
+    return [panel for panel in found if panel]
+
+
+def _reward_panel(log: Sequence[dict[str, Any]], history: Sequence[dict[str, Any]]) -> Panel | None:
+    reward, spread = _curve(log, "reward", "mean reward"), _curve(log, "reward_std", "spread")
+    if reward is None:
+        return None
+    band = None
+    if spread:
+        pairs = list(zip(reward.values, spread.values, strict=True))
+        low, high = ([mean + sign * s for mean, s in pairs] for sign in (-1, 1))
+        band = (
+            Curve("low", reward.steps, tuple(low)),
+            Curve("high", reward.steps, tuple(high)),
+            "± 1 standard deviation",
+        )
+    held_out = _curve([entry for entry in history if "eval_reward" in entry], "eval_reward", "held out")
+    return Panel("Reward", "reward", (reward,), band, held_out, wide=True)
+
+
+def _terms_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
+    """Each reward function's mean; None for a single function that is the reward itself."""
+    names = dict.fromkeys(key for entry in log for key in entry if _is_term(key))
+    curves = [_curve(log, key, key.removeprefix("rewards/").removesuffix("/mean")) for key in names]
+    terms = tuple(curve for curve in curves if curve)
+    total = _curve(log, "reward", "mean reward")
+    if not terms or (len(terms) == 1 and total and _same(terms[0].values, total.values)):
+        return None
+    return Panel("Reward terms", "mean, unweighted", terms, wide=True)
+
+
+def _is_term(key: str) -> bool:
+    return key.startswith("rewards/") and key.endswith("/mean")
+
+
+def _dead_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
+    """The kit's count, taken before the KL term; TRL's where a log has no other."""
+    ours = _share_panel(log, "Dead groups: K equal rewards", "% of groups", "dead_groups")
+    return ours or _share_panel(log, "Dead groups, as TRL counts", "% of groups", "frac_reward_zero_std")
+
+
+def _length_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
+    low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
+    band = (low, high, "shortest to longest") if low and high else None
+    title = "Length: mean, shortest to longest" if band else "Length: mean"
+    return _panel(log, title, "tokens", "completions/mean_length", limits=(0, None), band=band, decimals=0)
+
+
+def _share_panel(log: Sequence[dict[str, Any]], title: str, unit: str, metric: str) -> Panel | None:
+    return _panel(log, title, unit, metric, scale=100, limits=(-4, 104), decimals=0)
+
+
+def _panel(
+    log: Sequence[dict[str, Any]], title: str, unit: str, metric: str, scale: float = 1, **options: Any
+) -> Panel | None:
+    curve = _curve(log, metric, title.partition(":")[0].partition(",")[0].lower(), scale)
+    return Panel(title, unit, (curve,), **options) if curve else None
+
+
+def _curve(log: Sequence[dict[str, Any]], metric: str, label: str, scale: float = 1) -> Curve | None:
+    values = tuple(scale * _finite(entry.get(metric)) for entry in log)
+    if all(math.isnan(value) for value in values):
+        return None
+    return Curve(label, tuple(entry["step"] for entry in log), values)
+
+
+def _finite(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+def _same(first: Sequence[float], second: Sequence[float]) -> bool:
+    return all(
+        a == b or abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b))
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other.
+
+    >>> running_mean([0, 3, 6, 9], window=3)
+    [1.5, 3.0, 6.0, 7.5]
+    """
+    half = window // 2
+    means = []
+    for index, value in enumerate(values):
+        near = [v for v in values[max(0, index - half) : index + half + 1] if not math.isnan(v)]
+        means.append(math.nan if math.isnan(value) else sum(near) / len(near))
+    return means
+
+
+def window_of(n_logs: int) -> int:
+    """How many logs one point of a thick line is the mean of: a tenth of the run, odd; 1 in a short run."""
+    return n_logs // 20 * 2 + 1
+
+
+# --- the figure -------------------------------------------------------------------------------------------
+
+
+def plot(source: Any, path: str | os.PathLike[str] | None = None) -> Figure:
+    """Draw a run in one figure: reward and its terms, dead groups, KL, entropy, length, truncation.
+
+    Where a run has at least 20 logged steps, a light line gives each of them and a dark one their running
+    mean.  ``print(plot(...))`` gives the same as text.
+
+    Args:
+        source: a trainer (ours, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
+            of a run or of a checkpoint.
         path: where to save the PNG; None saves it as ``training.png`` in the run's folder, where there is one.
 
     Returns:
         The matplotlib figure, which a notebook shows when it is a cell's last value.
 
     Raises:
-        ConfigError: there is no step to draw.
+        ConfigError: there is no training step to draw, or no log where ``source`` points.
     """
-    log, folder = read_log(trainer)
-    steps = [entry["step"] for entry in log]
-    figure = _shown_figure(figsize=(9, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    _draw_reward(left, steps, log)
-    _draw_length(right, steps, log)
-    target = Path(path) if path else folder / "training.png" if folder else None
+    history, folder = _history(source)
+    figure = draw(history)
+    target = Path(path) if path else folder / PICTURE if folder else None
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, dpi=120)
+        figure.savefig(target, dpi=150)
     return figure
 
 
-def _shown_figure(**options: Any) -> Figure:
+def draw(history: Sequence[dict[str, Any]]) -> Figure:
+    """The figure of a log history, saved nowhere."""
+    found = panels(history)
+    rows = list(_rows(found))
+    heights = [TALL_INCHES if row[0].wide else ROW_INCHES for row in rows]
+    figure = _shown_figure(history, figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
+    window = window_of(len(_training_steps(history)))
+    for index, row in enumerate(rows):
+        for column, panel in enumerate(row):
+            place = grid[index, :] if len(row) == 1 else grid[index, column]
+            _draw_panel(figure.add_subplot(place), panel, window)
+    return figure
+
+
+def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Wide panels alone, the others in pairs; the last of an odd number has a row to itself."""
+    yield from ([panel] for panel in found if panel.wide)
+    narrow = [panel for panel in found if not panel.wide]
+    yield from (narrow[i : i + 2] for i in range(0, len(narrow), 2))
+
+
+def _shown_figure(history: Sequence[dict[str, Any]], **options: Any) -> Figure:
     """A figure that a notebook shows: pyplot, which would see to that, keeps every figure alive."""
     from matplotlib.figure import Figure
 
@@ -56,30 +248,81 @@ def _shown_figure(**options: Any) -> Figure:
             self.savefig(buffer, format="png", dpi=100)
             return buffer.getvalue()
 
+        def __repr__(self) -> str:
+            return CAPTION
+
+        def __str__(self) -> str:
+            return as_text(history)
+
     return Shown(**options)
 
 
-def _draw_reward(axis: Any, steps: list[int], log: list[dict[str, Any]]) -> None:
-    reward = [entry["reward"] for entry in log]
-    spread = [entry.get("reward_std") or 0.0 for entry in log]
-    low = [r - s for r, s in zip(reward, spread, strict=True)]
-    high = [r + s for r, s in zip(reward, spread, strict=True)]
-    axis.fill_between(steps, low, high, color="0.85", label="± standard deviation")
-    axis.plot(steps, reward, color="black", label="mean reward")
-    axis.set(xlabel="step", ylabel="reward", title="Reward of the sampled completions")
-    axis.legend(loc="lower right", frameon=False)
+def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
+    if panel.band:
+        low, high, meaning = panel.band
+        edges = [running_mean(edge.values, window) for edge in (low, high)]
+        axis.fill_between(low.steps, *edges, color="0.86", linewidth=0, label=meaning)
+    for curve, (dash, marker) in zip(panel.curves, STYLES * len(panel.curves), strict=False):
+        _draw_curve(axis, curve, window, dash, marker, alone=len(panel.curves) == 1)
+    if panel.points:
+        axis.plot(panel.points.steps, panel.points.values, "D", color="black", mfc="white", label="held out")
+    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+    axis.set_xlabel("step", fontsize=8, labelpad=1)
+    axis.set_ylabel(panel.unit, fontsize=8)
+    axis.set_ylim(*panel.limits)
+    _tidy(axis)
+    if panel.wide:
+        _legend_above(axis)
 
 
-def _draw_length(axis: Any, steps: list[int], log: list[dict[str, Any]]) -> None:
-    axis.plot(steps, [entry["completions/mean_length"] for entry in log], color="black", label="mean length")
-    axis.set(xlabel="step", ylabel="tokens", title="Length of the completions")
-    axis.set_ylim(bottom=0)
-    share = axis.twinx()
-    cut = [100 * entry["completions/clipped_ratio"] for entry in log]
-    share.plot(steps, cut, color="0.5", linestyle="--", label="cut at the limit")
-    share.set(ylabel="% of completions", ylim=(0, 100))
-    lines = [*axis.get_lines(), *share.get_lines()]
-    axis.legend(lines, [line.get_label() for line in lines], loc="center right", frameon=False)
+def _draw_curve(axis: Any, curve: Curve, window: int, dash: str, marker: str, alone: bool) -> None:
+    """The running mean; alone in its panel, with each step as a light line behind it."""
+    label = _shortened(curve.label)
+    few = dict(markevery=max(1, len(curve.steps) // 10), markersize=4) if marker else {}
+    if alone and window > 1:
+        axis.plot(curve.steps, curve.values, color="0.62", linewidth=0.8, label="each step")
+        label = f"mean of {window}"
+    elif alone and len(curve.steps) < 3:
+        marker = "o"  # a line of one point is invisible
+    means = running_mean(curve.values, window)
+    axis.plot(
+        curve.steps, means, dash, marker=marker, color="black", linewidth=1.5, mfc="white", label=label, **few
+    )
+
+
+def _tidy(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    axis.tick_params(labelsize=8)
+    axis.grid(axis="y", color="0.92", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _legend_above(axis: Any) -> None:
+    """Beside the title, where no curve can run under it."""
+    _, labels = axis.get_legend_handles_labels()
+    columns = 3 if max(map(len, labels)) <= 18 else 2
+    axis.legend(
+        loc="lower right",
+        bbox_to_anchor=(1, 1),
+        ncols=min(4, len(labels)) if sum(map(len, labels)) < 50 else columns,
+        frameon=False,
+        fontsize=8,
+        borderpad=0.1,
+        borderaxespad=0.2,
+        handlelength=2.6,
+        columnspacing=1.2,
+    )
+
+
+def _shortened(name: str, width: int = 26) -> str:
+    return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
+
+
+# --- reading a log ----------------------------------------------------------------------------------------
 
 
 def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
@@ -88,46 +331,100 @@ def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
     Raises:
         ConfigError: there is none.
     """
+    history, folder = _history(source)
+    return _training_steps(history), folder
+
+
+def _history(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
     folder: Path | None = None
     if hasattr(source, "state"):
         history, folder = source.state.log_history, Path(source.args.output_dir)
     elif isinstance(source, str | os.PathLike):
-        file = Path(source)
-        file = file / "trainer_state.json" if file.is_dir() else file
-        history, folder = json.loads(file.read_text())["log_history"], file.parent
+        folder = Path(source) if Path(source).is_dir() else Path(source).parent
+        history = _read_state(_state_file(Path(source)))
     else:
         history = source
-    log = [entry for entry in history if entry.get("reward") is not None]
-    if not log:
+    if not _training_steps(history):
         raise ConfigError(
             "there is no training step to draw",
-            where="plot",
+            where="plot" if folder is None else f"plot, {folder}",
             todo="call trainer.train() first, or name its folder",
         )
-    return log, folder
+    return list(history), folder
 
 
-def sparkline(values: list[float], width: int = 40) -> str:
-    """The course of a figure in one line of text, averaged into at most ``width`` bars.
+def _training_steps(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [entry for entry in history if entry.get("reward") is not None]
+
+
+def _state_file(path: Path) -> Path:
+    """A run's ``trainer_state.json``; stock trainers leave it in their checkpoints alone."""
+    if not path.is_dir() or (path / "trainer_state.json").is_file():
+        return path / "trainer_state.json" if path.is_dir() else path
+    found = {
+        int(file.parent.name.rpartition("-")[2]): file
+        for file in path.glob("checkpoint-*/trainer_state.json")
+        if file.parent.name.rpartition("-")[2].isdecimal()
+    }
+    return found[max(found)] if found else path / "trainer_state.json"
+
+
+def _read_state(file: Path) -> list[dict[str, Any]]:
+    try:
+        history: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["log_history"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            "there is no log of a run to read",
+            where=f"plot, {file} ({type(error).__name__})",
+            todo="name a trainer_state.json, a checkpoint, or an output_dir that has one of them",
+        ) from error
+    return history
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap.
 
     >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
     '▁▂▃▄▅▆▇█'
     """
     size = max(1, -(-len(values) // width))
-    means = [sum(values[i : i + size]) / len(values[i : i + size]) for i in range(0, len(values), size)]
-    low, span = min(means), (max(means) - min(means)) or 1.0
-    return "".join(BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means)
+    parts = [[v for v in values[i : i + size] if not math.isnan(v)] for i in range(0, len(values), size)]
+    means = [sum(part) / len(part) if part else math.nan for part in parts]
+    finite = [mean for mean in means if not math.isnan(mean)] or [0.0]
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        " " if math.isnan(mean) else BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means
+    )
 
 
-def as_text(source: Any) -> str:
-    """Reward, length and truncation of a run as sparklines, for a terminal."""
-    log, _ = read_log(source)
-    rows = []
-    for label, key in (
-        ("reward", "reward"),
-        ("length", "completions/mean_length"),
-        ("cut", "completions/clipped_ratio"),
-    ):
-        values = [entry[key] for entry in log]
-        rows.append(f"{label:<8}{values[0]:>8.3f}  {sparkline(values)}  {values[-1]:.3f}")
-    return "\n".join(rows)
+def as_text(source: Any, width: int | None = None) -> str:
+    """What :func:`plot` draws, as one sparkline per curve between its first and its last figure.
+
+    Args:
+        source: as for :func:`plot`.
+        width: characters per line; None takes the terminal's.
+    """
+    history, _ = _history(source)
+    rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
+    label_width = max(len(_shortened(curve.label)) for _, curve in rows) + 1
+    unit_width = max(len(panel.unit) for panel, _ in rows)
+    room = (width or shutil.get_terminal_size().columns) - label_width - 2 * 9 - unit_width - 3
+    lines = []
+    for panel, curve in rows:
+        finite = [value for value in curve.values if not math.isnan(value)]
+        first, last = (f"{value:.{panel.decimals}f}" for value in (finite[0], finite[-1]))
+        bars = sparkline(curve.values, max(8, min(60, room)))
+        lines.append(f"{_shortened(curve.label):<{label_width}}{first:>9} {bars} {last:<9} {panel.unit}")
+    return "\n".join(lines)
+
+
+def _text_curves(panel: Panel) -> tuple[Curve, ...]:
+    """A panel's curves; for the reward also half the height of its band, the standard deviation."""
+    if not panel.band or panel.title != "Reward":
+        return panel.curves
+    low, high, _ = panel.band
+    half = tuple((b - a) / 2 for a, b in zip(low.values, high.values, strict=True))
+    return (*panel.curves, Curve("  spread", low.steps, half))
