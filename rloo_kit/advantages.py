@@ -38,7 +38,7 @@ def rloo(rewards: torch.Tensor) -> torch.Tensor:
             [-1.0000,  0.0000,  1.0000]])
     """
     centered, count = _centered(rewards)
-    return centered * (count / (count - 1).clamp(min=1))
+    return centered * count / (count - 1).clamp(min=1)
 
 
 def grpo(rewards: torch.Tensor) -> torch.Tensor:
@@ -208,7 +208,8 @@ def k2(log_ratio: torch.Tensor) -> torch.Tensor:
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
     """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al.
-    2024, equation 4)."""
+    2024, equation 4).  Inside a loss its gradient is that of the divergence the other way round,
+    KL(reference || policy) (same two sources as :func:`k1`)."""
     return torch.expm1(-log_ratio) + log_ratio
 
 
