@@ -28,6 +28,7 @@ CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
 
 WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
+PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 STYLES = (("-", ""), ("--", ""), (":", ""), ("-.", ""), ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 """Dash and marker of the first, second, ... line of a panel: they differ without colour."""
 
@@ -86,10 +87,10 @@ def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
         _reward_panel(log, history),
         _terms_panel(log),
         _dead_panel(log),
-        _panel(log, "KL to the reference", "nats per token", "kl"),
-        _panel(log, "Entropy of the policy", "nats per token", "entropy", limits=(0, None)),
+        _panel(log, "kl", "KL", "KL to the reference", "nats per token"),
+        _panel(log, "entropy", "entropy", "Entropy of the policy", "nats per token", limits=(0, None)),
         _length_panel(log),
-        _share_panel(log, "Cut at the length limit", "% of completions", "completions/clipped_ratio"),
+        _share_panel(log, "completions/clipped_ratio", "cut", "Cut at the length limit", "% of completions"),
     ]
     return [panel for panel in found if panel]
 
@@ -128,25 +129,40 @@ def _is_term(key: str) -> bool:
 
 def _dead_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
     """The kit's count, taken before the KL term; TRL's where a log has no other."""
-    ours = _share_panel(log, "Dead groups: K equal rewards", "% of groups", "dead_groups")
-    return ours or _share_panel(log, "Dead groups, as TRL counts", "% of groups", "frac_reward_zero_std")
+    for metric, title in (
+        ("dead_groups", "Dead groups: all K rewards equal"),
+        ("frac_reward_zero_std", "Dead groups, as TRL counts them"),
+    ):
+        panel = _share_panel(log, metric, "dead groups", title, "% of groups")
+        if panel:
+            return panel
+    return None
 
 
 def _length_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
     low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
     band = (low, high, "shortest to longest") if low and high else None
-    title = "Length: mean, shortest to longest" if band else "Length: mean"
-    return _panel(log, title, "tokens", "completions/mean_length", limits=(0, None), band=band, decimals=0)
+    title = "Length, grey: shortest to longest" if band else "Length"
+    metric = "completions/mean_length"
+    return _panel(log, metric, "length", title, "tokens", limits=(0, None), band=band, decimals=0)
 
 
-def _share_panel(log: Sequence[dict[str, Any]], title: str, unit: str, metric: str) -> Panel | None:
-    return _panel(log, title, unit, metric, scale=100, limits=(-4, 104), decimals=0)
+def _share_panel(
+    log: Sequence[dict[str, Any]], metric: str, label: str, title: str, unit: str
+) -> Panel | None:
+    return _panel(log, metric, label, title, unit, scale=100, limits=PERCENT, decimals=0)
 
 
 def _panel(
-    log: Sequence[dict[str, Any]], title: str, unit: str, metric: str, scale: float = 1, **options: Any
+    log: Sequence[dict[str, Any]],
+    metric: str,
+    label: str,
+    title: str,
+    unit: str,
+    scale: float = 1,
+    **options: Any,
 ) -> Panel | None:
-    curve = _curve(log, metric, title.partition(":")[0].partition(",")[0].lower(), scale)
+    curve = _curve(log, metric, label, scale)
     return Panel(title, unit, (curve,), **options) if curve else None
 
 
@@ -211,9 +227,14 @@ def plot(source: Any, path: str | os.PathLike[str] | None = None) -> Figure:
     figure = draw(history)
     target = Path(path) if path else folder / PICTURE if folder else None
     if target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(target, dpi=150)
+        save(figure, target)
     return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG, 1050 pixels wide."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
 
 
 def draw(history: Sequence[dict[str, Any]]) -> Figure:
@@ -271,6 +292,8 @@ def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
     axis.set_ylabel(panel.unit, fontsize=8)
     axis.set_ylim(*panel.limits)
     _tidy(axis)
+    if panel.limits == PERCENT:
+        axis.set_yticks((0, 25, 50, 75, 100))
     if panel.wide:
         _legend_above(axis)
 
@@ -278,7 +301,7 @@ def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
 def _draw_curve(axis: Any, curve: Curve, window: int, dash: str, marker: str, alone: bool) -> None:
     """The running mean; alone in its panel, with each step as a light line behind it."""
     label = _shortened(curve.label)
-    few = dict(markevery=max(1, len(curve.steps) // 10), markersize=4) if marker else {}
+    few = {"markevery": max(1, len(curve.steps) // 10), "markersize": 4} if marker else {}
     if alone and window > 1:
         axis.plot(curve.steps, curve.values, color="0.62", linewidth=0.8, label="each step")
         label = f"mean of {window}"
