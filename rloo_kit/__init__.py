@@ -13,6 +13,7 @@ from rloo_kit import environment as _environment
 
 if TYPE_CHECKING:
     from rloo_kit import tasks
+    from rloo_kit.comparison import Comparison, compare
     from rloo_kit.config import RLOOConfig
     from rloo_kit.environment import Environment, prepare
     from rloo_kit.evaluation import Evaluation, evaluate
@@ -35,6 +36,8 @@ _ROOM_OF = {
     "RLOOTrainer": "trainer",
     "evaluate": "evaluation",
     "Evaluation": "evaluation",
+    "compare": "comparison",
+    "Comparison": "comparison",
     "plot": "plots",
     "release": "kernel",
     "shutdown_kernel": "kernel",
@@ -43,12 +46,14 @@ _ROOM_OF = {
 __all__ = [
     "CATALOGUE",
     "Card",
+    "Comparison",
     "Completion",
     "Environment",
     "Evaluation",
     "Policy",
     "RLOOConfig",
     "RLOOTrainer",
+    "compare",
     "evaluate",
     "load_policy",
     "plot",
