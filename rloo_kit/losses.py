@@ -55,7 +55,7 @@ def policy_loss(
     Args:
         logps, old_logps: (rows, tokens) log-probabilities of the sampled tokens, now and when they were sampled.
         advantages: (rows,).
-        mask: (rows, tokens), 0 where a token does not count.
+        mask: (rows, tokens), 0 where a token does not count, whatever its log-probabilities.
         sequence_level: one ratio for the whole completion, as in TRL's RLOO; else one per token, as in GRPO.
             On policy, where all ratios are 1, both have the same gradient.
         clip: the ratio's lowest and highest value that is paid for.
@@ -63,7 +63,7 @@ def policy_loss(
     Returns:
         (rows,) losses, and (rows,) or (rows, tokens) ratios.
     """
-    log_ratio = (logps - old_logps) * mask
+    log_ratio = (logps - old_logps).masked_fill(mask == 0, 0.0)  # not times mask: 0 x inf is NaN
     if sequence_level:
         ratio = log_ratio.sum(1).exp()
         return _surrogate(ratio, advantages, clip), ratio

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rloo_kit import advantages
@@ -175,6 +175,7 @@ def trl_rloo(rewards: torch.Tensor) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
+@settings(deadline=None)
 @given(groups)
 def test_rloo_is_trls_formula(values: list[list[float]]) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
@@ -183,6 +184,7 @@ def test_rloo_is_trls_formula(values: list[list[float]]) -> None:
     close(rloo(rewards.float()).double(), trl_rloo(rewards), rtol=0, atol=2e-6 * scale)
 
 
+@settings(deadline=None)
 @given(groups)
 def test_rloo_is_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
@@ -191,6 +193,7 @@ def test_rloo_is_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> No
     close(rloo(rewards), factor * dr_grpo(rewards), rtol=1e-12, atol=0)
 
 
+@settings(deadline=None)
 @given(groups, st.sampled_from(ALL_ESTIMATORS))
 def test_advantages_are_finite_sum_to_0_and_keep_the_order_of_the_rewards(
     values: list[list[float]], estimator: Function
@@ -205,6 +208,7 @@ def test_advantages_are_finite_sum_to_0_and_keep_the_order_of_the_rewards(
         assert (row[~reward_row.isnan()][order].diff() >= 0).all()
 
 
+@settings(deadline=None)
 @given(groups, st.randoms(use_true_random=False), st.sampled_from(GROUP_ESTIMATORS))
 def test_no_group_knows_of_another_and_the_order_within_one_is_nothing(
     values: list[list[float]], random: Any, estimator: Function
@@ -569,6 +573,7 @@ def test_k3_of_a_small_log_ratio_is_half_its_square_in_float32_too(log_ratio: fl
     assert found == pytest.approx(log_ratio**2 / 2, abs=6e-8 * abs(log_ratio))
 
 
+@settings(deadline=None)
 @given(st.floats(-30, 30))
 def test_k2_and_k3_are_never_negative(log_ratio: float) -> None:
     x = torch.tensor([log_ratio], dtype=torch.float64)
