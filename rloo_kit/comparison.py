@@ -112,7 +112,7 @@ class Comparison:
         """
         width = max(20, width or shutil.get_terminal_size().columns)
         shown = [self._pair_text(pair, width) for pair in self.pairs[: self.n]]
-        return "\n\n".join([self.headline, *shown])
+        return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
 
     def _pair_text(self, pair: Pair, width: int) -> str:
         cells = [(_heading(*cell), self._pieces(cell[1])) for cell in _cells(pair)]
@@ -120,18 +120,21 @@ class Comparison:
         lines = [f"{'━' * width}", *(f"  {line}" for line in prompt), f"{'─' * width}"]
         if width < SIDE_BY_SIDE:
             for heading, pieces in cells:
-                lines += [heading, *(f"  {line}" for line in wrapped(_as_text(pieces), width - 2))]
+                lines += wrapped(heading, width)
+                lines += [f"  {line}" for line in wrapped(_as_text(pieces), width - 2)]
             return "\n".join(lines)
         column = (width - len(GAP)) // 2
-        columns = [[heading, *wrapped(_as_text(pieces), column)] for heading, pieces in cells]
+        columns = [
+            [*wrapped(heading, column), *wrapped(_as_text(pieces), column)] for heading, pieces in cells
+        ]
         rows = zip_longest(*columns, fillvalue="")
         return "\n".join(lines + [f"{padded(a, column)}{GAP}{b}".rstrip() for a, b in rows])
 
     def _repr_html_(self) -> str:
         rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
-        return (
-            f'<p>{html.escape(self.headline)}</p><table style="width:100%;table-layout:fixed">{rows}</table>'
-        )
+        # The class keeps MathJax from reading "$5 and $6" as a formula.
+        table = f'<table class="tex2jax_ignore" style="width:100%;table-layout:fixed">{rows}</table>'
+        return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def _pair_html(self, pair: Pair) -> str:
         prompt = html.escape(_shortened(_prompt_text(pair.prompt), self.chars))
@@ -291,7 +294,7 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     lines = []
     for line in _printable(text).split("\n"):
-        while display_width(line) > width:
+        while display_width(line) > width and len(line) > 1:
             fits = _fitting(line, width)
             space = line.rfind(" ", 1, fits + 1)
             cut = space if space > 0 else fits
