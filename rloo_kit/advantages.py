@@ -102,7 +102,10 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     values = advantages[scored]
     if values.numel() < 2:
         return torch.zeros_like(advantages)
-    return ((advantages - values.mean()) / (values.std() + STD_FLOOR)).masked_fill(~scored, 0.0)
+    mean, std = values.mean(), values.std()
+    if mean.abs() <= 1e-6 * std:  # advantages that sum to 0, up to rounding: those at 0 stay there
+        mean = torch.zeros_like(mean)
+    return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 
 
 # --- by name ----------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def register(function: Function, name: str | None = None, *, groupwise: bool = F
     Returns:
         The name.
     """
-    wanted = name or getattr(function, "__name__", type(function).__name__)
+    wanted = name or str(getattr(function, "__name__", type(function).__name__))
     taken, number = wanted, 1
     while taken in ESTIMATORS and ESTIMATORS[taken].function is not function:
         number += 1

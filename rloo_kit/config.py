@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from rloo_kit import environment, guards
+from rloo_kit import advantages, environment, guards
 from rloo_kit.errors import ArgumentError
 
 environment.import_unsloth()
@@ -42,8 +42,24 @@ OLD_NAMES = {
 }
 """Arguments of older TRL and transformers configs, and what they are called today."""
 
-OWN_FIELDS = ("reward_limit", "fast_sampling", "single_pass")
-"""What ``RLOOConfig`` adds to TRL's arguments."""
+PLAIN: dict[str, Any] = {
+    "advantage_estimator": "rloo",
+    "kl_placement": "reward",
+    "kl_estimator": "k1",
+    "loss_aggregation": "seq-mean-token-sum",
+    "single_pass": False,
+    "skip_dead_groups": False,
+    "prompt_sampling": "uniform",
+    "fast_sampling": False,
+    "reward_limit": 1e6,
+}
+"""What ``RLOOConfig`` adds to TRL's arguments, with what a plain ``trl.RLOOConfig`` means."""
+
+
+def own(args: Any, name: str) -> Any:
+    """One of the kit's own settings, also of a plain ``trl.RLOOConfig``."""
+    return getattr(args, name, PLAIN[name])
+
 
 GONE = {
     "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
@@ -123,11 +139,33 @@ class RLOOConfig(trl.RLOOConfig):
     bfloat16 where a GPU has it, else float16; float32 on a CPU.  ``seed`` (42, TRL's) governs the run:
     the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s, the rest ``prepare``'s.
 
-    Added:
+    Added, the method:
+        advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a function of the rewards (groups, K)
+            that returns advantages of that shape; see :mod:`rloo_kit.advantages`.
+        kl_placement: "reward" takes beta x KL, summed over a completion, off its reward (Ahmadian et al. 2024
+            and TRL); "loss" adds beta x KL per token to the loss (GRPO).
+        kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
+            gradient is that of the KL divergence.
+        loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
+            per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO);
+            see :func:`rloo_kit.losses.row_weights`.
+        prompt_sampling: "uniform", or "informative": prompts whose completions are likely to be rewarded
+            differently come more often.  Each prompt's gradient stays unbiased, the mean over prompts becomes a
+            weighted one; see :mod:`rloo_kit.prompts`.
+
+    Added, less work for the same update:
+        single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
+            used once, so that they equal the new ones.  With beta in the reward the advantages are then computed
+            in the loss, for which whole groups must fit a micro-batch.
+        skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
+            so that the update stays the same.  True drops dead groups (their K rewards are all equal) also
+            where beta is above 0, and with them their KL term, which then holds the policy only on prompts that
+            it is still learning from.  False trains on all.  "kl" and "entropy" are means over what is trained on.
+        fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
+            (same distribution, a fraction of the time).
+
+    Added, a guard:
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
-        fast_sampling: on a CPU, draw tokens by inverse CDF (same distribution, a fraction of the time).
-        single_pass: leave out the forward pass for the old log-probabilities where beta is 0 and each batch is
-            used once: they equal the new ones (same update, see tests/test_trainer.py).
 
     Raises:
         ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
@@ -157,11 +195,19 @@ class RLOOConfig(trl.RLOOConfig):
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
     # The kit's own.
-    reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
-    fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    advantage_estimator: str = field(default="rloo", metadata={"help": "rloo, grpo, dr_grpo, reinforce."})
+    kl_placement: str = field(default="reward", metadata={"help": "reward or loss."})
+    kl_estimator: str | None = field(default=None, metadata={"help": "k1, k2 or k3."})
+    loss_aggregation: str = field(
+        default="seq-mean-token-sum", metadata={"help": "How the loss is averaged."}
+    )
+    prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
     single_pass: bool = field(
         default=True, metadata={"help": "No pass for old log-probs where they are the new."}
     )
+    skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
+    fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
 
     def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
         if output_dir is not None:
@@ -169,10 +215,15 @@ class RLOOConfig(trl.RLOOConfig):
         known = {item.name for item in dataclasses.fields(type(self)) if item.init}
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
         given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig")
+        if callable(given.get("advantage_estimator")):
+            # By name, so that the config can be saved, logged and compared.
+            given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
         values = {**_own_defaults(type(self)), **given, **_precision(given)}
+        if values["kl_estimator"] is None:
+            values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
         guards.check_config(SimpleNamespace(**complete), environment.process_count())
-        for name in OWN_FIELDS:
+        for name in PLAIN:
             setattr(self, name, values.pop(name))
         super().__init__(**values)
 

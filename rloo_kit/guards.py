@@ -7,11 +7,14 @@ For the trainer; nothing here is called by users.  Each check is a function of w
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rloo_kit import advantages, losses
 from rloo_kit.errors import ConfigError, DatasetError, RewardError
 
 
@@ -49,6 +52,7 @@ def check_config(args: Any, processes: int = 1) -> None:
                 f"{name} must be a whole number from 1 up", f"{name}={value!r}", f"set {name} to 1 or more"
             )
     _check_ranges(args)
+    _check_choices(args)
     _check_batch(args, processes)
 
 
@@ -101,6 +105,35 @@ def _check_clipping(args: Any) -> None:
         _refuse("reward_limit must be positive", f"reward_limit={limit}", "1e6 is the default")
 
 
+def _check_choices(args: Any) -> None:
+    """The kit's own settings, of which a plain TRL config has none."""
+    choices = {
+        "advantage_estimator": tuple(advantages.ESTIMATORS),
+        "kl_placement": ("reward", "loss"),
+        "kl_estimator": tuple(advantages.KL_ESTIMATORS),
+        "loss_aggregation": losses.AGGREGATIONS,
+        "prompt_sampling": ("uniform", "informative"),
+        "skip_dead_groups": (None, True, False),
+    }
+    for name, allowed in choices.items():
+        value = getattr(args, name, allowed[0])
+        if value not in allowed:
+            _refuse(
+                f"{name} is none of {', '.join(map(str, allowed))}",
+                f"{name}={value!r}",
+                f"{name}={nearest[0]!r}?"
+                if (nearest := difflib.get_close_matches(str(value), map(str, allowed), n=1))
+                else f"{allowed[0]!r} is the default",
+            )
+    in_loss = getattr(args, "kl_placement", "reward") == "loss"
+    if args.beta and in_loss and getattr(args, "kl_estimator", None) == "k1":
+        warnings.warn(
+            "kl_estimator='k1' in the loss holds nothing back: its expected gradient is 0. Use 'k2' or 'k3', or "
+            "kl_placement='reward'.",
+            stacklevel=5,
+        )
+
+
 def _check_batch(args: Any, processes: int) -> None:
     """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
     per_step = args.per_device_train_batch_size * processes
@@ -128,6 +161,12 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
         DatasetError: with the row that is at fault.
     """
     columns = dataset.column_names
+    if columns is not None and {"image", "images"} & set(columns):
+        raise DatasetError(
+            "the dataset has images, and rloo_kit trains text policies",
+            where=f"{name}, whose columns are {sorted(columns)}",
+            todo="drop the column with dataset.remove_columns, or train with trl.RLOOTrainer",
+        )
     if columns is not None and "prompt" not in columns:
         raise DatasetError(
             "the dataset has no column 'prompt'",

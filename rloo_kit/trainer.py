@@ -5,6 +5,9 @@ after unsloth's import: TRL's own class on a CPU, unsloth's generated one on a G
 al. 2024 (arXiv 2402.14740), equation 6: the advantage of a completion is its reward minus the mean reward of
 the other K - 1 of its prompt.
 
+TRL samples and scores.  What follows is done here, with :mod:`~rloo_kit.advantages`, :mod:`~rloo_kit.packing` and
+:mod:`~rloo_kit.losses`: advantages, the log-probabilities that are needed and no others, micro-batches, loss.
+
 This is the only room that overrides TRL's methods.  Each override names what it answers; tests/contract pins
 the methods and fails in words when TRL changes them.
 """
@@ -12,16 +15,17 @@ the methods and fails in words when TRL changes them.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from rloo_kit import advantages, environment, guards, losses, packing, sampling, truncation
 from rloo_kit import config as _config
-from rloo_kit import environment, guards, sampling
 from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError
 
 environment.import_unsloth()
@@ -30,8 +34,11 @@ import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
 from transformers import PrinterCallback, TrainerCallback, TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+from trl.trainer.utils import use_adapter  # noqa: E402
 
 import rewards  # noqa: E402
+from rloo_kit import prompts  # noqa: E402
 from rloo_kit.progress import ProgressCallback  # noqa: E402
 
 RLOOConfig = _config.RLOOConfig
@@ -67,6 +74,9 @@ ARGUMENTS = (
 )
 """TRL's; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
 
+ROW = "rloo_kit_row"
+"""The dataset column that tells an informative sampler which prompt a group was of; rewards do not see it."""
+
 UNSCORED_BATCHES = 3
 """After so many batches in a row without a single score a reward is reported."""
 
@@ -82,10 +92,12 @@ class RLOOTrainer(trl.RLOOTrainer):
       No second copy of the LoRA is kept where the reference is the base model or beta is 0.
     - A gradient that is not finite stops the run before it reaches a weight.
     - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole.
-    - Without a KL term and with each batch used once, the pass for the old log-probabilities is left out:
-      they are the new ones, and the update is the same.
+    - Where each batch is used once, the pass for the old log-probabilities is left out: they are the new ones.
+      Completions without a signal are left out of training.  The update is the same
+      (:class:`RLOOConfig`, ``single_pass`` and ``skip_dead_groups``).
     - One line per logged step, and the metric ``dead_groups``: the share of groups whose K raw rewards are
-      all equal, counted before the KL term hides it.
+      all equal, counted before the KL term hides it.  ``frac_reward_zero_std`` is counted before it too.
+    - Completions that are cut at ``max_completion_length`` are spoken of, with the length that would do.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.models.Policy` that holds one.
@@ -101,8 +113,10 @@ class RLOOTrainer(trl.RLOOTrainer):
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
 
+    beta: float
     generation_config: Any
     generation_kwargs: dict[str, Any]
+    _buffered_inputs: Any
 
     def __init__(
         self,
@@ -121,7 +135,10 @@ class RLOOTrainer(trl.RLOOTrainer):
         _check_arguments(given)
         given["reward_funcs"] = _guarded_rewards(given)
         _drop_reference(given["model"])
+        self._estimator = advantages.find(_config.own(given["args"], "advantage_estimator"))
         self._unscored: Counter[str] = Counter()
+        self._log_probs_wait = False
+        self._history = _prompt_history(given)
         super().__init__(**given)
         if self.beta == 0 or _is_fresh(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
@@ -130,7 +147,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         self.remove_callback(PrinterCallback)
         self.add_callback(ProgressCallback())
         self.add_callback(_FiniteGradients())
+        if self._history:
+            self.add_callback(self._history)
+        self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
         self._check_first_prompts()
+        self._explain_two_passes()
 
     def _check_first_prompts(self) -> None:
         rows, prompts = guards.longest_prompts(self.train_dataset)
@@ -141,18 +162,44 @@ class RLOOTrainer(trl.RLOOTrainer):
     def _max_seq_length(self) -> int | None:
         return getattr(self.model, "max_seq_length", None)
 
-    # --- a step -------------------------------------------------------------------------------------------
+    # --- a generation batch -------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        """Answers: TRL draws every prompt as often as any other."""
+        if self._history is None:
+            return super()._get_train_sampler(dataset)
+        steps = self.args.steps_per_generation * self.num_iterations
+        return prompts.InformativeSampler(
+            self._history,
+            prompts=len(self.train_dataset if dataset is None else dataset),
+            per_batch=self.args.generation_batch_size // self.num_generations,
+            repeats=steps,
+            # transformers fetches the batches of a whole optimizer step at once, and accelerate one more.
+            lag=math.ceil(self.args.gradient_accumulation_steps / steps) + 1,
+            seed=self.args.seed,
+        )
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         """Answers: unsloth cuts sequences inside the forward pass; multinomial is most of a CPU's step."""
         guards.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         with self._fast_sampling():
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if self.model.training:
+            self._look_for_truncation(completion_ids)
+        return completion_ids
+
+    def _look_for_truncation(self, completion_ids: list[list[int]]) -> None:
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        seen = [(len(ids), ids[-1] not in ends) for ids in completion_ids]
+        gathered = self.accelerator.gather(torch.tensor(seen, device=self.accelerator.device))
+        said = self._watch.see(gathered[:, 0].tolist(), gathered[:, 1].bool().tolist())
+        if said and self.accelerator.is_main_process:
+            warnings.warn(said, stacklevel=2)
 
     @contextmanager
     def _fast_sampling(self) -> Iterator[None]:
         """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
-        wanted = getattr(self.args, "fast_sampling", False) and self.accelerator.device.type == "cpu"
+        wanted = _config.own(self.args, "fast_sampling") and self.accelerator.device.type == "cpu"
         other_engine = self.use_vllm or self.use_transformers_continuous_batching
         if not wanted or other_engine or self.args.generation_kwargs:
             yield
@@ -179,13 +226,169 @@ class RLOOTrainer(trl.RLOOTrainer):
                 del model.generate
             self.generation_config, self.generation_kwargs = before
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Answers: TRL knows one estimator, and runs the policy and the reference over every completion before
+        it knows which of them carry a signal.
+
+        Returns:
+            TRL's batch (rows of this process) without ``old_logps``; with ``live`` (rows,) bool, which rows
+            are trained on; ``advantages`` (rows,), or ``rewards`` (rows,) where they wait for the KL term;
+            ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) where they are needed.
+        """
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        drawn = [example.get(ROW) for example in inputs]
+        inputs = [{name: value for name, value in row.items() if name != ROW} for row in inputs]
+        with self._sampling_and_rewards_only():
+            batch = super()._generate_and_score_completions(inputs)
+        del batch["old_logps"]
+        scored = self._total_rewards.view(-1, self.num_generations)
+        if self._history:
+            self._history.record(
+                self.accelerator.gather(torch.tensor(drawn)).tolist()[:: scored.shape[1]], scored
+            )
+        before_kl = self._estimate(scored)
+        batch["live"] = self._live(before_kl)[self._own_rows(batch)]
+        if self._advantages_wait:
+            batch["rewards"] = self._total_rewards[self._own_rows(batch)]
+        else:
+            batch["live"] &= self._trains_on_all | batch["completion_mask"].any(1)
+        if not self._is_single_pass:
+            batch["old_per_token_logps"] = self._log_probs(batch)
+        if self.beta:
+            batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
+        if not self._advantages_wait:
+            taken = before_kl if self._kl_in_loss or not self.beta else self._estimate(self._less_kl(batch))
+            batch["advantages"] = taken.view(-1)[self._own_rows(batch)]
+            self._logs["advantages"].clear()
+            self._logs["advantages"].extend(taken.view(-1).tolist())
+        return batch
+
+    @contextmanager
+    def _sampling_and_rewards_only(self) -> Iterator[None]:
+        """Have TRL sample and score, and leave log-probabilities and the KL term to us."""
+        beta, self.beta, self._log_probs_wait = self.beta, 0.0, True
+        try:
+            yield
+        finally:
+            self.beta, self._log_probs_wait = beta, False
+
+    def _own_rows(self, batch: dict[str, Any]) -> slice:
+        """Where this process's rows stand among all."""
+        rows = len(batch["prompt_ids"])
+        return slice(self.accelerator.process_index * rows, (self.accelerator.process_index + 1) * rows)
+
+    def _estimate(self, rewards: torch.Tensor) -> torch.Tensor:
+        """Advantages (groups, K), by the estimator that was asked for."""
+        found = self._estimator(rewards)
+        return advantages.normalized(found, ~rewards.isnan()) if self.normalize_advantages else found
+
+    def _live(self, before_kl: torch.Tensor) -> torch.Tensor:
+        """Which rows of all processes are trained on, given their advantages before the KL term."""
+        if self._trains_on_all:
+            return torch.ones_like(before_kl, dtype=torch.bool).view(-1)
+        signal = before_kl != 0
+        if self.beta:  # a row with advantage 0 still carries its KL term; one of a dead group is given up
+            signal = signal.any(1, keepdim=True).expand_as(before_kl)
+        return signal.reshape(-1)
+
+    @property
+    def _trains_on_all(self) -> bool:
+        skip = _config.own(self.args, "skip_dead_groups")
+        return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
+
+    def _less_kl(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Rewards (groups, K) of all processes minus beta x KL, as in Ahmadian et al. 2024, equation 2."""
+        kl = self._kl(batch["old_per_token_logps"], batch)
+        total = self._total_rewards - self.beta * self.accelerator.gather(kl.sum(1))
+        return total.view(-1, self.num_generations)
+
+    def _kl(self, logps: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
+        estimate = advantages.KL_ESTIMATORS[_config.own(self.args, "kl_estimator")]
+        kl: torch.Tensor = estimate(logps - batch["ref_per_token_logps"]) * batch["completion_mask"]
+        self._log_token_mean("kl", kl.detach(), batch["completion_mask"])
+        return kl
+
+    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        stats = torch.stack([(values * mask).sum(), mask.sum().float()])
+        total, count = self.accelerator.reduce(stats, reduction="sum").tolist()
+        self._metrics["train"][name].append(total / max(count, 1.0))
+
+    # --- log-probabilities --------------------------------------------------------------------------------
+
+    @property
+    def _uses_batches_once(self) -> bool:
+        """Whether the policy that sampled a generation batch is the one that every loss of it is taken of."""
+        before_update = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
+        return self.num_iterations == 1 and before_update
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        return bool(_config.own(self.args, "kl_placement") == "loss")
+
+    @property
+    def _torn(self) -> str:
+        """Why advantages cannot be computed one micro-batch at a time; empty where they can."""
+        size, k = self.args.per_device_train_batch_size, self.num_generations
+        if size % k:
+            return f"a micro-batch of {size} does not hold whole groups of {k}: a multiple of {k} would"
+        if not self._estimator.groupwise:
+            return f"advantage_estimator={self._estimator.name!r} looks at more than one group"
+        return "normalize_advantages looks at the whole generation batch" if self.normalize_advantages else ""
+
     @property
     def _is_single_pass(self) -> bool:
-        """Whether the policy that sampled a batch is the one that the loss is taken of, and no KL term needs
-        its log-probabilities before: then the ratio is 1, and its value is known without a forward pass."""
-        used_once = self.num_iterations == 1
-        before_update = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
-        return getattr(self.args, "single_pass", False) and self.beta == 0 and used_once and before_update
+        """Whether the loss's own forward pass gives the old log-probabilities: then the ratio is 1."""
+        asked = _config.own(self.args, "single_pass") and self._uses_batches_once
+        return bool(asked and (self.beta == 0 or self._kl_in_loss or not self._torn))
+
+    @property
+    def _advantages_wait(self) -> bool:
+        """Whether the advantages need a KL term that only the loss's forward pass will give."""
+        return bool(self.beta) and not self._kl_in_loss and self._is_single_pass
+
+    def _explain_two_passes(self) -> None:
+        asked = _config.own(self.args, "single_pass") and self._uses_batches_once
+        if asked and not self._is_single_pass and self.accelerator.is_main_process:
+            warnings.warn(
+                f"Each step takes one forward pass more than it need, for the KL term: {self._torn}. "
+                "(single_pass=False says that this is meant.)",
+                stacklevel=3,
+            )
+
+    @torch.no_grad()
+    def _log_probs(self, batch: dict[str, Any], reference: bool = False) -> torch.Tensor:
+        """Log-probabilities (rows, tokens) of the live rows under the policy or the reference; 0 elsewhere."""
+        found = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        tensors = {name: batch[name] for name in (*packing.PROMPT, "completion_ids", "completion_mask")}
+        lengths = batch["completion_mask"].sum(1).tolist()
+        rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
+        size = self.args.per_device_train_batch_size
+        with (
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            self._reference() if reference else nullcontext(self.model) as model,
+        ):
+            for start in range(0, len(rows), size):
+                chosen = rows[start : start + size]
+                part = packing.select(tensors, chosen, self._trims)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, *_model_inputs(part))
+                found[chosen, : logps.size(1)] = logps.float()
+        return found
+
+    @contextmanager
+    def _reference(self) -> Iterator[Any]:
+        """The reference, as TRL has it: a model of its own, the base, or the adapter "ref"."""
+        if self.ref_model is not None:
+            yield self.ref_model
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            yield self.model
+
+    @property
+    def _trims(self) -> bool:
+        return self.pad_to_multiple_of is None
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -196,28 +399,131 @@ class RLOOTrainer(trl.RLOOTrainer):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Answers: TRL runs a forward pass for the old log-probabilities also where they are the new ones.
+        """Answers: TRL runs a forward pass for the old log-probabilities as soon as it has sampled.
 
         Returns:
             Log-probabilities (rows, logits_to_keep), entropies or None, auxiliary loss or None.
         """
-        if self._is_single_pass and self.model.training and not torch.is_grad_enabled():
+        if self._log_probs_wait:
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
-        result = super()._get_per_token_logps_and_entropies(
+        return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
-        if self._is_single_pass and self.model.training:
-            mask = self._loss_inputs["completion_mask"]
-            self._loss_inputs["old_logps"] = (result[0].detach() * mask).sum(1)
-        return result
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's loss; keeps the batch at hand for :meth:`_get_per_token_logps_and_entropies`."""
-        self._loss_inputs = inputs
-        try:
-            return super().compute_loss(model, inputs, *args, **kwargs)
-        finally:
-            del self._loss_inputs
+    # --- micro-batches ------------------------------------------------------------------------------------
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Answers: TRL cuts a generation batch into micro-batches without looking at what is in it."""
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        steps = self.args.steps_per_generation
+        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = self._micro_batches(
+                self._generate_and_score_completions(generation_batch)
+            )
+        return self._buffered_inputs[self._step % steps]
+
+    def _micro_batches(self, batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+        """The generation batch as ``steps_per_generation`` micro-batches, some of them perhaps empty."""
+        unit = packing.unit(self.args.gradient_accumulation_steps, self.args.steps_per_generation)
+        # As TRL shuffles, so that the next sampling meets the same random state.
+        shuffled = torch.randperm(len(batch["prompt_ids"]))
+        rows_of_units = shuffled.split(self.args.per_device_train_batch_size * unit)
+        batch["row_weight"] = torch.zeros(len(shuffled), device=self.accelerator.device)
+        laid = [part for rows in rows_of_units for part in self._lay_out(batch, rows, unit)]
+        tensors = {name: value for name, value in batch.items() if name != "live"}
+        return [packing.select(tensors, rows, self._trims) for rows in laid]
+
+    def _lay_out(self, batch: dict[str, Any], shuffled: torch.Tensor, unit: int) -> list[list[int]]:
+        """Rows of each of a unit's micro-batches; writes their weights into the batch."""
+        # Advantages that wait need whole groups, which stand together before they are shuffled.
+        block = self.num_generations if self._advantages_wait else 1
+        rows = sorted(shuffled.tolist()) if block > 1 else shuffled.tolist()
+        tokens = batch["completion_mask"].sum(1)
+        processes = self.accelerator.num_processes
+        weights = losses.row_weights(
+            _config.own(self.args, "loss_aggregation"),
+            tokens[rows],
+            total_rows=len(rows) * processes,
+            total_tokens=int(self.accelerator.reduce(tokens[rows].sum(), reduction="sum")),
+            longest=self.max_completion_length,
+        )
+        # transformers divides by the accumulation and processes average, so that is undone here.
+        batch["row_weight"][rows] = weights * unit * processes
+
+        lengths = tokens.tolist()
+        live = batch["live"].tolist()
+        blocks = packing.blocks_of([row for row in rows if live[row]], block, lengths)
+        per_batch = self.args.per_device_train_batch_size // block
+        needed = 0
+        if processes > 1:  # all must pass through the model equally often, or they wait for each other
+            mine = torch.tensor(max(1, math.ceil(len(blocks) / per_batch)), device=self.accelerator.device)
+            needed = int(self.accelerator.gather(mine).max())
+            spare = packing.blocks_of([row for row in rows if not live[row]], block, lengths)
+            spare = spare[: max(0, needed - len(blocks))]
+            batch["row_weight"][[row for run in spare for row in run]] = 0.0
+            blocks = spare + blocks
+        return packing.lay_out(blocks, per_batch, unit, needed)
+
+    # --- the loss -----------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Answers: TRL has one aggregation, and no KL term in the loss."""
+        if not self.model.training:
+            return super()._compute_loss(model, inputs)
+        if not len(inputs["prompt_ids"]):
+            # A gradient of 0, not of None: the optimizer's momentum goes on as it would in stock TRL.
+            return sum(p.sum() * 0.0 for p in model.parameters() if p.requires_grad)
+        mask = inputs["completion_mask"]
+        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
+            model, *_model_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+        )
+        taken = (
+            self._advantages_after_kl(inputs, logps.detach())
+            if self._advantages_wait
+            else inputs["advantages"]
+        )
+        clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        whole = _config.own(self.args, "loss_aggregation") == "seq-mean-token-sum"
+        old = inputs.get("old_per_token_logps", logps.detach())
+        per_row, ratio = losses.policy_loss(logps, old, taken, mask, whole, clip)
+        if self.beta and self._kl_in_loss:
+            per_row = per_row + self.beta * self._kl(logps, inputs).sum(1)
+        loss = (per_row * inputs["row_weight"]).sum()
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss
+            self._log_token_mean("aux_loss", aux_loss.detach(), torch.ones_like(aux_loss))
+        self._log_token_mean("entropy", entropies, mask)
+        self._log_clipping(ratio.detach(), taken, mask, clip)
+        return loss
+
+    def _advantages_after_kl(self, inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> torch.Tensor:
+        """Advantages (rows,) of whole groups, from rewards and the KL term of this very forward pass."""
+        rewards = inputs["rewards"] - self.beta * self._kl(logps, inputs).sum(1)
+        return self._estimate(rewards.view(-1, self.num_generations)).view(-1)
+
+    def _log_clipping(
+        self, ratio: torch.Tensor, taken: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
+    ) -> None:
+        """TRL's ``clip_ratio/*``: shares of completions, or of tokens where each has a ratio."""
+        if ratio.ndim == 2:
+            taken, ratio = taken.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
+        low = ((ratio < clip[0]) & (taken < 0)).float()
+        high = ((ratio > clip[1]) & (taken > 0)).float()
+        if not len(ratio):
+            return
+        local = torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), low.min(), -high.max()])
+        every = self.accelerator.gather(local.unsqueeze(0))
+        clipped_low, clipped_high, count = every[:, :3].sum(0).tolist()
+        least, most = every[:, 3:].amin(0).tolist()
+        metrics = self._metrics["train"]
+        metrics["clip_ratio/low_mean"].append(clipped_low / count)
+        metrics["clip_ratio/low_min"].append(least)
+        metrics["clip_ratio/high_mean"].append(clipped_high / count)
+        metrics["clip_ratio/high_max"].append(-most)
+        metrics["clip_ratio/region_mean"].append((clipped_low + clipped_high) / count)
+
+    # --- rewards ------------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Answers: TRL counts groups without spread after the KL term has given them one.
@@ -228,8 +534,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         scores: torch.Tensor = super()._calculate_rewards(inputs, *args, **kwargs)
         training = self.model.training
         k = self.num_generations if training else self.num_generations_eval
+        self._total_rewards = total_rewards(
+            scores, self.reward_weights.to(scores.device), self.reward_clip_range
+        )
         if k > 1:  # an evaluation may sample one completion per prompt
-            dead = dead_groups(scores, self.reward_weights.to(scores.device), k)
+            dead = dead_groups(self._total_rewards.view(-1, k))
             self._metrics["train" if training else "eval"]["dead_groups"].append(dead.float().mean().item())
         if training:
             self._report_unscored(scores)
@@ -270,6 +579,7 @@ class RLOOTrainer(trl.RLOOTrainer):
             _set_aside(self.args.output_dir)
         if resume_from_checkpoint and 0 < self.args.max_steps <= _step_of(Path(resume_from_checkpoint)):
             return self._already_done(Path(str(resume_from_checkpoint)))
+        self._recall_prompts(resume_from_checkpoint)
         try:
             result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
         except KeyboardInterrupt:
@@ -277,6 +587,16 @@ class RLOOTrainer(trl.RLOOTrainer):
             raise
         self.save_state()
         return result
+
+    def _recall_prompts(self, checkpoint: Any) -> None:
+        """Give the prompts' history of a checkpoint back, or an empty one to a run that starts anew."""
+        if self._history is None:
+            return
+        state = prompts.PromptHistory(self.num_generations).state()
+        if checkpoint:
+            saved = TrainerState.load_from_json(str(Path(str(checkpoint)) / "trainer_state.json"))
+            state = saved.stateful_callbacks.get("PromptHistory", state)
+        self._history.restore(state)
 
     def _keep_what_is_done(self) -> None:
         """Answers: a cell that is stopped loses all steps since the last checkpoint."""
@@ -324,23 +644,41 @@ class _FiniteGradients(TrainerCallback):
             )
 
 
-def dead_groups(scores: torch.Tensor, weights: torch.Tensor, k: int) -> torch.Tensor:
-    """Which groups carry no signal: all their K weighted rewards are equal, so every advantage is 0.
+def total_rewards(
+    scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
+) -> torch.Tensor:
+    """The reward of each completion, as TRL adds it up.
 
     Args:
-        scores: (groups x K, rewards), NaN where a reward does not apply.
+        scores: (completions, rewards), NaN where a reward does not apply.
         weights: (rewards,).
-        k: completions per group.
+        clip: lowest and highest total, or None.
+
+    Returns:
+        (completions,), NaN where no reward applies.
+    """
+    total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
+    return total if clip is None else total.clamp(*clip)
+
+
+def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
+    """Which groups carry no signal: all their K rewards are equal, so every advantage is 0.
+
+    Args:
+        rewards: (groups, K), NaN where a completion was not scored.
 
     Returns:
         (groups,) bool.  Completions that no reward scored are left out; a group with fewer than two scored
         ones is dead.
     """
-    unscorable = scores.isnan().all(dim=1)
-    total = (scores * weights).nansum(dim=1)
-    low = total.masked_fill(unscorable, torch.inf).view(-1, k).amin(dim=1)
-    high = total.masked_fill(unscorable, -torch.inf).view(-1, k).amax(dim=1)
-    return high <= low
+    return (advantages.rloo(rewards) == 0).all(1)
+
+
+def _model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)
 
 
 # --- before the parent's __init__ -------------------------------------------------------------------------
@@ -369,6 +707,21 @@ def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
     for func, name in zip(callables, guards.distinct([f.__name__ for f in callables]), strict=True):
         func.__name__ = name
     return guarded
+
+
+def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
+    """For informative sampling: the history, and a dataset whose rows tell their place."""
+    args, dataset = given["args"], given["train_dataset"]
+    if _config.own(args, "prompt_sampling") == "uniform":
+        return None
+    if not hasattr(dataset, "__len__") or args.remove_unused_columns:
+        raise ConfigError(
+            "informative sampling needs a dataset whose rows can be drawn in any order, with all its columns",
+            where="RLOOConfig(prompt_sampling='informative')",
+            todo="give a datasets.Dataset, leave remove_unused_columns False, or set prompt_sampling='uniform'",
+        )
+    given["train_dataset"] = dataset.add_column(ROW, list(range(len(dataset))))
+    return prompts.PromptHistory(args.num_generations)
 
 
 def _check_arguments(given: dict[str, Any]) -> None:

@@ -147,7 +147,7 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
 def test_a_config_survives_pickling_and_shows_the_kits_own_fields() -> None:
     settings = rloo_kit.RLOOConfig(single_pass=False)
     assert pickle.loads(pickle.dumps(settings)).single_pass is False
-    assert set(config.OWN_FIELDS) <= set(settings.to_dict())
+    assert set(config.PLAIN) <= set(settings.to_dict())
 
 
 def test_the_batch_check_knows_the_generation_batch_arguments() -> None:

@@ -16,7 +16,7 @@ import trl
 
 import rloo_kit
 from rloo_kit import progress
-from rloo_kit.trainer import dead_groups, last_whole_checkpoint
+from rloo_kit.trainer import dead_groups, last_whole_checkpoint, total_rewards
 
 METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
 
@@ -70,9 +70,8 @@ def test_rewards_gradients_and_entropy_are_those_of_stock_trl(beta: float, task:
         assert torch.equal(parameter, stock.model.get_parameter(name)), name
 
 
-def test_a_single_pass_needs_every_batch_used_once_and_no_kl(make_trainer: Any) -> None:
+def test_a_single_pass_needs_every_batch_used_once(make_trainer: Any) -> None:
     assert make_trainer()._is_single_pass
-    assert not make_trainer(beta=0.05)._is_single_pass
     assert not make_trainer(num_iterations=2)._is_single_pass
     assert not make_trainer(steps_per_generation=2)._is_single_pass
     assert make_trainer(steps_per_generation=2, gradient_accumulation_steps=4)._is_single_pass
@@ -227,7 +226,13 @@ def test_the_clock_reads_like_a_clock(seconds: float, text: str) -> None:
 )
 def test_a_group_is_dead_when_its_scored_rewards_are_all_equal(scores: Any, dead: bool, why: str) -> None:
     scores = torch.tensor(scores)
-    assert dead_groups(scores, torch.ones(scores.shape[1]), k=2).tolist() == [dead], why
+    rewards = total_rewards(scores, torch.ones(scores.shape[1]), clip=None)
+    assert dead_groups(rewards.view(1, 2)).tolist() == [dead], why
+
+
+def test_a_group_that_is_equal_once_clipped_is_dead() -> None:
+    rewards = total_rewards(torch.tensor([[5.0], [9.0]]), torch.ones(1), clip=(0.0, 1.0))
+    assert dead_groups(rewards.view(1, 2)).tolist() == [True]
 
 
 def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any, make_trainer: Any) -> None:

@@ -1,0 +1,94 @@
+"""Completions that are cut off: say so, and say which length would do.
+
+For the trainer.  A completion that reached ``max_completion_length`` has no answer, so a reward for answers is
+the same for all of them and their group teaches nothing.  This module watches lengths and speaks; it changes
+no setting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import NormalDist, linear_regression
+
+BATCHES = 4
+"""Generation batches that are looked at together."""
+
+MANY = 0.5
+"""The share of cut completions from which on it is said."""
+
+WANTED = 0.9
+"""The share of completions that the recommended length should let end."""
+
+
+def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | None:
+    """The length at which ``share`` of the completions would have ended, by those that did.
+
+    A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length),
+    ranks counted over all completions, the cut ones being longer than any (regression on order statistics,
+    Helsel and Cohn 1988).
+
+    Args:
+        ended: tokens of the completions that ended.
+        cut: how many were cut.
+
+    Returns:
+        Tokens, rounded up to a multiple of 64; None where fewer than 5 lengths, or fewer than 2 different ones, are
+        known.
+
+    >>> length_for([100, 120, 140, 160, 180, 200], cut=6)
+    384
+    """
+    lengths = sorted(ended)
+    if len(lengths) < 5 or lengths[0] == lengths[-1]:
+        return None
+    total = len(lengths) + cut
+    quantile = NormalDist().inv_cdf
+    ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
+    slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
+    return math.ceil(math.exp(intercept + slope * quantile(share)) / 64) * 64
+
+
+class Watch:
+    """Remembers the last generation batches' lengths, and speaks once when most completions were cut.
+
+    Args:
+        limit: ``max_completion_length``.
+        masked: whether cut completions are masked (``mask_truncated_completions``).
+    """
+
+    def __init__(self, limit: int, masked: bool) -> None:
+        self.limit, self.masked = limit, masked
+        self._batches: deque[tuple[list[int], int]] = deque(maxlen=BATCHES)
+        self._said: set[str] = set()
+
+    def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
+        """Take in a generation batch; return what there is to say, once for each kind.
+
+        Args:
+            lengths: (completions,) tokens of each.
+            cut: (completions,) whether each was cut.
+        """
+        ended = [length for length, was_cut in zip(lengths, cut, strict=True) if not was_cut]
+        self._batches.append((ended, sum(cut)))
+        if self.masked and not ended:
+            return self._once("all masked", "this step changes nothing: every completion was cut and masked")
+        share = sum(n for _, n in self._batches) / sum(len(e) + n for e, n in self._batches)
+        if len(self._batches) == BATCHES and share > MANY:
+            return self._once(
+                "many cut", f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
+            )
+        return None
+
+    def _once(self, kind: str, what: str) -> str | None:
+        if kind in self._said:
+            return None
+        self._said.add(kind)
+        ended = [length for lengths, _ in self._batches for length in lengths]
+        wanted = length_for(ended, sum(n for _, n in self._batches))
+        if wanted and wanted > self.limit:
+            advice = f"max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did"
+        else:
+            advice = f"try max_completion_length={2 * self.limit} and look again; too few ended to say more"
+        return f"{what} at {self.limit} tokens. {advice}."
