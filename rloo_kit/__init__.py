@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rloo_kit.environment import Environment, prepare
     from rloo_kit.evaluation import Evaluation, evaluate
     from rloo_kit.kernel import release, shutdown_kernel
+    from rloo_kit.memory import Plan, fit, plan
     from rloo_kit.models import CATALOGUE, Card, Completion, Policy, load_policy
     from rloo_kit.plots import plot
     from rloo_kit.trainer import RLOOTrainer
@@ -38,6 +39,9 @@ _ROOM_OF = {
     "Evaluation": "evaluation",
     "compare": "comparison",
     "Comparison": "comparison",
+    "plan": "memory",
+    "Plan": "memory",
+    "fit": "memory",
     "plot": "plots",
     "release": "kernel",
     "shutdown_kernel": "kernel",
@@ -50,12 +54,15 @@ __all__ = [
     "Completion",
     "Environment",
     "Evaluation",
+    "Plan",
     "Policy",
     "RLOOConfig",
     "RLOOTrainer",
     "compare",
     "evaluate",
+    "fit",
     "load_policy",
+    "plan",
     "plot",
     "prepare",
     "release",

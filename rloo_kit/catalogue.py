@@ -12,9 +12,21 @@ from typing import Any, Literal
 
 Thinks = Literal["always", "by choice", "never"]
 
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of one weight in bitsandbytes' NF4 with double quantisation: half a byte, one byte of scale per 64
-weights, and one float32 per 256 scales (Dettmers et al. 2023, QLoRA, section 3)."""
+CODE_BOOK_BYTES = 4 * 16 + 4 * 256
+"""The two tables of float32 that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
+
+
+def nf4_bytes(weights: int) -> int:
+    """Bytes of one matrix in bitsandbytes' NF4 with double quantisation (Dettmers et al. 2023, QLoRA, section 3),
+    as ``functional.quantize_4bit`` stores it.
+
+    Two weights a byte; one byte of scale per 64 weights; one float32 per 256 scales; the scales' mean; two tables.
+
+    >>> nf4_bytes(64 * 64) - CODE_BOOK_BYTES
+    2120
+    """
+    scales = -(-weights // 64)
+    return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + CODE_BOOK_BYTES
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,23 @@ class Card:
     four_bit_repository: str | None = None
 
     @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """The seven projections of a layer: name -> (outputs, inputs)."""
+        attention, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (attention, self.hidden_size),
+            "k_proj": (keys, self.hidden_size),
+            "v_proj": (keys, self.hidden_size),
+            "o_proj": (self.hidden_size, attention),
+            "gate_proj": (self.ffn_size, self.hidden_size),
+            "up_proj": (self.ffn_size, self.hidden_size),
+            "down_proj": (self.hidden_size, self.ffn_size),
+        }
+
+    @property
     def linear_parameters(self) -> int:
         """Weights of the seven projections of all layers: what 4-bit loading quantises."""
-        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden_size * self.ffn_size)
+        return self.layers * sum(rows * columns for rows, columns in self.projections.values())
 
     @property
     def embedding_parameters(self) -> int:
@@ -60,11 +85,20 @@ class Card:
         norms = self.layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
         return self.linear_parameters + self.embedding_parameters + norms
 
+    @property
+    def rest_parameters(self) -> int:
+        """Weights that are never quantised: embedding, lm_head and norms."""
+        return self.parameters - self.linear_parameters
+
+    def linear_bytes(self, four_bit: bool = True, dtype_bytes: int = 2) -> int:
+        """Bytes of the projections as loaded, in NF4 with its quantisation state or in full."""
+        if not four_bit:
+            return self.linear_parameters * dtype_bytes
+        return self.layers * sum(nf4_bytes(rows * columns) for rows, columns in self.projections.values())
+
     def weight_bytes(self, four_bit: bool = True) -> int:
         """Bytes of the loaded weights: projections in NF4 or 16 bit, the rest in 16 bit."""
-        per_weight = NF4_BYTES if four_bit else 2
-        rest = self.parameters - self.linear_parameters
-        return int(self.linear_parameters * per_weight) + 2 * rest
+        return self.linear_bytes(four_bit) + 2 * self.rest_parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -117,21 +151,6 @@ CATALOGUE: dict[str, Card] = {
 }
 """name -> card, small to large."""
 
-ROLLOUT_ROWS, ROLLOUT_TOKENS = 8, 1536
-"""The generation batch that :func:`largest_that_fits` leaves room for: completions at once, and tokens of each."""
-
-STEP_BYTES = 2 * 2**30
-"""What it keeps beside that: CUDA's context, checkpointed activations, LoRA, its gradients and its optimizer."""
-
-
-def training_bytes(card: Card, four_bit: bool = True) -> int:
-    """Weights, the key-value cache of the generation batch, and :data:`STEP_BYTES`: a simple rule, not a plan.
-
-    A lower bound: unsloth's 4-bit repositories keep some projections in 16 bit.
-    """
-    cache = ROLLOUT_ROWS * ROLLOUT_TOKENS * card.kv_bytes_per_token
-    return card.weight_bytes(four_bit) + cache + STEP_BYTES
-
 
 def find(name: str) -> Card | None:
     """The card that a name means: the catalogue's name, or any hub id of the same checkpoint."""
@@ -148,13 +167,6 @@ def nearest(name: str, count: int = 3) -> list[str]:
     """The catalogue's names that look most like ``name``."""
     wanted = name.lower().split("/")[-1]
     return difflib.get_close_matches(wanted, CATALOGUE, n=count, cutoff=0.3) or list(CATALOGUE)
-
-
-def largest_that_fits(free_bytes: int, four_bit: bool = True) -> Card:
-    """The largest card whose :func:`training_bytes` are free; the 0.6B where none's are."""
-    real = [card for name, card in CATALOGUE.items() if name != "tiny"]
-    fitting = [card for card in real if training_bytes(card, four_bit) <= free_bytes]
-    return fitting[-1] if fitting else real[0]
 
 
 def card_from_config(name: str, config: Any, chat_template: str | None) -> Card:

@@ -2,7 +2,7 @@
 
 For every notebook: ``policy = load_policy()``, by a catalogue name, a hub id, or a folder (of a checkpoint
 or of an adapter that ``Policy.save`` wrote).  Always through unsloth's ``FastLanguageModel``, which alone
-works on both kinds of machine.  It does not train, and it does not plan memory beyond one simple rule.
+works on both kinds of machine.  It does not train, and :mod:`rloo_kit.memory` plans for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import environment, sampling, tiny
-from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, largest_that_fits, nearest
+from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 
 if TYPE_CHECKING:
@@ -129,7 +129,8 @@ class Policy:
         _check_generation(prompts, n, max_new_tokens, temperature, greedy, batch_size)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
-        draw = sampling.Draw(temperature, top_p, top_k, min_p) if not greedy else None
+        how = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _evaluating(self.model), _own_randomness(seed):
@@ -138,7 +139,7 @@ class Policy:
         return out
 
     def _generate_batch(
-        self, jobs: list[tuple[Prompt, list[int]]], max_new_tokens: int, draw: sampling.Draw | None
+        self, jobs: list[tuple[Prompt, list[int]]], max_new_tokens: int, draw: dict[str, Any]
     ) -> list[Completion]:
         import torch
 
@@ -148,9 +149,6 @@ class Policy:
         mask = torch.tensor(
             [[0] * (width - len(row)) + [1] * len(row) for _, row in jobs], device=self.device
         )
-        options: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        if draw is not None:
-            options = draw.generate_options(self.device)
         with torch.no_grad():
             output = self.model.generate(
                 input_ids=ids,
@@ -158,7 +156,8 @@ class Policy:
                 max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
                 eos_token_id=list(self.eos_ids),
-                **options,
+                **draw,
+                **sampling.options(self.device),
             )
         completions = []
         for (prompt, _), row in zip(jobs, output[:, width:].tolist(), strict=True):
@@ -283,7 +282,9 @@ def _default_name(four_bit: bool) -> str:
 
     if not torch.cuda.is_available():
         return "tiny"
-    return largest_that_fits(torch.cuda.mem_get_info()[0], four_bit).name
+    from rloo_kit import memory
+
+    return memory.fit(load_in_4bit=four_bit).model.card.name
 
 
 def _resolve_folder(folder: Path) -> _Source:

@@ -1,34 +1,81 @@
-"""Print what fits which card, as README.md shows it: computed from shapes, not measured.
+"""Print what fits which card, as README.md shows it: computed from shapes and sources, not measured.
 
-python scripts/cards.py
+python scripts/cards.py                 the table
+python scripts/cards.py --libraries     what a process on a CPU holds beside tensors, measured here
 """
 
 from __future__ import annotations
 
-from rloo_kit.catalogue import ROLLOUT_ROWS, ROLLOUT_TOKENS, STEP_BYTES, largest_that_fits, training_bytes
+import argparse
+import dataclasses
+
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.memory import GIB, Plan, device_of, fit, longest_completion, model_of, plan
 
 CARDS = {
-    "RTX 3060 Ti, 4060, 5060": 8,
-    "RTX 3060 12GB, 4070": 12,
-    "RTX 4060 Ti 16GB, 4080, T4": 16,
-    "RTX 3090, 4090": 24,
+    "RTX 3060 Ti, 4060": "rtx 4060",
+    "RTX 3060 12GB, 4070": "rtx 4070",
+    "T4": "t4",
+    "RTX 4060 Ti 16GB, 4080": "rtx 4080",
+    "RTX 3090, 4090": "rtx 4090",
 }
+MODELS = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b")
+ROWS = 8
+
+
+def cell(model: str, card: str) -> str:
+    """Peak memory at the default lengths, and the longest completion that fits."""
+    base = fit(card)
+    settings = dataclasses.replace(base.settings, generation_rows=ROWS, micro_rows=2, accumulation=ROWS // 2)
+    found = Plan.of(model_of(CATALOGUE[model], settings.lora_rank, four_bit=True), settings, device_of(card))
+    longest = longest_completion(found)
+    return f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
 
 
 def table() -> str:
-    """A Markdown table: card, memory, the policy that load_policy() takes, its weights, and with all the rest."""
+    """A Markdown table of cards against models."""
     lines = [
-        "| card | memory | `load_policy()` takes | its weights | in training |",
-        "|---|---:|---|---:|---:|",
+        f"| card | usable | `load_policy()` takes | {' | '.join(MODELS)} |",
+        "|---|---:|---|" + "---|" * len(MODELS),
     ]
-    for name, gib in CARDS.items():
-        card = largest_that_fits(gib * 2**30)
-        weights, training = card.weight_bytes() / 2**30, training_bytes(card) / 2**30
-        lines.append(f"| {name} | {gib} GiB | {card.name} | {weights:.1f} GiB | {training:.1f} GiB |")
+    for label, name in CARDS.items():
+        usable = device_of(name).usable_bytes / GIB
+        cells = " | ".join(cell(model, name) for model in MODELS)
+        lines.append(f"| {label} | {usable:.1f} GiB | {fit(name).model.card.name} | {cells} |")
     return "\n".join(lines)
 
 
+def rule() -> str:
+    """What the table assumes, in words."""
+    s = fit("8GB").settings
+    return (
+        f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "
+        f"tokens; the peak is that of completions of {s.completion_tokens} tokens."
+    )
+
+
+def libraries_mib() -> float:
+    """Resident memory with the tiny policy loaded, less the policy's own tensors."""
+    import psutil
+
+    import rloo_kit
+    from rloo_kit import measure
+
+    policy = rloo_kit.load_policy("tiny")
+    own = measure.bytes_of(measure.standing_tensors(policy.model))
+    return float(psutil.Process().memory_info().rss - own) / 2**20
+
+
 if __name__ == "__main__":
-    print(table())
-    cache = f"the key-value cache of {ROLLOUT_ROWS} completions of {ROLLOUT_TOKENS} tokens"
-    print(f"\nRule: weights in 4 bit, {cache}, and {STEP_BYTES / 2**30:.0f} GiB for the step")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--libraries", action="store_true")
+    parser.add_argument("--plan", nargs=2, metavar=("MODEL", "CARD"), help="print one plan")
+    arguments = parser.parse_args()
+    if arguments.libraries:
+        print(f"{libraries_mib():.0f} MiB")
+    elif arguments.plan:
+        print(plan(arguments.plan[0], card=arguments.plan[1]))
+    else:
+        print(f"{table()}\n\n{rule()}")

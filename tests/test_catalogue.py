@@ -12,13 +12,10 @@ from rloo_kit.catalogue import (
     Card,
     card_from_config,
     find,
-    largest_that_fits,
     nearest,
+    nf4_bytes,
     thinks_by_template,
-    training_bytes,
 )
-
-GIB = 2**30
 
 
 def _config_of(card: Card) -> Any:
@@ -69,13 +66,32 @@ def test_a_name_of_something_else_finds_none_but_has_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "name"), [(2, "qwen3-0.6b"), (7.5, "qwen3-4b"), (11.5, "qwen3-8b"), (23, "qwen3-14b")]
+    ("shape", "why"),
+    [
+        ((64, 64), "one block of scales of scales, not full"),
+        ((256, 64), "exactly one block of 256 scales"),
+        ((257, 64), "one scale more"),
+        ((192, 64), "the tiny policy's gate"),
+        ((100, 1), "a last block of 64 that is not full"),
+        ((33, 1), "an odd number of weights"),
+    ],
 )
-def test_the_largest_that_fits_leaves_room_to_train(free_gib: float, name: str) -> None:
-    card = largest_that_fits(int(free_gib * GIB))
-    assert card.name == name
-    if free_gib > 4:
-        assert training_bytes(card) <= free_gib * GIB
+def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[int, int], why: str) -> None:
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, state = quantize_4bit(torch.randn(shape), quant_type="nf4", compress_statistics=True)
+    stored = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+    assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored), why
+
+
+@pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
+def test_the_projections_are_those_of_the_model(card: Card) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    with torch.device("meta"):
+        layer = Qwen3ForCausalLM(_config_of(card)).model.layers[0]
+    found = {name.split(".")[-2]: tuple(p.shape) for name, p in layer.named_parameters() if "_proj" in name}
+    assert found == card.projections
 
 
 def test_16_bit_weights_take_two_bytes_each() -> None:

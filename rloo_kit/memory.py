@@ -1,0 +1,878 @@
+"""Say before a run whether it fits, and after it what it took.
+
+For everybody with one consumer GPU: ``plan(policy, config)`` adds up the terms of :mod:`rloo_kit.footprint` by
+phase, sets them against a card, and where they do not fit says what to change, cheapest in quality first.
+``fit(card)`` turns the question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  The trainer
+uses :func:`warn_if_too_large` and :func:`phase`.  Arithmetic alone: nothing is loaded, and trl is never imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import html
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rloo_kit import footprint
+from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest, nf4_bytes
+from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.footprint import CONTEXT, FRAGMENTATION, MIB, PARTS, Model, Settings, Step, lora_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GIB = 2**30
+Verdict = Literal["fits", "tight", "does not fit"]
+
+CARD_MIB = {
+    "rtx 2060 6gb": 6144,
+    "rtx 2070": 8192,
+    "rtx 2080": 8192,
+    "rtx 2080 ti": 11264,
+    "rtx 3050 8gb": 8192,
+    "rtx 3060 8gb": 8192,
+    "rtx 3060 12gb": 12288,
+    "rtx 3060 ti": 8192,
+    "rtx 3070": 8192,
+    "rtx 3070 ti": 8192,
+    "rtx 3080 10gb": 10240,
+    "rtx 3080 12gb": 12288,
+    "rtx 3080 ti": 12288,
+    "rtx 3090": 24576,
+    "rtx 3090 ti": 24564,
+    "rtx 4060": 8188,
+    "rtx 4060 ti 8gb": 8188,
+    "rtx 4060 ti 16gb": 16380,
+    "rtx 4070": 12282,
+    "rtx 4070 super": 12282,
+    "rtx 4070 ti": 12282,
+    "rtx 4070 ti super": 16376,
+    "rtx 4080": 16376,
+    "rtx 4080 super": 16376,
+    "rtx 4090": 24564,
+    "rtx 5060": 8151,
+    "rtx 5060 ti 8gb": 8151,
+    "rtx 5060 ti 16gb": 16311,
+    "rtx 5070": 12227,
+    "rtx 5070 ti": 16303,
+    "rtx 5080": 16303,
+    "rtx 5090": 32607,
+    "t4": 15360,
+    "l4": 23034,
+    "a10": 23028,
+    "a10g": 23028,
+}
+"""Memory of common cards in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.
+Part of it belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
+
+RESERVED_BYTES = 512 * MIB
+"""Kept free on a card that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
+lends torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  Of the card in this machine the
+driver's own count of free memory is used instead."""
+
+DEFAULT_PROMPT_TOKENS = 512
+"""Length assumed for the longest prompt where nobody says: a word problem with a chat template has 100 to 300."""
+
+FIT_COMPLETION_TOKENS = 1024
+"""Completions that :func:`fit` leaves room for unless told: shorter ones cut a thinking model's thought."""
+
+
+ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}
+"""Parts that no formula gives."""
+
+GREYS = ("0.35", "0.6", "0.85", "1.0")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\")
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the plan is set against.
+
+    Attributes:
+        name: the card's.
+        usable_bytes: what a run may take.
+        on_gpu: whether it is a GPU.
+    """
+
+    name: str
+    usable_bytes: int
+    on_gpu: bool = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to make a plan fit.
+
+    Attributes:
+        knob: what is changed, in a word.
+        config: arguments of ``RLOOConfig``, with their new values.
+        policy: arguments of ``load_policy``, likewise.
+        peak_bytes, fits: of the plan with the change.
+    """
+
+    knob: str
+    config: dict[str, Any]
+    policy: dict[str, Any]
+    peak_bytes: int
+    fits: Verdict
+
+    def __str__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in self.config.items()]
+        loaded = ", ".join(f"{name}={value!r}" for name, value in self.policy.items())
+        values += [f"load_policy({loaded})"] if loaded else []
+        scale, unit = _unit(self.peak_bytes)
+        return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Bytes of a run, by phase and part, before it begins.
+
+    Attributes:
+        model, settings: what it was computed from.
+        device: what it is set against.
+        phases: phase -> part -> bytes.
+    """
+
+    model: Model
+    settings: Settings
+    device: Device
+    phases: dict[str, dict[str, int]]
+
+    @classmethod
+    def of(cls, model: Model, settings: Settings, device: Device) -> Plan:
+        """The plan for a model and settings on a device."""
+        return cls(model, settings, device, Step(model, settings).phases())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The most that each part takes in any phase, in bytes."""
+        most = {part: max(found.get(part, 0) for found in self.phases.values()) for part in PARTS}
+        return {part: size for part, size in most.items() if size}
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Phase -> bytes."""
+        return {name: sum(parts.values()) for name, parts in self.phases.items()}
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase that takes most."""
+        return max(self.totals, key=lambda name: self.totals[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the largest phase takes."""
+        return self.totals[self.peak_phase]
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Those of the peak's bytes that are :data:`ESTIMATED`, and on a GPU one layer's activations, whose kernels
+        were read but not run."""
+        peak = self.phases[self.peak_phase]
+        unsure = ESTIMATED | ({footprint.LAYER} if self.settings.on_gpu else set())
+        return sum(size for part, size in peak.items() if part in unsure)
+
+    @property
+    def fits(self) -> Verdict:
+        """ "does not fit" above the usable memory; "tight" where it would not if the estimated parts came out half
+        as large again."""
+        usable = self.device.usable_bytes
+        if self.peak_bytes > usable:
+            return "does not fit"
+        return "tight" if self.peak_bytes + self.estimated_bytes // 2 > usable else "fits"
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What would make it fit, in the order that costs least quality; empty where it fits.
+
+        The generation batch first, which changes no update at all: it is cut, and gradients are gathered over more
+        micro-batches.  Then the length of completions, then K, then the model.  Each value is the largest that
+        fits, found by planning again; one that is not enough alone comes with those before it at their smallest.
+        """
+        return () if self.fits == "fits" else tuple(_changes(self))
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What "unsloth" checkpointing puts into the computer's own memory."""
+        return Step(self.model, self.settings).offloaded
+
+    def compare(self, trainer: Any) -> Any:
+        """Set what a run took beside the plan.
+
+        Args:
+            trainer: an ``RLOOTrainer`` that has trained at least one step.  Phases are compared where its meter
+                kept them: on a GPU always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
+
+        Returns:
+            :class:`rloo_kit.measure.Measured`, which prints as a table.
+        """
+        from rloo_kit import measure
+
+        return measure.compare(self, trainer)
+
+    # --- shown ----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"Plan({self.model.card.name} on {self.device.name}: {self.summary})"
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        scale, unit = _unit(self.peak_bytes)
+        peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
+        return f"{self.fits}: {peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
+
+    @property
+    def title(self) -> str:
+        """What was planned, in two lines."""
+        s, model = self.settings, self.model.card.name
+        weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
+        rows = f"{s.generation_rows} completions at once, {s.micro_rows} per pass"
+        tokens = f"{s.prompt_tokens} + {s.completion_tokens} tokens"
+        return (
+            f"{model} in {weights}, LoRA rank {s.lora_rank}, on {self.device.name}\n"
+            f"{rows}, {tokens}, K {s.group_size}, beta {s.beta:g}, {s.optimizer}"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """The table: a header, a row per part, and the totals; figures in :func:`unit`."""
+        scale, unit = _unit(self.peak_bytes)
+        table = [[unit, *self.phases]]
+        for part in self.parts:
+            sizes = [found.get(part, 0) / scale for found in self.phases.values()]
+            mark = " *" if part in ESTIMATED else ""
+            table.append([part + mark, *(f"{size:.2f}" if size else "" for size in sizes)])
+        return [*table, ["total", *(f"{size / scale:.2f}" for size in self.totals.values())]]
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures, and what to change."""
+        found = ["* an estimate"]
+        if self.settings.on_gpu:
+            found[0] += "; no figure has been measured on a GPU"
+        if self.offloaded_bytes:
+            found.append(
+                f"{self.offloaded_bytes / GIB:.2f} GiB of activations go to the computer's own memory"
+            )
+        if self.changes:
+            found.append("to make it fit, cheapest in quality first:")
+            found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
+        elif self.fits != "fits":
+            found.append("no model, batch or length of the catalogue fits")
+        return found
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+        rule = "-" * max(map(len, lines))
+        body = [lines[0], rule, *lines[1:-1], rule, lines[-1]]
+        return "\n".join([self.title, "", *body, "", self.summary, *self.notes])
+
+    def _repr_html_(self) -> str:
+        head, *body = self.rows()
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        lines = [_html_row(row, bold=row is body[-1]) for row in body]
+        notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
+        title = html.escape(self.title).replace("\n", "<br>")
+        return f"<p>{title}</p><table><tr>{cells}</tr>{''.join(lines)}</table><p>{notes}</p>"
+
+    def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """A stacked bar per phase, with the usable memory as a line; told apart by hatching, so it reads in grey.
+
+        Args:
+            path: where to save the PNG; None saves nothing.
+        """
+        figure = _figure(self.summary, figsize=(8, 4.2), layout="constrained")
+        _draw(figure.subplots(), self)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def _unit(size: int) -> tuple[int, str]:
+    return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
+
+
+def _aligned(row: list[str], widths: list[int]) -> list[str]:
+    return [
+        row[0].ljust(widths[0]),
+        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
+    ]
+
+
+def _html_row(row: list[str], bold: bool) -> str:
+    tag = "th" if bold else "td"
+    first = f'<{tag} style="text-align:left">{html.escape(row[0])}</{tag}>'
+    return f"<tr>{first}{''.join(f'<{tag}>{cell}</{tag}>' for cell in row[1:])}</tr>"
+
+
+def _figure(caption: str, **options: Any) -> Figure:
+    """A figure that a notebook shows as a cell's last value; pyplot would keep it alive."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+        def __repr__(self) -> str:
+            return f"<memory plan, {caption}>"
+
+    return Shown(**options)
+
+
+def _draw(axis: Any, planned: Plan) -> None:
+    scale, unit = _unit(planned.peak_bytes)
+    names = list(planned.phases)
+    below = [0.0] * len(names)
+    for number, part in enumerate(planned.parts):
+        sizes = [found.get(part, 0) / scale for found in planned.phases.values()]
+        grey, hatch = GREYS[number % len(GREYS)], HATCHES[number % len(HATCHES)]
+        axis.bar(
+            names, sizes, bottom=below, color=grey, hatch=hatch, edgecolor="black", linewidth=0.5, label=part
+        )
+        below = [low + size for low, size in zip(below, sizes, strict=True)]
+    usable = planned.device.usable_bytes / scale
+    if usable < 2 * max(below):
+        axis.axhline(usable, color="black", linestyle="--", linewidth=1)
+        axis.annotate(f"usable {usable:.1f} {unit}", (len(names) - 0.5, usable), ha="right", va="bottom")
+    axis.set(ylabel=unit, title=planned.title)
+    axis.title.set_fontsize(9)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False
+    )
+
+
+# --- planning ---------------------------------------------------------------------------------------------
+
+
+def plan(
+    policy: Any,
+    config: Any = None,
+    card: str | float | Device | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = 16,
+    load_in_4bit: bool = True,
+    gradient_checkpointing: bool | str = "unsloth",
+) -> Plan:
+    """Add up what a run will take, and say whether it fits.
+
+    Args:
+        policy: a loaded :class:`~rloo_kit.models.Policy` or PEFT model; or, with nothing loaded, a catalogue name,
+            a folder with a config.json, a hub id in the cache, or a ``Card``.
+        config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
+        card: a name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
+        prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
+        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``; a loaded policy's own count.
+
+    Raises:
+        ConfigError: a card or a model without a known shape, or a length or batch out of range.
+        PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
+    """
+    device = device_of(card)
+    loaded = getattr(policy, "model", policy)
+    if hasattr(loaded, "named_parameters"):
+        model, own = _loaded_model(loaded, getattr(policy, "card", None))
+    else:
+        found = policy if isinstance(policy, Card) else card_of(policy)
+        own = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
+        own["dtype_bytes"] = 2 if device.on_gpu else _cpu_dtype_bytes()
+        model = model_of(found, lora_rank, load_in_4bit, own["dtype_bytes"])
+    settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
+    settings = dataclasses.replace(settings, **own, **_device_settings(device))
+    if not device.on_gpu and getattr(config, "gradient_checkpointing", False):
+        # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
+        settings = dataclasses.replace(settings, checkpointing=settings.checkpointing or True)
+    return Plan.of(model, settings, device)
+
+
+def fit(
+    card: str | float | Device | None = None,
+    config: Any = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = 16,
+    load_in_4bit: bool = True,
+) -> Plan:
+    """The largest Qwen3 of the catalogue that fits with these settings; where none does, the smallest with the
+    largest generation batch that fits.
+
+    Args:
+        card: as for :func:`plan`.
+        config: as for :func:`plan`; None takes the kit's defaults with completions of
+            :data:`FIT_COMPLETION_TOKENS`.
+        prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
+
+    Returns:
+        Its plan: ``.model.card.name``, ``.settings``.  Where nothing fits at all, that of the smallest model, whose
+        ``changes`` say what would.
+    """
+    device = device_of(card)
+    settings = settings_of(config, prompt_tokens, None)
+    if config is None:
+        settings = dataclasses.replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
+    settings = dataclasses.replace(
+        settings, lora_rank=lora_rank, four_bit=load_in_4bit, **_device_settings(device)
+    )
+    if not device.on_gpu:
+        settings = dataclasses.replace(settings, dtype_bytes=_cpu_dtype_bytes())
+    plans = [
+        Plan.of(model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes), settings, device)
+        for name, found in CATALOGUE.items()
+        if name != "tiny"
+    ]
+    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in _generation_batches(settings)]
+    return _first([*reversed(plans), *fewer], "fits") or plans[0]
+
+
+def longest_completion(planned: Plan) -> int:
+    """The most tokens a completion may have for the plan to fit, all else as it is; 0 where none does.
+
+    In steps of 64, up to what Qwen3 was trained for, 32,768 with the prompt.
+    """
+    low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
+    while low < high:
+        middle = (low + high + 1) // 2
+        longer = dataclasses.replace(planned.settings, completion_tokens=64 * middle)
+        fits = Plan.of(planned.model, longer, planned.device).fits == "fits"
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return 64 * low
+
+
+def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: int | None = None) -> Settings:
+    """What of a configuration decides about memory.
+
+    Raises:
+        ConfigError: a length or batch below 1.
+    """
+    default = Settings()
+
+    def read(name: str, otherwise: Any) -> Any:
+        value = getattr(config, name, None)
+        return otherwise if value is None else value
+
+    completion = int(read("max_completion_length", default.completion_tokens))
+    if prompt_tokens is None:
+        room = max_seq_length - completion if max_seq_length else DEFAULT_PROMPT_TOKENS
+        prompt_tokens = max(1, min(DEFAULT_PROMPT_TOKENS, room))
+    micro = int(read("per_device_train_batch_size", default.micro_rows))
+    accumulation = int(read("gradient_accumulation_steps", default.accumulation))
+    optimizer = read("optim", default.optimizer)
+    settings = Settings(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion,
+        group_size=int(read("num_generations", default.group_size)),
+        micro_rows=micro,
+        generation_rows=micro * int(read("steps_per_generation", accumulation)),
+        accumulation=accumulation,
+        beta=float(read("beta", default.beta)),
+        single_pass=bool(getattr(config, "single_pass", config is None)),
+        optimizer=str(getattr(optimizer, "value", optimizer)),
+    )
+    for name in ("prompt_tokens", "completion_tokens", "group_size", "micro_rows", "generation_rows"):
+        if getattr(settings, name) < 1:
+            raise ConfigError(
+                f"{name} must be at least 1",
+                where=f"plan, {name}={getattr(settings, name)}",
+                todo="look at the lengths and batches of the configuration",
+            )
+    return settings
+
+
+def model_of(card: Card, lora_rank: int, four_bit: bool, dtype_bytes: int = 2) -> Model:
+    """A checkpoint's bytes from its shape.
+
+    Unsloth's 4-bit repositories keep some projections in 16 bit.  Which ones stands in their config.json; where that
+    is in the hub's cache they are counted, elsewhere :data:`rloo_kit.footprint.KEPT_SHARE` stands for them.
+    """
+    linear, rest = card.linear_bytes(four_bit, dtype_bytes), card.rest_parameters * dtype_bytes
+    kept = 0
+    if four_bit and card.four_bit_repository:
+        config = _config_file(card.four_bit_repository)
+        if config is None:
+            kept = int(footprint.KEPT_SHARE * (linear + rest))
+        else:
+            shapes = [card.projections[name] for name in _kept_in_16_bit(card, config)]
+            linear += sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in shapes)
+    return Model(card, linear, rest, lora_sizes(card, lora_rank), kept)
+
+
+def _kept_in_16_bit(card: Card, config: Path) -> list[str]:
+    """The projections, an entry per layer, that a 4-bit checkpoint's config.json leaves unquantised."""
+    quantization = json.loads(config.read_text()).get("quantization_config") or {}
+    skipped = [f"{name}." for name in quantization.get("llm_int8_skip_modules") or [] if "layers." in name]
+    mlp = ("gate_proj", "up_proj", "down_proj")
+    found = []
+    for layer in range(card.layers):
+        for name in card.projections:
+            full = f"model.layers.{layer}.{'mlp' if name in mlp else 'self_attn'}.{name}."
+            found += [name] if any(full.startswith(part) for part in skipped) else []
+    return found
+
+
+def _loaded_model(model: Any, card: Card | None) -> tuple[Model, dict[str, Any]]:
+    """A loaded model's real bytes, and the settings that are its own."""
+    from rloo_kit import measure
+
+    if card is None:
+        card = card_from_config(str(getattr(model, "name_or_path", "model")), model.config, None)
+    trained = [p for name, p in model.named_parameters() if measure.is_lora(name) and ".ref." not in name]
+    linear, rest = measure.weight_bytes(model)
+    adapters = getattr(model, "peft_config", {})
+    own = {
+        "four_bit": measure.is_four_bit(model),
+        "lora_rank": getattr(adapters.get("default"), "r", 0),
+        "checkpointing": measure.checkpointing_of(model),
+        "dtype_bytes": model.get_input_embeddings().weight.element_size(),
+        "reference_copy": "ref" in adapters,
+    }
+    return Model(card, linear, rest, tuple(p.numel() for p in trained)), own
+
+
+def card_of(name: str | os.PathLike[str]) -> Card:
+    """The shape behind a name: the catalogue, a folder, or the hub's cache; nothing is downloaded.
+
+    Raises:
+        PolicyNotFoundError: none of them has it.
+    """
+    text = os.fspath(name)
+    found = find(text)
+    if found is not None:
+        return found
+    file = _config_file(text)
+    if file is None:
+        raise PolicyNotFoundError(
+            f"no shape is known for {text!r}",
+            where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
+            todo=f"did you mean {' or '.join(nearest(text))}? Otherwise load it once and plan with the policy",
+        )
+    from transformers import AutoConfig
+
+    return card_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+
+
+def _config_file(name: str) -> Path | None:
+    """The config.json of a folder, or of a repository in the hub's cache."""
+    folder = Path(name)
+    adapter = folder / "adapter_config.json"
+    if adapter.is_file():
+        return _config_file(json.loads(adapter.read_text())["base_model_name_or_path"])
+    if folder.is_dir():
+        return folder / "config.json" if (folder / "config.json").is_file() else None
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(name, "config.json")
+    return Path(cached) if isinstance(cached, str) else None
+
+
+# --- the device -------------------------------------------------------------------------------------------
+
+
+def device_of(card: str | float | Device | None = None) -> Device:
+    """The device behind a card's name, its bytes, or None for this machine.
+
+    Raises:
+        ConfigError: no card is called so.
+    """
+    if isinstance(card, Device):
+        return card
+    if card is None:
+        return _this_machine()
+    if not isinstance(card, str):
+        return Device(f"{card / GIB:.1f} GiB", int(card))
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE)
+    if size:
+        return Device(f"a {size[1]} GiB card", int(float(size[1]) * GIB) - RESERVED_BYTES)
+    name = _known_card(card)
+    return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
+
+
+def _known_card(card: str) -> str:
+    def bare(name: str) -> str:
+        return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+
+    wanted = bare(card)
+    exact = [name for name in CARD_MIB if bare(name) == wanted]
+    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", bare(name))]
+    found = exact or sizes
+    if len(found) == 1:
+        return found[0]
+    close = found or difflib.get_close_matches(card.lower(), CARD_MIB, n=3, cutoff=0.3) or list(CARD_MIB)[:3]
+    raise ConfigError(
+        f"there are several cards called {card!r}" if found else f"no card called {card!r} is known",
+        where=f"plan(card={card!r})",
+        todo=f"did you mean {' or '.join(close)}? Otherwise give its memory: '12GB', or bytes",
+    )
+
+
+def _this_machine() -> Device:
+    """This machine's GPU with what the driver calls free and what this process already holds; else its CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        import psutil
+
+        own = psutil.Process().memory_info().rss
+        return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
+    from rloo_kit import measure
+
+    free, _ = torch.cuda.mem_get_info()
+    held = max(torch.cuda.memory_reserved(), measure.nvml_process_bytes() or 0)
+    return Device(torch.cuda.get_device_name(), int(free + held))
+
+
+def _device_settings(device: Device) -> dict[str, Any]:
+    return {"on_gpu": device.on_gpu, "small_card": device.usable_bytes <= 24.5 * GIB}
+
+
+def _cpu_dtype_bytes() -> int:
+    """Unsloth's CPU path computes in bfloat16 where the processor has it, else in float32."""
+    from rloo_kit import environment
+
+    environment.import_unsloth()
+    from unsloth_zoo.cpu.runtime import cpu_bf16_supported
+
+    return 2 if cpu_bf16_supported() else 4
+
+
+# --- what to change ---------------------------------------------------------------------------------------
+
+
+def _generation_batches(settings: Settings) -> Iterator[Settings]:
+    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
+    effective, k = settings.micro_rows * settings.accumulation, settings.group_size
+    for rows in range(settings.generation_rows, 0, -1):
+        if rows % k or effective % rows:
+            continue
+        for micro in range(min(settings.micro_rows, rows), 0, -1):
+            smaller = (rows, micro) != (settings.generation_rows, settings.micro_rows)
+            if smaller and rows % micro == 0 and effective % micro == 0:
+                yield dataclasses.replace(
+                    settings, generation_rows=rows, micro_rows=micro, accumulation=effective // micro
+                )
+
+
+def _completion_lengths(settings: Settings) -> Iterator[Settings]:
+    """Shorter completions in steps of 64, longest first."""
+    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
+        yield dataclasses.replace(settings, completion_tokens=tokens)
+
+
+def _group_sizes(settings: Settings) -> Iterator[Settings]:
+    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
+    groups = settings.generation_rows // settings.group_size
+    for k in range(settings.group_size - 1, 1, -1):
+        rows = groups * k
+        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
+        scale = settings.micro_rows * settings.accumulation // settings.generation_rows
+        yield dataclasses.replace(
+            settings,
+            group_size=k,
+            generation_rows=rows,
+            micro_rows=micro,
+            accumulation=max(1, scale) * rows // micro,
+        )
+
+
+Knob = tuple[str, Callable[[Plan], Iterator[Plan]]]
+
+
+def _by_settings(variants: Callable[[Settings], Iterator[Settings]]) -> Callable[[Plan], Iterator[Plan]]:
+    def planned(before: Plan) -> Iterator[Plan]:
+        return (Plan.of(before.model, settings, before.device) for settings in variants(before.settings))
+
+    return planned
+
+
+def _smaller_models(before: Plan) -> Iterator[Plan]:
+    """Smaller models of the catalogue, largest first."""
+    s, size = before.settings, before.model.card.parameters
+    seen = set()
+    for card in reversed(CATALOGUE.values()):
+        if card.name == "tiny" or card.parameters >= size or card.parameters in seen:
+            continue
+        seen.add(card.parameters)
+        yield Plan.of(model_of(card, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
+
+
+def _checkpointing(settings: Settings) -> Iterator[Settings]:
+    if settings.checkpointing != "unsloth":
+        yield dataclasses.replace(settings, checkpointing="unsloth")
+
+
+KNOBS: tuple[Knob, ...] = (
+    ("gradient checkpointing", _by_settings(_checkpointing)),
+    ("generation batch", _by_settings(_generation_batches)),
+    ("completion length", _by_settings(_completion_lengths)),
+    ("K", _by_settings(_group_sizes)),
+    ("model", _smaller_models),
+)
+"""What can be turned down, cheapest in quality first: recomputing and cutting the batch leave every update as it is;
+a shorter completion may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+
+
+def _changes(before: Plan) -> Iterator[Change]:
+    least = before
+    for knob, smaller in KNOBS:
+        alone, with_the_others = list(smaller(before)), list(smaller(least))
+        found = _first([*alone, *with_the_others], "fits")
+        if found is None and before.fits == "does not fit":
+            found = _first([*alone, *with_the_others], "tight")
+        if found is not None:
+            config = _difference(_config_arguments(before.settings), _config_arguments(found.settings))
+            policy = _difference(_policy_arguments(before), _policy_arguments(found))
+            yield Change(knob, config, policy, found.peak_bytes, found.fits)
+        least = min([least, *with_the_others], key=lambda planned: planned.peak_bytes)
+
+
+def _first(plans: list[Plan], verdict: Verdict) -> Plan | None:
+    return next((planned for planned in plans if planned.fits == verdict), None)
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in new.items() if old[name] != value}
+
+
+def _config_arguments(settings: Settings) -> dict[str, Any]:
+    return {
+        "num_generations": settings.group_size,
+        "max_completion_length": settings.completion_tokens,
+        "per_device_train_batch_size": settings.micro_rows,
+        "gradient_accumulation_steps": settings.accumulation,
+        "steps_per_generation": settings.generation_rows // settings.micro_rows,
+    }
+
+
+def _policy_arguments(planned: Plan) -> dict[str, Any]:
+    return {"name": planned.model.card.name, "gradient_checkpointing": planned.settings.checkpointing}
+
+
+# --- while it runs ----------------------------------------------------------------------------------------
+
+
+def warn_if_too_large(planned: Plan) -> None:
+    """Before the first step: warn where the plan does not fit, with the first change that would make it."""
+    if planned.fits == "does not fit":
+        todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
+        warnings.warn(
+            f"This run will probably not fit: it {planned.summary[len('does not fit: ') :]} ({planned.device.name}). "
+            f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def phase(trainer: Any, name: str) -> Iterator[None]:
+    """A phase of a trainer's step: its peak goes to ``trainer.memory``, and running out of memory is explained.
+
+    Args:
+        trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a callable that gives a
+            :class:`Plan`; both may be missing.
+        name: "generate", "score", "train" or "optimizer".
+    """
+    meter = getattr(trainer, "memory", None)
+    counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
+    planned = getattr(trainer, "memory_plan", None)
+    with explain_out_of_memory(name, planned, getattr(trainer, "args", None)), counted:
+        yield
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(
+    name: str, planned: Plan | Callable[[], Plan] | None = None, args: Any = None
+) -> Iterator[None]:
+    """Turn the device's out-of-memory error into one that says where, how much and what to do.
+
+    Args:
+        name: the phase, for the message.
+        planned: the plan, or what makes it.
+        args: the run's configuration, whose ``output_dir`` holds its checkpoints.
+
+    Raises:
+        OutOfMemoryError: the phase, the plan's table, the change to make, and the checkpoint to go on from.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
+            raise
+        _empty_cuda_cache()
+        raise _explained(name, planned() if callable(planned) else planned, args, error) from error
+
+
+RAN_OUT = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+"""What torch's plain RuntimeErrors say where memory has run out."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is torch's, CUDA's or the system's way of saying that memory has run out.
+
+    On a CPU torch raises a plain RuntimeError, told by its text (c10's ``DefaultCPUAllocator``).
+    """
+    text = str(error)
+    named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+    return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
+
+
+def _explained(name: str, planned: Plan | None, args: Any, error: BaseException) -> OutOfMemoryError:
+    where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    if planned is not None:
+        where += f"\n\n{planned}\n"
+    return OutOfMemoryError(
+        f"memory ran out in the phase {name!r}", where=where, todo=f"{_mend(planned)}. {_way_on(args)}"
+    )
+
+
+def _mend(planned: Plan | None) -> str:
+    if planned is None:
+        return "lower per_device_train_batch_size or max_completion_length; rloo_kit.plan says by how much"
+    if planned.changes:
+        return f"first {planned.changes[0]}"
+    return (
+        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
+        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
+    )
+
+
+def _way_on(args: Any) -> str:
+    folder = Path(getattr(args, "output_dir", None) or ".")
+    steps = sorted(
+        int(path.name.split("-")[-1]) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()
+    )
+    if not steps:
+        return "No checkpoint was written yet; start again in a fresh kernel"
+    kept = folder / f"checkpoint-{steps[-1]}"
+    return f"{kept} is kept: in a fresh kernel train(resume_from_checkpoint=True) goes on from there"
+
+
+def _empty_cuda_cache() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
