@@ -14,6 +14,7 @@ the methods and fails in words when TRL changes them.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -114,8 +115,6 @@ class RLOOTrainer(trl.RLOOTrainer):
     """
 
     beta: float
-    generation_config: Any
-    generation_kwargs: dict[str, Any]
     _buffered_inputs: Any
 
     def __init__(
@@ -204,19 +203,9 @@ class RLOOTrainer(trl.RLOOTrainer):
         if not wanted or other_engine or self.args.generation_kwargs:
             yield
             return
-        draw = sampling.Draw(self.temperature, self.top_p, self.top_k, self.min_p)
-        options = draw.generate_options(self.accelerator.device)
-        processors = options.pop("logits_processor")
-        model, before = self.model, (self.generation_config, self.generation_kwargs)
-        bound = model.generate
-
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            return bound(*args, logits_processor=processors, **kwargs)
-
-        self.generation_kwargs = {**self.generation_kwargs, **options}
-        self.generation_config = type(before[0])(**self.generation_kwargs, disable_compile=True)
+        model, bound = self.model, self.model.generate
         own = "generate" in vars(model)
-        model.generate = generate
+        model.generate = functools.partial(bound, **sampling.options(self.accelerator.device))
         try:
             yield
         finally:
@@ -224,7 +213,6 @@ class RLOOTrainer(trl.RLOOTrainer):
                 model.generate = bound
             else:
                 del model.generate
-            self.generation_config, self.generation_kwargs = before
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Answers: TRL knows one estimator, and runs the policy and the reference over every completion before
