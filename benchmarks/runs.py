@@ -49,12 +49,18 @@ class Variant:
     stock: bool = False
 
 
+# The kit's defaults for a CPU's allocator and log-probabilities act on a whole process: stock gets neither.
+AS_IT_COMES = {"RLOO_KIT_KEEP_MEMORY": "0"}
+CHUNK = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
+
 VARIANTS = {
-    "stock": Variant(stock=True),
+    "stock": Variant(stock=True, environment=AS_IT_COMES),
     "kit": Variant(),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
+    "no-kept-memory": Variant(environment={**AS_IT_COMES, CHUNK: str(4 * 2**20)}),
+    "no-small-chunks": Variant(environment={CHUNK: str(16 * 2**20)}),
 }
 """Name -> trainer: stock, the kit with everything on, and the kit with one optimisation off."""
 
@@ -375,6 +381,13 @@ def machine(device: str) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
     }
+
+
+def command_line() -> str:
+    """How this benchmark was called, for the top of its table."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    words = [f"OMP_NUM_THREADS={threads}"] if threads else []
+    return " ".join([*words, "python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 def described(results: list[Result]) -> str:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 
 from phases import PHASES, Spent
-from runs import RESULTS, VARIANTS, Result, Spec, described, measure
+from runs import RESULTS, VARIANTS, Result, Spec, command_line, described, measure
 
 
 def main() -> None:
@@ -41,8 +40,7 @@ def main() -> None:
         results.append(measure(spec, arguments.fresh))
         cost = per_step(results[-1])
         print(f"{spec.variant} {spec.repeat}: {cost.cpu_seconds:.2f} CPU s, {cost.wall_seconds:.2f} s a step")
-    command = "python benchmarks/step.py " + " ".join(sys.argv[1:])
-    text = report(results, command.strip())
+    text = report(results, command_line())
     print("\n" + text)
     (RESULTS / f"{arguments.name}.md").write_text(text)
     raw = [json.dumps(result.to_json()) for result in results]

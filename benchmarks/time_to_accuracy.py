@@ -19,12 +19,11 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from phases import PHASES
-from runs import RESULTS, Evaluated, Result, Spec, described, measure
+from runs import RESULTS, Evaluated, Result, Spec, command_line, described, measure
 
 from rloo_kit.evaluation import Interval, bootstrap
 
@@ -40,8 +39,7 @@ def main() -> None:
     for seed in arguments.seeds:
         specs = [spec_of(trainer, seed, arguments) for trainer in TRAINERS]
         pairs.append(Pair(*(told(measure(spec, arguments.fresh)) for spec in specs)))
-    command = f"python benchmarks/{NAME}.py " + " ".join(sys.argv[1:])
-    text = report(pairs, command.strip())
+    text = report(pairs, command_line())
     print("\n" + text)
     (RESULTS / f"{NAME}.md").write_text(text)
     raw = [json.dumps(result.to_json()) for pair in pairs for result in (pair.stock, pair.kit)]
@@ -53,10 +51,10 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=30, help="updates of every run")
-    parser.add_argument("--max-steps", type=int, default=60, help="updates of a run that is not there yet")
+    parser.add_argument("--steps", type=int, default=24, help="updates of every run")
+    parser.add_argument("--max-steps", type=int, default=48, help="updates of a run that is not there yet")
     parser.add_argument("--target", type=float, default=0.85)
-    parser.add_argument("--evaluate-every", type=int, default=3, help="updates between evaluations")
+    parser.add_argument("--evaluate-every", type=int, default=4, help="updates between evaluations")
     parser.add_argument("--problems", type=int, default=200, help="held out, for each evaluation")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     return parser.parse_args()
