@@ -81,11 +81,13 @@ class Settings:
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
         beta: 0 needs no reference.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
+        fast_sampling: on a CPU, the kit's own loop instead of transformers'.
         single_pass: leave out the pass for old log-probabilities where it is not needed.
         optimizer: ``optim``.
         lora_rank, four_bit, checkpointing: as ``load_policy`` takes them.
         on_gpu: unsloth's GPU path, or its CPU path.
         dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on most CPUs.
+        cpu_tile_logits: logits of one tile on a CPU (UNSLOTH_CPU_CE_CHUNK_ELEMENTS).
         small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
     """
 
@@ -97,6 +99,7 @@ class Settings:
     accumulation: int = 2
     beta: float = 0.05
     reference_copy: bool = False
+    fast_sampling: bool = True
     single_pass: bool = True
     optimizer: str = "adamw_torch_fused"
     lora_rank: int = 16
@@ -105,6 +108,7 @@ class Settings:
     on_gpu: bool = True
     dtype_bytes: int = 2
     small_card: bool = True
+    cpu_tile_logits: int = 16 * MIB
 
     @property
     def row_tokens(self) -> int:
@@ -130,23 +134,32 @@ class Step:
     # --- what stands --------------------------------------------------------------------------------------
 
     @property
-    def lora(self) -> int:
+    def lora_as_loaded(self) -> int:
         """float32 on both kinds of machine: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained,
         and so does PEFT's ``autocast_adapter_dtype``."""
         return 4 * sum(self.model.lora_sizes)
 
     @property
+    def lora(self) -> int:
+        """As it is trained: TRL's trainer casts the LoRA of a quantised model to bfloat16 (rloo_trainer.py, after
+        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth takes that out of the trainer
+        that a GPU gets (models/rl.py).  Gradients have the weights' type."""
+        bytes_each = 4 if self.settings.on_gpu or not self.settings.four_bit else 2
+        return bytes_each * sum(self.model.lora_sizes)
+
+    @property
     def optimizer(self) -> int:
         """State of the optimizer after its first step.
 
-        adamw_torch_fused: two float32 moments per trained weight and a float32 step per tensor (torch.optim.AdamW).
+        adamw_torch_fused: two moments per trained weight, of its type, and a float32 step per tensor
+        (torch.optim.AdamW).
         8 bit: two bytes per weight and two float32 scales per 256 weights; tensors under 4096 weights stay in 32
         bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
         adamw_torch_fused in place of those.  Any other name counts as AdamW in 32 bit.
         """
         sizes = self.model.lora_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
-            return sum(8 * size + 4 for size in sizes)
+            return 2 * self.lora + 4 * len(sizes)
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
         return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
 
@@ -212,12 +225,13 @@ class Step:
     def sampling(self) -> int:
         """Next-token logits of all rows, in the copies that live at once.
 
-        GPU: lm_head's output, its float32 copy (transformers' ``_sample``), softmax, and the noise of
-        ``torch.multinomial``.  CPU: five copies in float32 (the same with :mod:`rloo_kit.sampling`'s cumulated sum
-        and one boolean or integer row; counted in tests/test_memory.py).
+        With transformers' ``_sample``: lm_head's output, its float32 copy, softmax, and the noise that
+        ``torch.multinomial`` draws.  On a CPU with fast sampling (:mod:`rloo_kit.sampling`): logits and softmax.
         """
-        per_logit = self.settings.dtype_bytes + 3 * 4 if self.settings.on_gpu else 5 * 4
-        return self.settings.generation_rows * self.card.vocabulary * per_logit
+        s = self.settings
+        fast = s.fast_sampling and not s.on_gpu
+        per_logit = 2 * 4 if fast else s.dtype_bytes + 3 * 4
+        return s.generation_rows * self.card.vocabulary * per_logit
 
     @property
     def decode_scratch(self) -> int:
@@ -280,10 +294,13 @@ class Step:
         attention's output twice, K and V expanded to all heads (6 A); K twice and V (3 G); gate, up and one
         gradient, since the rest is written in place (3 F).
         CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, the norms' and the attention's statistics, and a float copy of
-        the mask.
+        the mask.  Where nothing is checkpointed, what it keeps is counted there, and 2 F (on a GPU F + 2 H) remain.
         """
         s, card = self.settings, self.card
         rows, tokens = s.micro_rows, s.row_tokens
+        if not s.checkpointing:
+            per_token = self.ffn + 2 * self.hidden if s.on_gpu else 2 * self.ffn
+            return rows * tokens * per_token * s.dtype_bytes
         if s.on_gpu:
             per_token = 5 * self.hidden + 6 * self.attention + 3 * self.keys + 3 * self.ffn
             return rows * tokens * per_token * s.dtype_bytes
@@ -321,6 +338,12 @@ class Step:
         return kept + positions + self.mask(s.micro_rows, s.row_tokens)
 
     @property
+    def activations(self) -> int:
+        """What a forward and backward pass of the layers adds at its widest, the LoRA's gradients apart."""
+        dequantised = 0 if self.settings.on_gpu else self.buffer
+        return self.checkpoints + self.layer_with_gradient + dequantised
+
+    @property
     def offloaded(self) -> int:
         """What "unsloth" checkpointing puts into the computer's own memory."""
         s = self.settings
@@ -332,15 +355,17 @@ class Step:
     def tile(self) -> int:
         """Logits that exist at once while log-probabilities are taken; B x T x V never does.
 
-        CPU: as many rows as make 16 Mi logits (unsloth_zoo/cpu/ops.py, UNSLOTH_CPU_CE_CHUNK_ELEMENTS), in float32,
-        twice: logits and probabilities.  GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in
-        the place of TRL's ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32,
-        256 MiB, and a float32 accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
+        CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
+        probabilities; four times from the second tile on, since those of the tile before are still held.
+        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in the place of TRL's
+        ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32, 256 MiB, and a float32
+        accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
         """
         s, vocabulary = self.settings, self.card.vocabulary
         scored = s.micro_rows * s.completion_tokens
         if not s.on_gpu:
-            return 2 * 4 * min(scored, cpu_tile_rows(vocabulary)) * vocabulary
+            rows = max(1, s.cpu_tile_logits // vocabulary)
+            return 4 * min(scored, rows) * vocabulary * (2 if scored <= rows else 4)
         if s.small_card or scored >= 4096:
             rows = min(scored, 4096)
             return 4 * rows * (min(vocabulary, 16384) + self.hidden)
@@ -387,7 +412,7 @@ class Step:
         """Weights and LoRA, before the first step; one matrix is in full while it is quantised."""
         kept = (WEIGHTS, KEPT, REST, LORA, CONTEXT)
         loaded = {part: size for part, size in self.standing.items() if part in kept}
-        return {**loaded, BUFFER: self.buffer}
+        return {**loaded, LORA: self.lora_as_loaded, BUFFER: self.buffer}
 
     def update(self) -> dict[str, int]:
         """The optimizer's step: gradients beside the state; the fused kernels need nothing more."""
@@ -409,19 +434,10 @@ class Step:
         return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": self.update()}
 
 
-def cpu_tile_rows(vocabulary: int) -> int:
-    """Rows of one tile on a CPU.
-
-    >>> cpu_tile_rows(151936)
-    110
-    """
-    return max(1, 16 * MIB // vocabulary)
-
-
 def lora_sizes(card: Card, rank: int) -> tuple[int, ...]:
     """Elements of each LoRA matrix on the seven projections of every layer: A is rank x inputs, B outputs x rank
     (Hu et al. 2021)."""
-    layer = [rank * size for shape in card.projections.values() for size in shape]
+    layer = [rank * size for rows, columns in card.projections.values() for size in (columns, rows)]
     return tuple(layer * card.layers)
 
 

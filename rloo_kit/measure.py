@@ -283,7 +283,7 @@ class Measured:
     """A plan beside what a run took.
 
     Attributes:
-        parts: what stands in memory after the run, part by part.
+        parts: what stands in memory after an update, part by part.
         phases: peaks: tensors alone, without what the plan adds for context and fragmentation.
         process_bytes: the most that the driver counted for the process, and the plan's peak; measured on a GPU only.
     """
@@ -340,7 +340,8 @@ def compare(plan: Plan, trainer: Any) -> Measured:
         footprint.REFERENCE: bytes_of(p for name, p in lora.items() if ".ref." in name),
         footprint.OPTIMIZER: bytes_of(optimizer_tensors(getattr(trainer, "optimizer", None))),
     }
-    parts = [Row(name, plan.parts.get(name, 0), size) for name, size in measured.items()]
+    standing = plan.phases["optimizer"]
+    parts = [Row(name, standing.get(name, 0), size) for name, size in measured.items()]
     peaks: dict[str, Peak] = getattr(getattr(trainer, "memory", None), "peaks", {})
     driver = max((peak.process_bytes for peak in peaks.values()), default=0)
     return Measured(

@@ -201,7 +201,8 @@ class Plan:
 
         The generation batch first, which changes no update at all: it is cut, and gradients are gathered over more
         micro-batches.  Then the length of completions, then K, then the model.  Each value is the largest that
-        fits, found by planning again; one that is not enough alone comes with those before it at their smallest.
+        fits, found by planning again.  While nothing was enough, a change comes with those before it at their
+        smallest; after that, only where it is enough alone.
         """
         return () if self.fits == "fits" else tuple(_changes(self))
 
@@ -352,7 +353,7 @@ def _draw(axis: Any, planned: Plan) -> None:
     if usable < 2 * max(below):
         axis.axhline(usable, color="black", linestyle="--", linewidth=1)
         axis.annotate(f"usable {usable:.1f} {unit}", (len(names) - 0.5, usable), ha="right", va="bottom")
-    axis.set(ylabel=unit, title=planned.title)
+    axis.set(ylabel=f"{unit}, computed", title=planned.title)
     axis.title.set_fontsize(9)
     handles, labels = axis.get_legend_handles_labels()
     axis.legend(
@@ -484,6 +485,7 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
         generation_rows=micro * int(read("steps_per_generation", accumulation)),
         accumulation=accumulation,
         beta=float(read("beta", default.beta)),
+        fast_sampling=bool(getattr(config, "fast_sampling", config is None)),
         single_pass=bool(getattr(config, "single_pass", config is None)),
         optimizer=str(getattr(optimizer, "value", optimizer)),
     )
@@ -602,7 +604,7 @@ def device_of(card: str | float | Device | None = None) -> Device:
         return Device(f"{card / GIB:.1f} GiB", int(card))
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE)
     if size:
-        return Device(f"a {size[1]} GiB card", int(float(size[1]) * GIB) - RESERVED_BYTES)
+        return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)
     name = _known_card(card)
     return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
 
@@ -642,7 +644,16 @@ def _this_machine() -> Device:
 
 
 def _device_settings(device: Device) -> dict[str, Any]:
-    return {"on_gpu": device.on_gpu, "small_card": device.usable_bytes <= 24.5 * GIB}
+    """The settings that are the device's, whatever the policy.
+
+    rloo_kit.environment sets the tile's size when unsloth is imported; unsloth reads it at every call.
+    """
+    tile = int(os.environ.get("UNSLOTH_CPU_CE_CHUNK_ELEMENTS", Settings.cpu_tile_logits))
+    return {
+        "on_gpu": device.on_gpu,
+        "small_card": device.usable_bytes <= 24.5 * GIB,
+        "cpu_tile_logits": tile,
+    }
 
 
 def _cpu_dtype_bytes() -> int:
@@ -732,17 +743,17 @@ a shorter completion may cut answers; a smaller K makes the baseline noisier; a 
 
 
 def _changes(before: Plan) -> Iterator[Change]:
-    least = before
+    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
+    least, enough = before, False
     for knob, smaller in KNOBS:
-        alone, with_the_others = list(smaller(before)), list(smaller(least))
-        found = _first([*alone, *with_the_others], "fits")
-        if found is None and before.fits == "does not fit":
-            found = _first([*alone, *with_the_others], "tight")
+        tried = [*smaller(before), *(() if enough else smaller(least))]
+        found = next(filter(None, (_first(tried, goal) for goal in goals)), None)
         if found is not None:
             config = _difference(_config_arguments(before.settings), _config_arguments(found.settings))
             policy = _difference(_policy_arguments(before), _policy_arguments(found))
             yield Change(knob, config, policy, found.peak_bytes, found.fits)
-        least = min([least, *with_the_others], key=lambda planned: planned.peak_bytes)
+        enough = enough or found is not None
+        least = min([least, *tried], key=lambda planned: planned.peak_bytes)
 
 
 def _first(plans: list[Plan], verdict: Verdict) -> Plan | None:
