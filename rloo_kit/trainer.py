@@ -229,12 +229,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         inputs = [{name: value for name, value in row.items() if name != ROW} for row in inputs]
         with self._sampling_and_rewards_only():
             batch = super()._generate_and_score_completions(inputs)
-        del batch["old_logps"]
+        del batch["old_logps"], batch["advantages"]
         scored = self._total_rewards.view(-1, self.num_generations)
         if self._history:
-            self._history.record(
-                self.accelerator.gather(torch.tensor(drawn)).tolist()[:: scored.shape[1]], scored
-            )
+            rows = self.accelerator.gather(torch.tensor(drawn, device=self.accelerator.device))
+            self._history.record(rows.tolist()[:: self.num_generations], scored)
         before_kl = self._estimate(scored)
         batch["live"] = self._live(before_kl)[self._own_rows(batch)]
         if self._advantages_wait:
@@ -340,7 +339,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         asked = _config.own(self.args, "single_pass") and self._uses_batches_once
         if asked and not self._is_single_pass and self.accelerator.is_main_process:
             warnings.warn(
-                f"Each step takes one forward pass more than it need, for the KL term: {self._torn}. "
+                f"Each step takes one forward pass more than it needs, for the KL term: {self._torn}. "
                 "(single_pass=False says that this is meant.)",
                 stacklevel=3,
             )

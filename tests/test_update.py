@@ -1,0 +1,291 @@
+"""The update is the one that stock TRL would make, whichever work is left out on the way."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import trl
+from transformers import TrainerCallback
+
+import rloo_kit
+from rloo_kit import advantages
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.steps.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+
+
+def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | None]:
+    """Half of the prompts pay everybody the same; of the others' completions, a few cannot be scored."""
+    pays = []
+    for ids, text in zip(completion_ids, problem, strict=True):
+        alive = sum(map(ord, text)) % 2
+        pays.append(0.5 if not alive else None if sum(ids) % 7 == 0 else (sum(ids) % 97) / 97)
+    return pays
+
+
+def one_run(
+    ours: bool, task: Any, folder: Path, **settings: Any
+) -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """Train a policy that has left its reference, in float32, so that differences are not lost to bfloat16."""
+    own = {"fast_sampling": False} if ours else {}  # multinomial draws the completions that stock TRL draws
+    config = (rloo_kit.RLOOConfig if ours else trl.RLOOConfig)(
+        **{
+            "output_dir": str(folder),
+            "num_generations": 4,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "max_steps": 1,
+            "learning_rate": 1e-3,
+            "max_completion_length": 12,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "bf16": False,
+            "disable_tqdm": True,
+            "report_to": "none",
+            "seed": 5,
+            **own,
+            **settings,
+        }
+    )
+    policy, seen = rloo_kit.load_policy("tiny", seed=0), Gradients()
+    trainer = (rloo_kit.RLOOTrainer if ours else trl.RLOOTrainer)(
+        model=policy.model,
+        processing_class=policy.tokenizer,
+        reward_funcs=some_dead,
+        args=config,
+        train_dataset=task.train,
+        callbacks=[seen],
+    )
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in trainer.model.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+            if "lora_B" in name:
+                parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    trainer.train()
+    return trainer, seen.steps
+
+
+stock_run = functools.cache(lambda task, folder, settings: one_run(False, task, folder, **dict(settings)))
+
+SAME = {
+    "beta 0": ({"beta": 0.0}, {}),
+    "beta 0, two passes over everything": ({"beta": 0.0}, {"single_pass": False, "skip_dead_groups": False}),
+    "KL from the loss's own pass": ({"beta": 0.05}, {}),
+    "KL from a pass of its own": ({"beta": 0.05}, {"single_pass": False}),
+    "groups larger than a micro-batch": (
+        {"beta": 0.05, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8},
+        {"single_pass": False},
+    ),
+    "two generation batches a step": ({"beta": 0.05, "steps_per_generation": 1}, {}),
+    "two steps on one generation batch": (
+        {"beta": 0.0, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 2},
+        {},
+    ),
+    "two iterations, with KL": (
+        {"beta": 0.05, "num_iterations": 2, "max_steps": 2},
+        {},
+    ),
+    "whitened": ({"beta": 0.0, "normalize_advantages": True}, {}),
+    "whitened, with KL": ({"beta": 0.05, "normalize_advantages": True}, {"single_pass": False}),
+    "clipped rewards": ({"beta": 0.0, "reward_clip_range": (0.2, 0.6)}, {}),
+    "cut completions masked": ({"beta": 0.05, "mask_truncated_completions": True}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+@pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
+def test_the_update_is_that_of_stock_trl(name: str, task: Any, tmp_path: Path, request: Any) -> None:
+    settings, own = SAME[name]
+    folder = request.getfixturevalue("tmp_path_factory").getbasetemp() / "stock"
+    expected, gradients = stock_run(task, folder, tuple(settings.items()))
+    trainer, ours = one_run(True, task, tmp_path, **settings, **own)
+
+    for step, (theirs, mine) in enumerate(zip(gradients, ours, strict=True)):
+        assert theirs.keys() == mine.keys()
+        flat = [torch.cat([gradient.flatten() for gradient in side.values()]) for side in (theirs, mine)]
+        assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm(), f"step {step + 1}"
+    logs = [[entry for entry in run.state.log_history if "reward" in entry] for run in (expected, trainer)]
+    for theirs, mine in zip(*logs, strict=True):
+        for metric in (
+            "reward",
+            "reward_std",
+            "rewards/some_dead/mean",
+            "completions/mean_length",
+            "num_tokens",
+        ):
+            assert mine[metric] == pytest.approx(theirs[metric], abs=1e-6), metric
+    assert any(entry["dead_groups"] > 0 for entry in logs[1]), "the test has dead groups"
+
+
+# --- every estimator, KL term and aggregation, on a batch that is written down ------------------------------
+
+GROUPS, K, TOKENS, LIMIT = 2, 4, 5, 7
+EPSILON, BETA = 0.2, 0.3
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, torch.Tensor]:
+    """Log-probabilities, lengths and rewards of two groups of four; the last completion is not scored."""
+    generator = torch.Generator().manual_seed(0)
+
+    def log_probs() -> torch.Tensor:
+        return -torch.rand(GROUPS * K, TOKENS, generator=generator)
+
+    return {
+        "sampled": log_probs(),
+        "now": log_probs(),
+        "reference": log_probs(),
+        "lengths": torch.tensor([5, 1, 3, 4, 2, 5, 3, 1]),
+        "rewards": torch.tensor([1.0, 0.0, 0.5, 0.0, 0.2, 0.9, 0.9, torch.nan]),
+    }
+
+
+def by_hand(
+    written: dict[str, torch.Tensor], now: torch.Tensor, sampled: torch.Tensor, **settings: str
+) -> torch.Tensor:
+    """The loss of one update, completion by completion and token by token."""
+    lengths, rewards = written["lengths"].tolist(), written["rewards"].tolist()
+
+    def kl(log_policy: torch.Tensor, row: int, t: int) -> torch.Tensor:
+        x = log_policy[row, t] - written["reference"][row, t]
+        return {"k1": x, "k2": x * x / 2, "k3": torch.exp(-x) - 1 + x}[settings["kl_estimator"]]
+
+    paid = []
+    for row, reward in enumerate(rewards):
+        penalty = sum(float(kl(sampled, row, t)) for t in range(lengths[row]))
+        paid.append(reward - BETA * penalty if settings["kl_placement"] == "reward" else reward)
+
+    def advantage(row: int) -> float:
+        first = row // K * K
+        group = [paid[i] for i in range(first, first + K) if paid[i] == paid[i]]
+        every = [reward for reward in paid if reward == reward]
+        if paid[row] != paid[row]:
+            return 0.0
+        mean = sum(group) / len(group)
+        std = (sum((reward - mean) ** 2 for reward in group) / (len(group) - 1)) ** 0.5
+        return {
+            "rloo": paid[row] - (sum(group) - paid[row]) / (len(group) - 1),
+            "grpo": (paid[row] - mean) / (std + 1e-4),
+            "dr_grpo": paid[row] - mean,
+            "reinforce": paid[row] - sum(every) / len(every),
+        }[settings["advantage_estimator"]]
+
+    def surrogate(ratio: torch.Tensor, a: float) -> torch.Tensor:
+        clipped = min(max(float(ratio.detach()), 1 - EPSILON), 1 + EPSILON)
+        return -ratio * a if float(ratio.detach()) * a <= clipped * a else torch.tensor(-clipped * a)
+
+    how = settings["loss_aggregation"]
+    total = torch.tensor(0.0)
+    for row, length in enumerate(lengths):
+        steps = [now[row, t] - sampled[row, t] for t in range(length)]
+        if how == "seq-mean-token-sum":
+            loss = surrogate(torch.exp(sum(steps)), advantage(row))
+        else:
+            loss = sum(surrogate(torch.exp(step), advantage(row)) for step in steps)
+        if settings["kl_placement"] == "loss":
+            loss = loss + BETA * sum(kl(now, row, t) for t in range(length))
+        total = (
+            total
+            + loss
+            / {
+                "seq-mean-token-sum": GROUPS * K,
+                "seq-mean-token-mean": GROUPS * K * length,
+                "token-mean": sum(lengths),
+                "seq-mean-token-sum-norm": GROUPS * K * LIMIT,
+            }[how]
+        )
+    return total
+
+
+@pytest.fixture(scope="module")
+def on_paper(policy: Any, task: Any, tmp_path_factory: Any) -> Any:
+    """A trainer whose completions and log-probabilities are those written down."""
+    config = rloo_kit.RLOOConfig(
+        output_dir=str(tmp_path_factory.mktemp("paper")),
+        num_generations=K,
+        per_device_train_batch_size=K,
+        gradient_accumulation_steps=GROUPS,
+        max_completion_length=LIMIT,
+        epsilon=EPSILON,
+        beta=BETA,
+    )
+    trainer = rloo_kit.RLOOTrainer(
+        model=policy, reward_funcs=some_dead, args=config, train_dataset=task.train
+    )
+    trainer.model.train()
+    return trainer
+
+
+KL = [(placement, estimator) for placement in ("reward", "loss") for estimator in ("k1", "k2", "k3")]
+HOW = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
+WHO = ("rloo", "grpo", "dr_grpo", "reinforce")
+
+
+@pytest.mark.parametrize("on_policy", [True, False], ids=["on policy", "off policy"])
+@pytest.mark.parametrize("loss_aggregation", HOW)
+@pytest.mark.parametrize(("kl_placement", "kl_estimator"), KL)
+@pytest.mark.parametrize("advantage_estimator", WHO)
+def test_loss_and_gradient_are_those_of_the_formula_written_out(
+    on_paper: Any,
+    written: Any,
+    monkeypatch: Any,
+    on_policy: bool,
+    loss_aggregation: str,
+    kl_placement: str,
+    kl_estimator: str,
+    advantage_estimator: str,
+) -> None:
+    settings = {
+        "loss_aggregation": loss_aggregation,
+        "kl_placement": kl_placement,
+        "kl_estimator": kl_estimator,
+        "advantage_estimator": advantage_estimator,
+    }
+    sampled = written["sampled"]
+    now = (sampled if on_policy else written["now"]).clone().requires_grad_()
+    expected = by_hand(written, now, sampled, **settings)
+    (expected_gradient,) = torch.autograd.grad(expected, now)
+
+    for name, value in settings.items():
+        monkeypatch.setattr(on_paper.args, name, value)
+    monkeypatch.setattr(on_paper.args, "single_pass", on_policy)
+    monkeypatch.setattr(on_paper, "_estimator", advantages.find(settings["advantage_estimator"]))
+    monkeypatch.setattr(on_paper, "_step", 0)
+    monkeypatch.setattr(on_paper, "_reference", lambda: nullcontext("reference"))
+
+    def sample(self: Any, inputs: Any) -> dict[str, torch.Tensor]:
+        mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
+        rows = torch.arange(GROUPS * K)[:, None]
+        self._total_rewards = written["rewards"]
+        batch = {"prompt_ids": rows, "prompt_mask": torch.ones_like(rows), "completion_mask": mask}
+        return {**batch, "completion_ids": mask, "old_logps": mask, "advantages": mask}
+
+    def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:
+        table = written["reference"] if model == "reference" else now if torch.is_grad_enabled() else sampled
+        return table[ids[:, 0], :width], torch.zeros(len(ids), width), None
+
+    monkeypatch.setattr(trl.RLOOTrainer, "_generate_and_score_completions", sample)
+    monkeypatch.setattr(trl.RLOOTrainer, "_get_per_token_logps_and_entropies", log_probs)
+    loss = torch.tensor(0.0)
+    for _ in range(GROUPS):
+        inputs = on_paper._prepare_inputs([{}] * GROUPS * K)
+        loss = loss + on_paper._compute_loss(on_paper.model, inputs) / GROUPS
+        on_paper._step += 1
+    (gradient,) = torch.autograd.grad(loss, now)
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
