@@ -79,6 +79,7 @@ class Settings:
         micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
         generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
+        iterations: how often a generation batch is used (``num_iterations``).
         beta: 0 needs no reference.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         fast_sampling: on a CPU, the kit's own loop instead of transformers'.
@@ -97,6 +98,7 @@ class Settings:
     micro_rows: int = 4
     generation_rows: int = 8
     accumulation: int = 2
+    iterations: int = 1
     beta: float = 0.05
     reference_copy: bool = False
     fast_sampling: bool = True
@@ -118,7 +120,8 @@ class Settings:
     @property
     def scores_apart(self) -> bool:
         """Whether log-probabilities are computed before the update, for the ratio or for the reference."""
-        once = self.accumulation % (self.generation_rows // self.micro_rows) == 0
+        before_update = self.accumulation % (self.generation_rows // self.micro_rows) == 0
+        once = self.iterations == 1 and before_update
         return self.beta != 0 or not (self.single_pass and once)
 
 

@@ -376,6 +376,8 @@ def plan(
 ) -> Plan:
     """Add up what a run will take, and say whether it fits.
 
+    For training a LoRA, with completions sampled by transformers or unsloth; what a vLLM engine takes is not counted.
+
     Args:
         policy: a loaded :class:`~rloo_kit.models.Policy` or PEFT model; or, with nothing loaded, a catalogue name,
             a folder with a config.json, a hub id in the cache, or a ``Card``.
@@ -484,6 +486,7 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
         micro_rows=micro,
         generation_rows=micro * int(read("steps_per_generation", accumulation)),
         accumulation=accumulation,
+        iterations=int(read("num_iterations", default.iterations)),
         beta=float(read("beta", default.beta)),
         fast_sampling=bool(getattr(config, "fast_sampling", config is None)),
         single_pass=bool(getattr(config, "single_pass", config is None)),
@@ -794,7 +797,9 @@ def warn_if_too_large(planned: Plan) -> None:
 
 @contextlib.contextmanager
 def phase(trainer: Any, name: str) -> Iterator[None]:
-    """A phase of a trainer's step: its peak goes to ``trainer.memory``, and running out of memory is explained.
+    """A phase of a trainer's run: its peak goes to ``trainer.memory``, and running out of memory is explained.
+
+    Phases may lie inside each other, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
 
     Args:
         trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a callable that gives a
