@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rloo_kit.config import RLOOConfig
     from rloo_kit.environment import Environment, prepare
     from rloo_kit.evaluation import Evaluation, evaluate
+    from rloo_kit.health import Diagnosis, Finding, HealthCallback, diagnose
     from rloo_kit.kernel import release, shutdown_kernel
     from rloo_kit.memory import Plan, fit, plan
     from rloo_kit.models import CATALOGUE, Card, Completion, Policy, load_policy
@@ -43,6 +44,10 @@ _ROOM_OF = {
     "Plan": "memory",
     "fit": "memory",
     "plot": "plots",
+    "diagnose": "health",
+    "Diagnosis": "health",
+    "Finding": "health",
+    "HealthCallback": "health",
     "release": "kernel",
     "shutdown_kernel": "kernel",
 }
@@ -52,13 +57,17 @@ __all__ = [
     "Card",
     "Comparison",
     "Completion",
+    "Diagnosis",
     "Environment",
     "Evaluation",
+    "Finding",
+    "HealthCallback",
     "Plan",
     "Policy",
     "RLOOConfig",
     "RLOOTrainer",
     "compare",
+    "diagnose",
     "evaluate",
     "fit",
     "load_policy",
