@@ -132,6 +132,14 @@ def _check_choices(args: Any) -> None:
             "kl_placement='reward'.",
             stacklevel=5,
         )
+    grpo = getattr(args, "advantage_estimator", "rloo") == "grpo"
+    if args.beta and grpo and not in_loss and not getattr(args, "skip_dead_groups", False):
+        warnings.warn(
+            "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
+            "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
+            "skip_dead_groups=True.",
+            stacklevel=5,
+        )
 
 
 def _check_batch(args: Any, processes: int) -> None:

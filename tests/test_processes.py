@@ -1,0 +1,114 @@
+"""Two processes make the update that one makes with the same global batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import CLEAN_ENVIRONMENT, ROOT
+
+RUN = """
+import random, sys
+import rloo_kit
+policy = rloo_kit.load_policy("tiny", seed=0)
+import torch
+from transformers import TrainerCallback
+
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
+folder, batch = sys.argv[1], int(sys.argv[2])
+K = 4
+
+class Fixed(rloo_kit.RLOOTrainer):
+    def _generate_single_turn(self, prompt_ids, *args, **kwargs):
+        '''The same completions whoever samples them: by prompt, and by place in the group.'''
+        made = []
+        for index, ids in enumerate(prompt_ids):
+            rng = random.Random(f"{list(ids)} {index % K}")
+            made.append([rng.randrange(15, 25) for _ in range(rng.randrange(1, 8))] + [151645])
+        return made
+
+def reward(completion_ids, problem, **kwargs):
+    # One prompt in three pays everybody the same; a few completions are not scored.
+    return [0.5 if sum(map(ord, p)) % 3 == 0 else None if len(ids) == 3 else sum(ids) % 97 / 97
+            for ids, p in zip(completion_ids, problem)]
+
+class Keep(TrainerCallback):
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        named = {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        self.gradient = named
+
+def gradient(name, **settings):
+    config = rloo_kit.RLOOConfig(
+        output_dir=folder, num_generations=K, per_device_train_batch_size=batch, gradient_accumulation_steps=2,
+        max_steps=1, learning_rate=0.0, max_completion_length=8, save_strategy="no", seed=7, use_cpu=True,
+        max_grad_norm=0.0, ddp_find_unused_parameters=False, **settings)
+    keep = Keep()
+    trainer = Fixed(model=policy, reward_funcs=reward, args=config, train_dataset=task.train, callbacks=[keep])
+    generator = torch.Generator().manual_seed(1)
+    for key, parameter in sorted(trainer.model.named_parameters()):
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+            if "lora_B" in key:
+                parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    trainer.train()
+    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    if trainer.accelerator.is_main_process:
+        print(name, trainer.accelerator.num_processes, trainer.model_wrapped.__class__.__name__, flush=True)
+        torch.save({"gradient": keep.gradient, "dead_groups": log["dead_groups"], "reward": log["reward"]},
+                   f"{folder}/{name}.pt")
+
+def batch_mean(rewards):
+    return rewards - rewards.nanmean()
+
+SETTINGS = {
+    **{who: {"advantage_estimator": who, "beta": 0.05} for who in ("rloo", "dr_grpo", "reinforce")},
+    "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
+    "own": {"advantage_estimator": batch_mean, "beta": 0.0},
+    "live rows only": {"beta": 0.0},
+    "live groups only": {"beta": 0.05, "skip_dead_groups": True},
+    "token-mean": {"beta": 0.05, "kl_placement": "loss", "loss_aggregation": "token-mean"},
+}
+for name, settings in SETTINGS.items():
+    gradient(name, **settings)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+"""
+NAMES = ("rloo", "grpo", "dr_grpo", "reinforce", "own", "live rows only", "live groups only", "token-mean")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: Any) -> dict[int, Path]:
+    """Folders with the gradients that one process found and those that two found."""
+    folders = {processes: tmp_path_factory.mktemp(f"processes{processes}") for processes in (1, 2)}
+    for processes, folder in folders.items():
+        script = folder / "run.py"
+        script.write_text(RUN)
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] * (processes == 2)
+        done = subprocess.run(
+            [sys.executable, *launcher, str(script), str(folder), str(8 // processes)],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+            cwd=ROOT,
+            env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
+        )
+        assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
+        assert done.stdout.count(f" {processes} ") >= len(NAMES)
+    return folders
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_processes_find_the_gradient_of_one(runs: dict[int, Path], name: str) -> None:
+    alone, shared = (torch.load(runs[processes] / f"{name}.pt", weights_only=True) for processes in (1, 2))
+    assert alone["gradient"].keys() == shared["gradient"].keys()
+    one, two = (torch.cat([g.flatten() for g in run["gradient"].values()]) for run in (alone, shared))
+    assert one.norm() > 0
+    assert (one - two).norm() <= 1e-5 * one.norm()
+    assert alone["reward"] == pytest.approx(shared["reward"], abs=1e-6)
+    assert 0 < alone["dead_groups"] == shared["dead_groups"] < 1
