@@ -251,6 +251,11 @@ def is_four_bit(model: torch.nn.Module) -> bool:
     return any(getattr(p, "quant_state", None) is not None for p in model.parameters())
 
 
+def is_trained(model: torch.nn.Module) -> bool:
+    """Whether a LoRA has left the zero map that it starts as."""
+    return any(bool(p.any()) for name, p in model.named_parameters() if "lora_B.default" in name)
+
+
 def checkpointing_of(model: torch.nn.Module) -> bool | str:
     """The gradient checkpointing that a policy was loaded with: "unsloth", True or False."""
     named = getattr(model, "_unsloth_gradient_checkpointing", None)

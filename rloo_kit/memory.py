@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import html
 import io
 import json
@@ -25,60 +24,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_kit import footprint
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest, nf4_bytes
+from rloo_kit.devices import GIB, Device, device_of
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.footprint import CONTEXT, FRAGMENTATION, MIB, PARTS, Model, Settings, Step, lora_sizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GIB = 2**30
 Verdict = Literal["fits", "tight", "does not fit"]
-
-CARD_MIB = {
-    "rtx 2060 6gb": 6144,
-    "rtx 2070": 8192,
-    "rtx 2080": 8192,
-    "rtx 2080 ti": 11264,
-    "rtx 3050 8gb": 8192,
-    "rtx 3060 8gb": 8192,
-    "rtx 3060 12gb": 12288,
-    "rtx 3060 ti": 8192,
-    "rtx 3070": 8192,
-    "rtx 3070 ti": 8192,
-    "rtx 3080 10gb": 10240,
-    "rtx 3080 12gb": 12288,
-    "rtx 3080 ti": 12288,
-    "rtx 3090": 24576,
-    "rtx 3090 ti": 24564,
-    "rtx 4060": 8188,
-    "rtx 4060 ti 8gb": 8188,
-    "rtx 4060 ti 16gb": 16380,
-    "rtx 4070": 12282,
-    "rtx 4070 super": 12282,
-    "rtx 4070 ti": 12282,
-    "rtx 4070 ti super": 16376,
-    "rtx 4080": 16376,
-    "rtx 4080 super": 16376,
-    "rtx 4090": 24564,
-    "rtx 5060": 8151,
-    "rtx 5060 ti 8gb": 8151,
-    "rtx 5060 ti 16gb": 16311,
-    "rtx 5070": 12227,
-    "rtx 5070 ti": 16303,
-    "rtx 5080": 16303,
-    "rtx 5090": 32607,
-    "t4": 15360,
-    "l4": 23034,
-    "a10": 23028,
-    "a10g": 23028,
-}
-"""Memory of common cards in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.
-Part of it belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
-
-RESERVED_BYTES = 512 * MIB
-"""Kept free on a card that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
-lends torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  Of the card in this machine the
-driver's own count of free memory is used instead."""
 
 DEFAULT_PROMPT_TOKENS = 512
 """Length assumed for the longest prompt where nobody says: a word problem with a chat template has 100 to 300."""
@@ -95,21 +48,6 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the plan is set against.
-
-    Attributes:
-        name: the card's.
-        usable_bytes: what a run may take.
-        on_gpu: whether it is a GPU.
-    """
-
-    name: str
-    usable_bytes: int
-    on_gpu: bool = True
 
 
 @dataclass(frozen=True)
@@ -380,11 +318,12 @@ def plan(
 
     Args:
         policy: a loaded :class:`~rloo_kit.models.Policy` or PEFT model; or, with nothing loaded, a catalogue name,
-            a folder with a config.json, a hub id in the cache, or a ``Card``.
+            a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Card``.
         config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
         card: a name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
         prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
-        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``; a loaded policy's own count.
+        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``.  A policy loaded on the kind of
+            device that is planned for counts itself instead, byte by byte.
 
     Raises:
         ConfigError: a card or a model without a known shape, or a length or batch out of range.
@@ -392,13 +331,14 @@ def plan(
     """
     device = device_of(card)
     loaded = getattr(policy, "model", policy)
-    if hasattr(loaded, "named_parameters"):
-        model, own = _loaded_model(loaded, getattr(policy, "card", None))
+    is_here = hasattr(loaded, "named_parameters") and _is_on(loaded, device)
+    if is_here:
+        model, own = _loaded_model(loaded, _card_of_loaded(policy))
     else:
-        found = policy if isinstance(policy, Card) else card_of(policy)
         own = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
+        own |= _adapter_settings(policy)
         own["dtype_bytes"] = 2 if device.on_gpu else _cpu_dtype_bytes()
-        model = model_of(found, lora_rank, load_in_4bit, own["dtype_bytes"])
+        model = model_of(_card_of_any(policy), own["lora_rank"], load_in_4bit, own["dtype_bytes"])
     settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
     settings = dataclasses.replace(settings, **own, **_device_settings(device))
     if not device.on_gpu and getattr(config, "gradient_checkpointing", False):
@@ -533,23 +473,50 @@ def _kept_in_16_bit(card: Card, config: Path) -> list[str]:
     return found
 
 
-def _loaded_model(model: Any, card: Card | None) -> tuple[Model, dict[str, Any]]:
+def _is_on(model: Any, device: Device) -> bool:
+    return (next(model.parameters()).device.type != "cpu") == device.on_gpu
+
+
+def _loaded_model(model: Any, card: Card) -> tuple[Model, dict[str, Any]]:
     """A loaded model's real bytes, and the settings that are its own."""
     from rloo_kit import measure
 
-    if card is None:
-        card = card_from_config(str(getattr(model, "name_or_path", "model")), model.config, None)
     trained = [p for name, p in model.named_parameters() if measure.is_lora(name) and ".ref." not in name]
     linear, rest = measure.weight_bytes(model)
-    adapters = getattr(model, "peft_config", {})
     own = {
         "four_bit": measure.is_four_bit(model),
-        "lora_rank": getattr(adapters.get("default"), "r", 0),
+        "lora_rank": getattr(getattr(model, "peft_config", {}).get("default"), "r", 0),
         "checkpointing": measure.checkpointing_of(model),
         "dtype_bytes": model.get_input_embeddings().weight.element_size(),
-        "reference_copy": "ref" in adapters,
+        # The trainer takes a fresh LoRA's base for the reference, and copies one that was trained before.
+        "reference_copy": measure.is_trained(model),
     }
     return Model(card, linear, rest, tuple(p.numel() for p in trained)), own
+
+
+def _card_of_any(policy: Any) -> Card:
+    if isinstance(policy, Card):
+        return policy
+    return card_of(policy) if isinstance(policy, str | os.PathLike) else _card_of_loaded(policy)
+
+
+def _card_of_loaded(policy: Any) -> Card:
+    """The shape of a policy, or of a bare model."""
+    own = getattr(policy, "card", None)
+    if own is not None:
+        return own
+    return card_from_config(str(getattr(policy, "name_or_path", "model")), policy.config, None)
+
+
+def _adapter_settings(policy: Any) -> dict[str, Any]:
+    """The settings of a saved adapter: its rank, and that the reference will be a copy of it."""
+    config = _adapter_config(policy)
+    return {"lora_rank": config["r"], "reference_copy": True} if config else {}
+
+
+def _adapter_config(policy: Any) -> dict[str, Any]:
+    file = Path(policy) / "adapter_config.json" if isinstance(policy, str | os.PathLike) else None
+    return json.loads(file.read_text()) if file and file.is_file() else {}
 
 
 def card_of(name: str | os.PathLike[str]) -> Card:
@@ -558,6 +525,9 @@ def card_of(name: str | os.PathLike[str]) -> Card:
     Raises:
         PolicyNotFoundError: none of them has it.
     """
+    adapter = _adapter_config(name)
+    if adapter:
+        return card_of(adapter["base_model_name_or_path"])
     text = os.fspath(name)
     found = find(text)
     if found is not None:
@@ -577,9 +547,6 @@ def card_of(name: str | os.PathLike[str]) -> Card:
 def _config_file(name: str) -> Path | None:
     """The config.json of a folder, or of a repository in the hub's cache."""
     folder = Path(name)
-    adapter = folder / "adapter_config.json"
-    if adapter.is_file():
-        return _config_file(json.loads(adapter.read_text())["base_model_name_or_path"])
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -588,62 +555,6 @@ def _config_file(name: str) -> Path | None:
 
     cached = try_to_load_from_cache(name, "config.json")
     return Path(cached) if isinstance(cached, str) else None
-
-
-# --- the device -------------------------------------------------------------------------------------------
-
-
-def device_of(card: str | float | Device | None = None) -> Device:
-    """The device behind a card's name, its bytes, or None for this machine.
-
-    Raises:
-        ConfigError: no card is called so.
-    """
-    if isinstance(card, Device):
-        return card
-    if card is None:
-        return _this_machine()
-    if not isinstance(card, str):
-        return Device(f"{card / GIB:.1f} GiB", int(card))
-    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE)
-    if size:
-        return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)
-    name = _known_card(card)
-    return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
-
-
-def _known_card(card: str) -> str:
-    def bare(name: str) -> str:
-        return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
-
-    wanted = bare(card)
-    exact = [name for name in CARD_MIB if bare(name) == wanted]
-    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", bare(name))]
-    found = exact or sizes
-    if len(found) == 1:
-        return found[0]
-    close = found or difflib.get_close_matches(card.lower(), CARD_MIB, n=3, cutoff=0.3) or list(CARD_MIB)[:3]
-    raise ConfigError(
-        f"there are several cards called {card!r}" if found else f"no card called {card!r} is known",
-        where=f"plan(card={card!r})",
-        todo=f"did you mean {' or '.join(close)}? Otherwise give its memory: '12GB', or bytes",
-    )
-
-
-def _this_machine() -> Device:
-    """This machine's GPU with what the driver calls free and what this process already holds; else its CPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        import psutil
-
-        own = psutil.Process().memory_info().rss
-        return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
-    from rloo_kit import measure
-
-    free, _ = torch.cuda.mem_get_info()
-    held = max(torch.cuda.memory_reserved(), measure.nvml_process_bytes() or 0)
-    return Device(torch.cuda.get_device_name(), int(free + held))
 
 
 def _device_settings(device: Device) -> dict[str, Any]:
@@ -802,8 +713,8 @@ def phase(trainer: Any, name: str) -> Iterator[None]:
     Phases may lie inside each other, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
 
     Args:
-        trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a callable that gives a
-            :class:`Plan`; both may be missing.
+        trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a :class:`Plan` or a callable
+            that gives one; both may be missing.
         name: "generate", "score", "train" or "optimizer".
     """
     meter = getattr(trainer, "memory", None)

@@ -10,7 +10,8 @@ import argparse
 import dataclasses
 
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.memory import GIB, Plan, device_of, fit, longest_completion, model_of, plan
+from rloo_kit.devices import GIB, device_of
+from rloo_kit.memory import Plan, fit, longest_completion, model_of, plan
 
 CARDS = {
     "RTX 3060 Ti, 4060": "rtx 4060",

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit import footprint, measure, memory
+from rloo_kit import devices, footprint, measure, memory
 from rloo_kit.catalogue import CATALOGUE, Card, nf4_bytes
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.footprint import Step
 from rloo_kit.measure import Meter, Peak, TensorGauge
 from rloo_kit.memory import GIB, Plan, device_of, explain_out_of_memory
 
-CPU = memory.Device("a CPU", 16 * GIB, on_gpu=False)
+CPU = devices.Device("a CPU", 16 * GIB, on_gpu=False)
 REAL = [CATALOGUE[f"qwen3-{size}"] for size in ("0.6b", "1.7b", "4b", "8b", "14b")]
 
 
@@ -287,10 +287,10 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
         save_strategy="no",
     )
     trainer = Metered(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
-    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
-    trainer.train()
     longest = max(len(ids) for ids in fresh_policy.tokenize(task.train["prompt"]))
     planned = rloo_kit.plan(fresh_policy, config, CPU, prompt_tokens=longest)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
     found = planned.compare(trainer)
     parts = {row.name: row.off_by for row in found.parts}
     assert parts == dict.fromkeys(
@@ -355,7 +355,9 @@ def test_a_score_phase_is_planned_where_there_is_one(values: dict[str, Any], apa
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(fresh_policy: Any) -> None:
     before = tiny_plan(fresh_policy)
-    fresh_policy.model.add_adapter("ref", fresh_policy.model.peft_config["default"])
+    assert footprint.REFERENCE not in before.parts, "the base is the reference of a fresh LoRA"
+    with torch.no_grad():
+        next(p for name, p in fresh_policy.model.named_parameters() if "lora_B" in name).add_(1.0)
     after = tiny_plan(fresh_policy)
     assert after.parts[footprint.REFERENCE] == before.phases["optimizer"][footprint.LORA]
     assert after.parts[footprint.OPTIMIZER] == before.parts[footprint.OPTIMIZER]
@@ -420,13 +422,17 @@ def test_a_folder_is_planned_from_its_config_alone(tmp_path: Path) -> None:
     assert planned.model.linear_bytes == rloo_kit.plan("qwen3-0.6b", card="8GB").model.linear_bytes
 
 
-def test_an_adapter_is_planned_from_its_base(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "qwen3-4b"}))
-    with pytest.raises(PolicyNotFoundError):
-        memory.card_of(tmp_path)
-    base = write_config(tmp_path / "base")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
-    assert memory.card_of(tmp_path).layers == CATALOGUE["qwen3-0.6b"].layers
+@pytest.mark.parametrize("base", ["qwen3-4b", "Qwen/Qwen3-4B", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
+def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
+    planned = rloo_kit.plan(tmp_path, card="8GB")
+    assert planned.model.card is CATALOGUE["qwen3-4b"]
+    assert planned.settings.lora_rank == 32
+    assert planned.parts[footprint.REFERENCE] == planned.parts[footprint.LORA]
+
+
+def test_a_policy_loaded_on_a_cpu_is_planned_for_a_gpu_as_it_would_be_loaded_there(policy: Any) -> None:
+    assert rloo_kit.plan(policy, card="8GB").phases == rloo_kit.plan("tiny", card="8GB").phases
 
 
 def test_a_name_without_a_shape_gets_its_neighbours() -> None:
@@ -471,7 +477,7 @@ def test_layers_that_a_checkpoint_keeps_in_16_bit_are_counted_where_its_config_i
     ],
 )
 def test_a_card_is_known_by_its_names(name: str, mib: int) -> None:
-    assert device_of(name).usable_bytes == mib * 2**20 - memory.RESERVED_BYTES
+    assert device_of(name).usable_bytes == mib * 2**20 - devices.RESERVED_BYTES
 
 
 def test_bytes_are_taken_as_they_are() -> None:
@@ -518,7 +524,7 @@ def test_this_machines_card_lends_what_is_free_and_what_the_process_holds(
 ) -> None:
     fake_cuda(monkeypatch, memory_reserved=reserved * GIB)
     monkeypatch.setattr(measure, "nvml_process_bytes", lambda: by_nvml and by_nvml * GIB)
-    assert device_of() == memory.Device("a fake card", usable * GIB), why
+    assert device_of() == devices.Device("a fake card", usable * GIB), why
 
 
 def test_without_a_gpu_the_machines_own_memory_counts() -> None:
@@ -544,10 +550,10 @@ def test_parts_phases_and_peak_agree() -> None:
 )
 def test_the_verdict_is_set_by_the_peak(usable: int, verdict: str) -> None:
     planned = rloo_kit.plan("qwen3-4b", card="24GB")
-    exact = dataclasses.replace(planned, device=memory.Device("exact", planned.peak_bytes + usable))
+    exact = dataclasses.replace(planned, device=devices.Device("exact", planned.peak_bytes + usable))
     assert exact.fits == ("tight" if verdict == "fits" else verdict)
     roomy = planned.peak_bytes + planned.estimated_bytes
-    assert dataclasses.replace(planned, device=memory.Device("roomy", roomy)).fits == "fits"
+    assert dataclasses.replace(planned, device=devices.Device("roomy", roomy)).fits == "fits"
 
 
 def test_the_table_names_every_part_and_marks_what_is_estimated() -> None:
@@ -871,5 +877,5 @@ def test_planning_by_name_imports_neither_torch_nor_trl(script: Any) -> None:
 
 
 def test_every_card_of_the_table_can_be_planned() -> None:
-    for name, model in itertools.product(memory.CARD_MIB, ("qwen3-0.6b", "qwen3-14b")):
+    for name, model in itertools.product(devices.CARD_MIB, ("qwen3-0.6b", "qwen3-14b")):
         assert rloo_kit.plan(model, card=name).peak_bytes > 0
