@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,9 @@ def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
 
     Args:
         history: ``trainer.state.log_history``: training steps, evaluations and summaries mixed.
+
+    Raises:
+        ConfigError: it has nothing that could be drawn.
     """
     log = _training_steps(history)
     found = [
@@ -92,7 +96,14 @@ def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
         _length_panel(log),
         _share_panel(log, "completions/clipped_ratio", "cut", "Cut at the length limit", "% of completions"),
     ]
-    return [panel for panel in found if panel]
+    shown = [panel for panel in found if panel]
+    if not shown:
+        raise ConfigError(
+            "there is no training step with a finite figure",
+            where=f"plot, a log of {len(history)} entries",
+            todo="call trainer.train() first, and look at the rewards if they are not finite",
+        )
+    return shown
 
 
 def _reward_panel(log: Sequence[dict[str, Any]], history: Sequence[dict[str, Any]]) -> Panel | None:
@@ -170,7 +181,8 @@ def _curve(log: Sequence[dict[str, Any]], metric: str, label: str, scale: float 
     values = tuple(scale * _finite(entry.get(metric)) for entry in log)
     if all(math.isnan(value) for value in values):
         return None
-    return Curve(label, tuple(entry["step"] for entry in log), values)
+    steps = tuple(entry.get("step", index) for index, entry in enumerate(log, 1))
+    return Curve(label, steps, values)
 
 
 def _finite(value: Any) -> float:
@@ -191,10 +203,13 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     [1.5, 3.0, 6.0, 7.5]
     """
     half = window // 2
+    totals = [0.0, *accumulate(0.0 if math.isnan(value) else value for value in values)]
+    counts = [0, *accumulate(not math.isnan(value) for value in values)]
     means = []
     for index, value in enumerate(values):
-        near = [v for v in values[max(0, index - half) : index + half + 1] if not math.isnan(v)]
-        means.append(math.nan if math.isnan(value) else sum(near) / len(near))
+        first, end = max(0, index - half), min(len(values), index + half + 1)
+        count = counts[end] - counts[first]
+        means.append(math.nan if math.isnan(value) else (totals[end] - totals[first]) / count)
     return means
 
 
@@ -283,7 +298,7 @@ def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
         low, high, meaning = panel.band
         edges = [running_mean(edge.values, window) for edge in (low, high)]
         axis.fill_between(low.steps, *edges, color="0.86", linewidth=0, label=meaning)
-    for curve, (dash, marker) in zip(panel.curves, STYLES * len(panel.curves), strict=False):
+    for curve, (dash, marker) in zip(panel.curves, cycle(STYLES), strict=False):
         _draw_curve(axis, curve, window, dash, marker, alone=len(panel.curves) == 1)
     if panel.points:
         axis.plot(panel.points.steps, panel.points.values, "D", color="black", mfc="white", label="held out")
@@ -361,12 +376,19 @@ def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
 def _history(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
     folder: Path | None = None
     if hasattr(source, "state"):
-        history, folder = source.state.log_history, Path(source.args.output_dir)
+        history, output_dir = source.state.log_history, source.args.output_dir
+        folder = Path(output_dir) if output_dir else None
     elif isinstance(source, str | os.PathLike):
         folder = Path(source) if Path(source).is_dir() else Path(source).parent
         history = _read_state(_state_file(Path(source)))
-    else:
+    elif isinstance(source, list | tuple):
         history = source
+    else:
+        raise ConfigError(
+            "this is no run",
+            where=f"plot, got {type(source).__name__}",
+            todo="pass a trainer, its state.log_history, a trainer_state.json or the run's folder",
+        )
     if not _training_steps(history):
         raise ConfigError(
             "there is no training step to draw",

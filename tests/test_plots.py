@@ -148,6 +148,13 @@ def test_a_long_run_has_its_steps_light_and_their_running_mean_dark() -> None:
     assert all(0.4 < value < 0.6 for value in mean.get_ydata()[5:-5])
 
 
+def test_the_running_mean_of_a_long_log_is_that_of_a_loop() -> None:
+    values = [math.nan if i % 7 == 3 else math.sin(i) for i in range(200)]
+    for index, mean in enumerate(plots.running_mean(values, 21)):
+        near = [v for v in values[max(0, index - 10) : index + 11] if not math.isnan(v)]
+        assert math.isnan(mean) if math.isnan(values[index]) else mean == pytest.approx(sum(near) / len(near))
+
+
 @pytest.mark.parametrize(("n_logs", "window"), [(1, 1), (19, 1), (20, 3), (100, 11), (1000, 101)])
 def test_the_running_mean_spans_a_tenth_of_a_run_and_nothing_of_a_short_one(n_logs: int, window: int) -> None:
     assert plots.window_of(n_logs) == window
@@ -277,9 +284,19 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None, me
     assert tmp_path.name in str(caught.value)
 
 
-def test_a_run_without_a_step_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no training step"):
-        plots.plot([{"train_runtime": 1.0}])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ([{"train_runtime": 1.0}], "no training step"),
+        ([{"step": 1, "reward": math.nan}], "no training step with a finite figure"),
+        ([], "no training step"),
+        (42, "this is no run"),
+    ],
+)
+def test_what_holds_no_step_is_refused(source: Any, message: str) -> None:
+    for look in (plots.plot, plots.as_text):
+        with pytest.raises(ConfigError, match=message):
+            look(source)
 
 
 # --- text -------------------------------------------------------------------------------------------------
