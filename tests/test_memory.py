@@ -273,6 +273,10 @@ class Metered(rloo_kit.RLOOTrainer):
             return super().training_step(*args, **kwargs)
 
 
+def even_length(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+
 def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
     fresh_policy: Any, task: Any, tmp_path: Path
 ) -> None:
@@ -302,10 +306,6 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
         f"peak in {name}" for name in ("generate", "score", "train", "optimizer")
     }
     assert "not measured" in str(found).splitlines()[-1], "no driver counts a process on a CPU"
-
-
-def even_length(completions: Any, **kwargs: Any) -> list[float]:
-    return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
 
 def test_without_a_meter_standing_parts_are_compared_and_phases_are_said_to_be_unmeasured(
@@ -772,6 +772,36 @@ def test_where_the_plan_fitted_something_else_holds_the_memory() -> None:
     with caught as error, explain_out_of_memory("train", lambda: planned):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert "No checkpoint was written yet" in str(error.value)
+
+
+def test_a_run_that_starves_while_generating_keeps_its_last_checkpoint(
+    fresh_policy: Any, task: Any, tmp_path: Path
+) -> None:
+    bound, calls = fresh_policy.model.generate, itertools.count(1)
+
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return bound(*args, **kwargs)
+
+    fresh_policy.model.generate = generate
+    config = rloo_kit.RLOOConfig(
+        output_dir=str(tmp_path),
+        num_generations=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        max_completion_length=4,
+        max_steps=3,
+        save_steps=1,
+        beta=0.0,
+    )
+    trainer = Metered(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
+    trainer.memory_plan = rloo_kit.plan(fresh_policy, config, CPU)
+    with pytest.raises(OutOfMemoryError, match="phase 'generate'") as caught:
+        trainer.train()
+    assert "checkpoint-1 is kept" in str(caught.value)
+    assert "log-probability tile" in str(caught.value)
+    assert (tmp_path / "checkpoint-1" / "adapter_model.safetensors").is_file()
 
 
 def test_a_trainers_phase_is_metered_and_explained(tmp_path: Path) -> None:
