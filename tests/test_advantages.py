@@ -448,6 +448,18 @@ def test_one_scored_advantage_or_none_is_normalized_to_0(scored: list[list[bool]
     assert advantages.normalized(torch.tensor([[3.0, 0.0]]), torch.tensor(scored)).eq(0).all()
 
 
+@given(groups)
+@settings(deadline=None)
+def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values: list[list[float]]) -> None:
+    rewards = torch.tensor([*values, [0.1] * len(values[0])], dtype=torch.float32)
+    scored, given_advantages = ~rewards.isnan(), rloo(rewards)
+    found = advantages.normalized(given_advantages, scored)
+    among = given_advantages[scored].double()
+    expected = (given_advantages.double() - among.mean()) / (among.std() + 1e-4)
+    close(found.double(), expected.masked_fill(~scored, 0.0), rtol=1e-4, atol=1e-5)
+    assert found[-1].eq(0).all()
+
+
 def test_equal_advantages_are_normalized_to_0() -> None:
     assert advantages.normalized(torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool)).eq(0).all()
 
