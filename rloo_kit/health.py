@@ -75,10 +75,10 @@ KL_PER_TOKEN = 1.0
 """Nats per token: the policy puts e times the reference's probability on every token it writes, so that a
 completion of 20 tokens is e^20 times likelier than before.  Healthy runs of tests/data/health: at most 0.1."""
 
-KL_NEGATIVE = -0.01
+KL_NEGATIVE = -0.02
 """Nats per token.  KL is not negative; its estimate k1 = log policy - log reference can be by chance: with a true
 KL of e, the mean over n tokens has a standard error of about sqrt(2e/n), so e - 4 x error is lowest at -8/n,
-which is -0.01 for 800 tokens, about what :data:`WINDOW` steps of 8 short completions have."""
+which is -0.02 for 400 tokens, what ten steps of 8 completions have at five tokens each."""
 
 ENTROPY_LEFT = 0.1
 """Share of its first value that the entropy has fallen to.  Cui et al. 2025 (arXiv 2505.22617) fit reward to
@@ -88,8 +88,8 @@ ENTROPY_GROWN = 5.0
 """Times its first value that the entropy has grown to, and above one nat: the policy dissolves into noise.  In
 tests/data/health it went from 0.17 to 11.93, which is log(151936), the whole vocabulary alike."""
 
-LONGER = 1.25
-"""Growth of the mean length that counts beside a rise of the reward."""
+LONGER = 1.1
+"""Growth of the mean length that counts, where it is beyond noise too: a tenth."""
 
 DROWNED = 10.0
 """Ratio of two terms' weighted spreads.  The smaller one's share of the advantage's variance is 1 %, and it takes
@@ -440,10 +440,9 @@ def non_finite(log: Log) -> Finding | None:
     else:
         cause, setting = "weights or activations have overflowed", "learning_rate"
         change = f"{log.lower(10)}, from the last good checkpoint"
-    evidence = f"{', '.join([*bad, *['grad_norm'] * gradient])} at {log.last(1).steps}"
-    return log.found(
-        "non-finite figures", evidence, cause, setting, change, window if gradient else log.last(1)
-    )
+    window = window if gradient else log.last(1)
+    evidence = f"{', '.join([*bad, *['grad_norm'] * gradient])} ({window.steps})"
+    return log.found("non-finite figures", evidence, cause, setting, change, window)
 
 
 def is_bad(value: Any) -> bool:
@@ -526,7 +525,7 @@ def growing_gradient(log: Log) -> Finding | None:
     before, window = log.first(WINDOW), log.last(WINDOW)
     start, now = (median_norm(part) for part in (before, window))
     rise = log.change("reward", before, window)
-    if not (now >= GRADIENT * start > 0.0) or rise.sigmas >= SURE:
+    if not (now >= GRADIENT * start > 0.0) or rise.sigmas >= 1.0:
         return None
     return log.found(
         "learning rate too high",
@@ -674,7 +673,7 @@ def length_hacking(log: Log) -> Finding | None:
     paid = log.change("reward", before, window)
     right = max((log.change(term(name), before, window) for name in answers), key=lambda one: one.sigmas)
     longer = length.after >= LONGER * length.before and length.sigmas >= SURE
-    if not longer or paid.sigmas < SURE or right.sigmas >= 1.0:
+    if not longer or paid.sigmas < 2.0 or right.sigmas >= 1.0:
         return None
     return log.found(
         "length hacking",
@@ -761,7 +760,6 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
 Symptom = Callable[[Log], Finding | None]
 
 ROOTS: tuple[Symptom, ...] = (
-    non_finite,
     kl_explosion,
     entropy_explosion,
     clipped_ratios,
@@ -782,7 +780,7 @@ OTHERS: tuple[Symptom, ...] = (
     nothing_learned,
 )
 
-SYMPTOMS: tuple[Symptom, ...] = ROOTS + OTHERS
+SYMPTOMS: tuple[Symptom, ...] = (non_finite, *ROOTS, *OTHERS)
 
 
 # --- episodes ---------------------------------------------------------------------------------------------
@@ -817,7 +815,10 @@ class Watch:
 
 
 def judged(log: Log) -> Iterator[Finding]:
-    """The findings of a log's last entry: the roots, or else the others."""
+    """The findings of a log's last entry: the roots, or else the others; nothing more can be told from NaN."""
+    if broken := non_finite(log):
+        yield broken
+        return
     roots = [finding for symptom in ROOTS if (finding := symptom(log))]
     yield from roots or (finding for symptom in OTHERS if (finding := symptom(log)))
 

@@ -1,0 +1,426 @@
+"""health: each symptom on made-up logs and on real runs, each mend, and silence on healthy runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit import health
+from rloo_kit.errors import ConfigError
+from rloo_kit.health import Known, Log
+
+RECORDED = Path(__file__).parent / "data" / "health"
+HEALTHY: dict[str, Any] = {
+    "reward": lambda step: min(0.9, 0.3 + 0.02 * step),
+    "reward_std": 0.45,
+    "dead_groups": 0.1,
+    "frac_reward_zero_std": 0.1,
+    "kl": lambda step: 0.002 * step,
+    "entropy": lambda step: max(0.1, 0.3 - 0.005 * step),
+    "grad_norm": 1.5,
+    "learning_rate": 1e-3,
+    "completions/mean_length": lambda step: 15.0 + min(5.0, 0.3 * step),
+    "completions/max_length": 32.0,
+    "completions/clipped_ratio": 0.03,
+    "clip_ratio/region_mean": 0.0,
+}
+
+
+def history(steps: int = 30, **columns: Any) -> list[dict[str, Any]]:
+    """A healthy run's log with some metrics replaced: by a number or by a function of the step.
+
+    ``x__y`` stands for ``x/y``; a little noise is laid over the reward, the same one each time.
+    """
+    columns = {**HEALTHY, **{name.replace("__", "/"): value for name, value in columns.items()}}
+    noise = random.Random(0)
+    entries = []
+    for step in range(1, steps + 1):
+        entry = {name: value(step) if callable(value) else value for name, value in columns.items()}
+        if entry["reward"] is not None and entry["reward_std"]:
+            entry["reward"] += noise.gauss(0, 0.05)
+        entries.append({"step": step, **{name: value for name, value in entry.items() if value is not None}})
+    return [*entries, {"step": steps, "train_runtime": 1.0}]
+
+
+def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
+    """Columns of reward functions: ``terms(right=(mean, spread))``."""
+    pairs = [(f"rewards__{name}", *both) for name, both in functions.items()]
+    return {f"{name}__mean": mean for name, mean, _ in pairs} | {
+        f"{name}__std": std for name, _, std in pairs
+    }
+
+
+def symptoms(entries: list[dict[str, Any]], known: Known | None = None) -> list[str]:
+    log = Log(health.rounds(entries), known or Known(completions=32, groups=4))
+    return [finding.symptom for finding in health.watched(log).episodes]
+
+
+def from_step(first: int, before: float, after: float) -> Any:
+    return lambda step: before if step < first else after
+
+
+SICK: dict[str, tuple[dict[str, Any], str, str]] = {
+    # name: what the log shows, the symptom, the setting to change first
+    "all wrong": (
+        {"reward": 0.0, "reward_std": 0.0, "dead_groups": 1.0},
+        "dead groups, too hard",
+        "train_dataset",
+    ),
+    "all right": (
+        {"reward": 1.0, "reward_std": 0.0, "dead_groups": 1.0},
+        "dead groups, too easy",
+        "train_dataset",
+    ),
+    "paid for form alone, in one reward": (
+        {"reward": 0.2, "reward_std": 0.0, "dead_groups": 1.0},
+        "dead groups, too hard",
+        "train_dataset",
+    ),
+    "right or wrong together": (
+        {"reward": 0.5, "reward_std": 0.5, "dead_groups": 0.9},
+        "dead groups, completions alike",
+        "num_generations",
+    ),
+    "plain TRL counts dead groups under its own name": (
+        {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 1.0},
+        "dead groups, too hard",
+        "train_dataset",
+    ),
+    "the reward falls for good": (
+        {"reward": from_step(15, 0.7, 0.1)},
+        "reward collapse",
+        "learning_rate",
+    ),
+    "the mean of a step moves more than its completions": (
+        {"reward": lambda step: 0.5 + 0.4 * (-1) ** step, "reward_std": 0.3},
+        "high variance",
+        "gradient_accumulation_steps",
+    ),
+    "the policy leaves the reference": (
+        {"kl": from_step(10, 0.05, 3.0)},
+        "KL explosion",
+        "learning_rate",
+    ),
+    "k1 below zero": (
+        {"kl": -0.1},
+        "KL negative",
+        "temperature",
+    ),
+    "certain before it is good": (
+        {"reward": 0.3, "entropy": lambda step: 0.3 * 0.7**step},
+        "entropy collapse",
+        "learning_rate",
+    ),
+    "every token alike": (
+        {"entropy": from_step(5, 0.2, 11.9)},
+        "entropy explosion",
+        "learning_rate",
+    ),
+    "longer, better paid, not better": (
+        {"completions__mean_length": lambda step: 15 + step, **terms(correct=(0.3, 0.45))},
+        "length hacking",
+        "reward_weights",
+    ),
+    "characters beside a yes or no": (
+        {"reward": 20.5, "reward_std": 9.0, **terms(characters=(20.0, 9.0), correct=(0.5, 0.5))},
+        "drowned reward",
+        "reward_weights",
+    ),
+    "cut": (
+        {"completions__clipped_ratio": 0.5},
+        "truncation",
+        "max_completion_length",
+    ),
+    "form without content": (
+        {"reward": 0.95, "reward_std": 0.2, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))},
+        "format without answers",
+        "train_dataset",
+    ),
+    "half of the ratios clipped": (
+        {"clip_ratio__region_mean": 0.5},
+        "learning rate too high",
+        "learning_rate",
+    ),
+    "the gradient grows and the reward does not": (
+        {"reward": 0.4, "grad_norm": lambda step: 1.5 * 1.2**step},
+        "learning rate too high",
+        "learning_rate",
+    ),
+    "flat for long": (
+        {"reward": 0.4},
+        "nothing learned",
+        "learning_rate",
+    ),
+    "an infinite reward": (
+        {"reward": from_step(8, 0.4, math.inf)},
+        "non-finite figures",
+        "reward_funcs",
+    ),
+    "an entropy that is no number": (
+        {"entropy": from_step(8, 0.3, math.nan)},
+        "non-finite figures",
+        "learning_rate",
+    ),
+    "a gradient that stays infinite": (
+        {"grad_norm": from_step(8, 1.5, math.inf)},
+        "non-finite figures",
+        "learning_rate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_symptom_is_found_with_its_figures_and_the_setting_to_change_first(name: str) -> None:
+    columns, symptom, setting = SICK[name]
+    entries = history(130 if symptom == "nothing learned" else 30, **columns)
+    log = Log(health.rounds(entries), Known(completions=32, groups=4))
+    found = health.watched(log).episodes
+    assert [(one.symptom, one.setting) for one in found] == [(symptom, setting)]
+    assert any(digit in found[0].evidence for digit in "0123456789")
+    assert (
+        f"step {found[0].first_step}" in found[0].evidence or f"s {found[0].first_step}-" in found[0].evidence
+    )
+    assert "\n" not in str(found[0])
+
+
+WELL: dict[str, dict[str, Any]] = {
+    "a healthy run": {},
+    "one dead step": {"dead_groups": lambda step: 1.0 if step == 12 else 0.1},
+    "a quarter dead": {"dead_groups": 0.25},
+    "one bad step": {"reward": lambda step: 0.0 if step == 12 else 0.5 + 0.01 * step},
+    "a low reward that rises": {"reward": lambda step: 0.02 * step},
+    "kl at a tenth of a nat": {"kl": 0.1},
+    "a little below zero, by chance": {"kl": -0.005},
+    "certain because it is right": {"reward": 0.95, "entropy": lambda step: 0.3 * 0.7**step},
+    "longer and better": {
+        "completions__mean_length": lambda step: 15 + step,
+        **terms(correct=(lambda step: 0.3 + 0.02 * step, 0.45)),
+    },
+    "longer, and nothing says which reward is for being right": {
+        "completions__mean_length": lambda step: 15 + step,
+        **terms(style=(0.3, 0.45)),
+    },
+    "a measurement of weight 0 beside the reward": {
+        "completions__mean_length": 16.0,
+        **terms(tokens=(300.0, 80.0), correct=(0.5, 0.5)),
+    },
+    "a smaller reward that is learned already": {
+        "reward": lambda step: 1.0 + 0.3 + 0.02 * step,
+        **terms(format=(1.0, 0.01), correct=(lambda step: 0.3 + 0.02 * step, 0.45)),
+    },
+    "one completion in ten cut": {"completions__clipped_ratio": 0.1},
+    "format and some answers": {
+        "completions__mean_length": 16.0,
+        **terms(format=(0.95, 0.2), answer=(0.3, 0.45)),
+    },
+    "an overflow of the loss scaler": {"grad_norm": lambda step: math.inf if step < 3 else 1.5},
+    "a reward that applied to no sample": {
+        "completions__mean_length": 16.0,
+        **terms(judge=(None, None), correct=(0.5, 0.5)),
+    },
+    "a fifth of the ratios clipped": {"clip_ratio__region_mean": 0.2},
+    "a gradient that grows with the reward": {"grad_norm": lambda step: 1.5 * 1.2**step},
+    "rewards from -1 to 1": {"reward": lambda step: -0.5 + 0.04 * step, "reward_std": 0.8},
+}
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_nothing_is_said_where_nothing_is_wrong(name: str) -> None:
+    entries = history(30, **WELL[name])
+    assert symptoms(entries) == []
+    assert symptoms(entries, Known()) == [], "nor where the settings are not known"
+
+
+def test_a_loss_of_zero_means_nothing() -> None:
+    assert symptoms(history(30, loss=0.0)) == []
+
+
+def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> None:
+    entries = history(
+        12,
+        reward=from_step(4, 0.6, 0.0),
+        reward_std=from_step(4, 0.45, 0.0),
+        kl=from_step(4, 0.01, 8.0),
+        dead_groups=from_step(4, 0.0, 1.0),
+        completions__clipped_ratio=from_step(4, 0.0, 1.0),
+    )
+    found = symptoms(entries)
+    assert found[0] == "KL explosion"
+    assert not {"truncation", "dead groups, too hard"} & set(found)
+
+
+def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_reward() -> None:
+    scored = history(10)[:-1]
+    both = []
+    for entry in scored:
+        again = {"step": 2 * entry["step"], "clip_ratio/region_mean": 0.6, "grad_norm": 1.0}
+        both += [{**entry, "step": 2 * entry["step"] - 1}, again]
+    assert symptoms(both) == ["learning rate too high"]
+    assert symptoms(scored) == []
+
+
+# --- episodes ---------------------------------------------------------------------------------------------
+
+
+def test_an_episode_lasts_while_the_symptom_does_and_a_new_one_begins_after_a_pause() -> None:
+    cut = [*[0.0] * 5, *[0.6] * 10, *[0.0] * 20, *[0.6] * 10]
+    entries = history(len(cut), completions__clipped_ratio=lambda step: cut[step - 1])
+    log = Log(health.rounds(entries), Known(completions=32, groups=4))
+    first, second = health.watched(log).episodes
+    assert first.symptom == second.symptom == "truncation"
+    assert 6 <= first.last_step < second.first_step + health.WINDOW
+    assert first.last_step >= 15
+    assert second.last_step == len(cut)
+
+
+def test_a_symptom_that_flickers_is_one_episode() -> None:
+    entries = history(40, completions__clipped_ratio=lambda step: 0.0 if step % 10 == 0 else 0.5)
+    assert symptoms(entries) == ["truncation"]
+
+
+# --- the callback -----------------------------------------------------------------------------------------
+
+
+def play(entries: list[dict[str, Any]], callback: Any, main: bool = True) -> Any:
+    """Give a log to a callback as a Trainer does, entry by entry, until it stops the run."""
+    args = SimpleNamespace(
+        per_device_train_batch_size=32,
+        world_size=1,
+        gradient_accumulation_steps=1,
+        generation_batch_size=32,
+        num_generations=8,
+        reward_weights=None,
+    )
+    state = SimpleNamespace(log_history=[], is_world_process_zero=main)
+    control = SimpleNamespace(should_save=False, should_training_stop=False)
+    callback.on_train_begin(args, state, control)
+    for entry in entries:
+        state.log_history.append(entry)
+        callback.on_log(args, state, control, logs=entry)
+        if control.should_training_stop:
+            break
+    return SimpleNamespace(state=state, control=control)
+
+
+def test_it_speaks_once_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    play(history(20, completions__clipped_ratio=0.6), health.HealthCallback())
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
+    )
+    assert "Change first: max_completion_length" in lines[0]
+
+
+def test_it_says_nothing_about_a_healthy_run(capfd: pytest.CaptureFixture[str]) -> None:
+    play(history(30), health.HealthCallback())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_only_the_main_process_prints_and_every_process_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    ran = play(history(20, completions__clipped_ratio=0.6), health.HealthCallback("stop"), main=False)
+    assert capsys.readouterr().out == ""
+    assert ran.control.should_training_stop
+
+
+def test_stop_ends_the_run_at_the_step_and_saves_it() -> None:
+    ran = play(history(20, completions__clipped_ratio=0.6), health.HealthCallback("stop"))
+    assert ran.control.should_save
+    assert ran.state.log_history[-1]["step"] == 3
+
+
+def test_stop_saves_no_weights_that_are_not_finite() -> None:
+    ran = play(history(20, entropy=from_step(8, 0.3, math.nan)), health.HealthCallback("stop"))
+    assert ran.control.should_training_stop
+    assert not ran.control.should_save
+
+
+def test_a_callable_gets_the_finding_in_place_of_the_print(capsys: pytest.CaptureFixture[str]) -> None:
+    found: list[health.Finding] = []
+    play(history(20, completions__clipped_ratio=0.6), health.HealthCallback(found.append))
+    assert [one.setting for one in found] == ["max_completion_length"]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_resumed_run_does_not_say_again_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    entries = history(20, completions__clipped_ratio=0.6)
+    args = SimpleNamespace(
+        per_device_train_batch_size=32,
+        world_size=1,
+        gradient_accumulation_steps=1,
+        generation_batch_size=32,
+        num_generations=8,
+        reward_weights=None,
+    )
+    state = SimpleNamespace(log_history=entries[:10], is_world_process_zero=True)
+    callback = health.HealthCallback()
+    callback.on_train_begin(args, state, None)
+    state.log_history = entries[:11]
+    callback.on_log(args, state, None, logs=entries[10])
+    assert capsys.readouterr().out == ""
+
+
+def test_another_value_of_on_unhealthy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="on_unhealthy"):
+        health.HealthCallback("shout")
+
+
+# --- diagnose ---------------------------------------------------------------------------------------------
+
+
+def test_a_healthy_report_says_so_with_figures() -> None:
+    report = rloo_kit.diagnose(history(30))
+    assert report.healthy
+    assert str(report).startswith("healthy: nothing found, steps 1 to 30")
+    assert "reward " in str(report)
+    assert report.figures["completions/clipped_ratio"] == (0.03, 0.03)
+
+
+def test_a_report_has_each_episode_with_cause_and_setting() -> None:
+    text = str(rloo_kit.diagnose(history(30, completions__clipped_ratio=0.6)))
+    assert text.startswith("1 finding, steps 1 to 30\n  truncation, steps 1 to 30")
+    for label in ("evidence", "likely cause", "change first"):
+        assert label in text
+
+
+def test_a_notebook_shows_the_report_as_text() -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    shown, _ = DisplayFormatter().format(rloo_kit.diagnose(history(10)))
+    assert shown["text/plain"].startswith("healthy")
+
+
+def test_a_trainer_a_folder_and_a_state_file_give_the_same_findings(tmp_path: Path) -> None:
+    entries = history(20, completions__clipped_ratio=0.6)
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
+    reports = [rloo_kit.diagnose(source) for source in (entries, tmp_path, tmp_path / "trainer_state.json")]
+    assert len(set(map(str, reports))) == 1
+
+
+def test_a_log_without_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no training step to diagnose"):
+        rloo_kit.diagnose([{"train_runtime": 1.0}])
+
+
+def test_what_is_seen_live_is_what_is_reported_afterwards() -> None:
+    seen: list[health.Finding] = []
+    entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
+    play(entries, health.HealthCallback(seen.append))
+    log = Log(health.rounds(entries), Known(32, 4))
+    assert [one.symptom for one in seen] == [one.symptom for one in health.watched(log).episodes]
+
+
+def test_ten_thousand_steps_are_read_in_seconds() -> None:
+    import time
+
+    entries = history(2000, reward=lambda step: 0.6)
+    started = time.process_time()
+    rloo_kit.diagnose(entries)
+    assert time.process_time() - started < 10
