@@ -51,10 +51,10 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=24, help="updates of every run")
+    parser.add_argument("--steps", type=int, default=16, help="updates of every run")
     parser.add_argument("--max-steps", type=int, default=48, help="updates of a run that is not there yet")
     parser.add_argument("--target", type=float, default=0.85)
-    parser.add_argument("--evaluate-every", type=int, default=4, help="updates between evaluations")
+    parser.add_argument("--evaluate-every", type=int, default=2, help="updates between evaluations")
     parser.add_argument("--problems", type=int, default=200, help="held out, for each evaluation")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     return parser.parse_args()
