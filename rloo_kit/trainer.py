@@ -15,9 +15,7 @@ the methods and fails in words when TRL changes them.
 from __future__ import annotations
 
 import functools
-import json
 import math
-import shutil
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rloo_kit import advantages, environment, guards, losses, packing, sampling, truncation
+from rloo_kit import advantages, checkpoints, environment, guards, losses, packing, sampling, truncation
 from rloo_kit import config as _config
 from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError
 
@@ -556,15 +554,17 @@ class RLOOTrainer(trl.RLOOTrainer):
             kwargs: as in transformers' ``Trainer.train``.
         """
         if resume_from_checkpoint is True:
-            found = last_whole_checkpoint(self.args.output_dir)
+            found = checkpoints.last_whole_checkpoint(self.args.output_dir)
             if self.accelerator.is_main_process:
-                _remove_broken_checkpoints(self.args.output_dir)
+                checkpoints.remove_broken(self.args.output_dir)
                 print(f"resuming from {found}" if found else "no checkpoint yet: starting at step 0")
             self.accelerator.wait_for_everyone()
             resume_from_checkpoint = str(found) if found else None
         elif not resume_from_checkpoint and self.accelerator.is_main_process:
-            _set_aside(self.args.output_dir)
-        if resume_from_checkpoint and 0 < self.args.max_steps <= _step_of(Path(resume_from_checkpoint)):
+            checkpoints.set_aside(self.args.output_dir)
+        if resume_from_checkpoint and 0 < self.args.max_steps <= checkpoints.step_of(
+            Path(resume_from_checkpoint)
+        ):
             return self._already_done(Path(str(resume_from_checkpoint)))
         self._recall_prompts(resume_from_checkpoint)
         try:
@@ -595,7 +595,9 @@ class RLOOTrainer(trl.RLOOTrainer):
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Answers: transformers takes one more step from a checkpoint that is at the last one."""
-        print(f"{folder} is at step {_step_of(folder)} of {self.args.max_steps}: nothing left to train")
+        print(
+            f"{folder} is at step {checkpoints.step_of(folder)} of {self.args.max_steps}: nothing left to train"
+        )
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
         return TrainOutput(self.state.global_step, 0.0, {})
@@ -773,54 +775,3 @@ def _keep_padding_mask(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "embed_tokens"):
             module._unsloth_keep_padding_mask = True
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------
-
-
-def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest ``checkpoint-N`` that was written to its end, or None.
-
-    transformers writes ``trainer_state.json`` last, so a checkpoint without a readable one for its own step
-    was cut off.
-    """
-    whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
-    return whole[-1] if whole else None
-
-
-def _checkpoints(output_dir: str | Path) -> list[Path]:
-    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
-    return sorted(folders, key=_step_of)
-
-
-def _step_of(folder: Path) -> int:
-    """The step in a checkpoint's name; 0 for a folder of another name."""
-    digits = folder.name.split("-")[-1]
-    return int(digits) if digits.isdigit() else 0
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        state = json.loads((folder / "trainer_state.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(state.get("global_step") == _step_of(folder))
-
-
-def _remove_broken_checkpoints(output_dir: str | Path) -> None:
-    for folder in _checkpoints(output_dir):
-        if not _is_whole(folder):
-            shutil.rmtree(folder)
-
-
-def _set_aside(output_dir: str | Path) -> None:
-    """Move what an earlier run left to ``earlier``, in place of what was there."""
-    folders = _checkpoints(output_dir)
-    if not folders:
-        return
-    earlier = Path(output_dir) / "earlier"
-    shutil.rmtree(earlier, ignore_errors=True)
-    earlier.mkdir()
-    for folder in folders:
-        folder.rename(earlier / folder.name)
-    print(f"checkpoints of an earlier run are now in {earlier}")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pickle
+import warnings
 from typing import Any
 
 import pytest
 import trl
 
 import rloo_kit
-from rloo_kit import config
+from rloo_kit import advantages, config
 from rloo_kit.errors import ArgumentError, ConfigError
 
 
@@ -154,3 +156,56 @@ def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
     rloo_kit.RLOOConfig(generation_batch_size=16, num_generations=8)
     with pytest.raises(ConfigError, match="does not divide into groups of 8"):
         rloo_kit.RLOOConfig(generation_batch_size=12, num_generations=8)
+
+
+# --- the method -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"advantage_estimator": "rlo"}, "advantage_estimator='rloo'\\?"),
+        ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
+        ({"kl_estimator": "k4"}, "k1, k2, k3"),
+        ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
+        ({"prompt_sampling": "smart"}, "uniform, informative"),
+        ({"skip_dead_groups": "no"}, "None, True, False"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        rloo_kit.RLOOConfig(**settings)
+
+
+def test_the_kl_estimator_is_the_fields_for_its_place() -> None:
+    assert rloo_kit.RLOOConfig().kl_estimator == "k1", "in the reward, as in TRL's RLOO"
+    assert rloo_kit.RLOOConfig(kl_placement="loss").kl_estimator == "k2"
+    assert rloo_kit.RLOOConfig(kl_placement="loss", kl_estimator="k3").kl_estimator == "k3"
+
+
+def test_k1_in_the_loss_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="expected gradient is 0"):
+        rloo_kit.RLOOConfig(kl_placement="loss", kl_estimator="k1")
+
+
+def test_dividing_by_a_spread_that_is_the_kl_terms_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="noise becomes a full-size advantage"):
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.0)
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, kl_placement="loss")
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, skip_dead_groups=True)
+
+
+def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved() -> None:
+    def halved(rewards: Any) -> Any:
+        return (rewards - rewards.nanmean()) / 2
+
+    settings = rloo_kit.RLOOConfig(advantage_estimator=halved)
+    assert settings.advantage_estimator == "halved"
+    assert json.loads(settings.to_json_string())["advantage_estimator"] == "halved"
+    assert advantages.find("halved").function is halved
+    other = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: rewards)
+    again = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: -rewards)
+    assert other.advantage_estimator != again.advantage_estimator, "two functions of one name are two"

@@ -16,7 +16,8 @@ import trl
 
 import rloo_kit
 from rloo_kit import progress
-from rloo_kit.trainer import dead_groups, last_whole_checkpoint, total_rewards
+from rloo_kit.checkpoints import last_whole_checkpoint
+from rloo_kit.trainer import dead_groups, total_rewards
 
 METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
 

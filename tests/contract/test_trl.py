@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import trl.trainer.rloo_trainer
-from transformers import Trainer
+import trl.trainer.utils
+from transformers import GenerationMixin, Trainer
 
 import rloo_kit.trainer
 from rewards.compose import TRL_KEYWORDS
@@ -25,7 +26,9 @@ Stock = trl.trainer.rloo_trainer.RLOOTrainer
 
 OVERRIDDEN = {
     # method: (parameters, first 12 digits of the SHA-256 of its code)
+    "_get_train_sampler": (["self", "dataset"], "aca83cba9c7a"),
     "_generate_single_turn": (["self", "prompt_ids", "images", "multimodal_fields"], "5db487adbcdb"),
+    "_generate_and_score_completions": (["self", "inputs"], "626f8151befc"),
     "_get_per_token_logps_and_entropies": (
         ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"],
         "dd08ff17cae7",
@@ -34,15 +37,16 @@ OVERRIDDEN = {
         ["self", "inputs", "prompts", "completions", "completion_ids_list"],
         "debce8d0bc83",
     ),
-    "compute_loss": (["self", "model", "inputs", "return_outputs", "num_items_in_batch"], "57891fd9d1fb"),
+    "_prepare_inputs": (["self", "generation_batch"], "1d3ae280df01"),
+    "_compute_loss": (["self", "model", "inputs"], "f3523b2026dc"),
 }
-# Not overridden, but the overrides above count on what they do with old_logps and with the random state.
+# Not overridden, but the overrides above count on what they do.
 RELIED_ON = {
-    "_compute_loss": "f3523b2026dc",
-    "_generate_and_score_completions": "626f8151befc",
-    "_prepare_inputs": "1d3ae280df01",
     "_tokenize_prompts": "3176f24bb39a",
+    "training_step": "04bf1003a79a",
 }
+# How TRL shuffles a generation batch, and in which order it wants prompts.
+FUNCTIONS = {"shuffle_sequence_dict": "9360e298941a", "RepeatSampler": "72b4c5fad94e"}
 
 
 def fingerprint(function: Any) -> str:
@@ -70,6 +74,11 @@ def test_an_overridden_method_is_the_one_it_was_written_against(name: str) -> No
 @pytest.mark.parametrize("name", RELIED_ON)
 def test_a_method_that_the_overrides_count_on_is_unchanged(name: str) -> None:
     assert fingerprint(getattr(Stock, name)) == RELIED_ON[name], explain(name)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_the_overrides_count_on_is_unchanged(name: str) -> None:
+    assert fingerprint(getattr(trl.trainer.utils, name)) == FUNCTIONS[name], explain(name)
 
 
 def test_the_list_above_names_every_override_of_trls_own_methods() -> None:
@@ -112,7 +121,7 @@ def test_names_of_older_releases_are_not_fields_today() -> None:
 
 
 def test_the_state_of_a_checkpoint_is_written_last() -> None:
-    """rloo_kit.trainer.last_whole_checkpoint takes a readable trainer_state.json for a whole checkpoint."""
+    """rloo_kit.checkpoints.last_whole_checkpoint takes a readable trainer_state.json for a whole checkpoint."""
     source = inspect.getsource(Trainer._save_checkpoint)
     written = [
         source.index(mark) for mark in ("self.save_model", "_save_optimizer_and_scheduler", "_save_rng_state")
@@ -126,6 +135,30 @@ def test_resuming_still_passes_over_the_adapter_beside_subfolders() -> None:
     source = inspect.getsource(Trainer._load_from_checkpoint)
     assert "if adapter_subdirs:" in source
     assert "for subdir_name in adapter_subdirs:" in source
+
+
+def test_transformers_divides_each_loss_by_the_accumulation() -> None:
+    """rloo_kit.trainer undoes it in row_weight."""
+    source = inspect.getsource(Trainer.training_step)
+    assert "loss = loss / self.current_gradient_accumulation_steps" in source
+
+
+def test_the_fused_head_scores_no_token_that_is_masked() -> None:
+    """rloo_kit.packing trims columns; what is masked within them must cost nothing."""
+    source = inspect.getsource(trl.trainer.utils.add_fused_lm_head)
+    assert "mask = labels != -100" in source
+    assert "hidden_states[mask]" in source
+
+
+def test_a_custom_loop_is_given_what_generate_prepared() -> None:
+    """rloo_kit.sampling.decode is called in place of the loop, with warpers, cache and stopping criteria."""
+    source = inspect.getsource(GenerationMixin.generate)
+    assert "decoding_method = custom_generate" in source
+    for given in (
+        "logits_processor=prepared_logits_processor",
+        "stopping_criteria=prepared_stopping_criteria",
+    ):
+        assert given in source
 
 
 def test_the_hook_for_gradients_comes_before_the_optimizer_step() -> None:

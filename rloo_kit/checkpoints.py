@@ -1,0 +1,59 @@
+"""A run's checkpoints: which one is whole, what is left of one that was cut off, and those of an earlier run.
+
+For the trainer, when it starts or resumes.  Files only; what is in a checkpoint is transformers' business.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+
+def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest ``checkpoint-N`` that was written to its end, or None.
+
+    transformers writes ``trainer_state.json`` last, so a checkpoint without a readable one for its own step
+    was cut off.
+    """
+    whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
+    return whole[-1] if whole else None
+
+
+def _checkpoints(output_dir: str | Path) -> list[Path]:
+    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
+    return sorted(folders, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint's name; 0 for a folder of another name."""
+    digits = folder.name.split("-")[-1]
+    return int(digits) if digits.isdigit() else 0
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        state = json.loads((folder / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(state.get("global_step") == step_of(folder))
+
+
+def remove_broken(output_dir: str | Path) -> None:
+    """Delete the checkpoints that were cut off while they were written."""
+    for folder in _checkpoints(output_dir):
+        if not _is_whole(folder):
+            shutil.rmtree(folder)
+
+
+def set_aside(output_dir: str | Path) -> None:
+    """Move what an earlier run left to ``earlier``, in place of what was there."""
+    folders = _checkpoints(output_dir)
+    if not folders:
+        return
+    earlier = Path(output_dir) / "earlier"
+    shutil.rmtree(earlier, ignore_errors=True)
+    earlier.mkdir()
+    for folder in folders:
+        folder.rename(earlier / folder.name)
+    print(f"checkpoints of an earlier run are now in {earlier}")
