@@ -21,6 +21,12 @@ MANY = 0.5
 WANTED = 0.9
 """The share of completions that the recommended length should let end."""
 
+KNOWN = 10
+"""Completions that must have ended before a length is recommended; with fewer it is a guess."""
+
+REACH = 8
+"""A recommendation this many times the longest completion that ended says more than those lengths can."""
+
 
 def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | None:
     """The length at which ``share`` of the completions would have ended, by those that did.
@@ -34,20 +40,21 @@ def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | N
         cut: how many were cut.
 
     Returns:
-        Tokens, rounded up to a multiple of 64; None where fewer than 5 lengths, or fewer than 2 different ones, are
-        known.
+        Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
+        known, or the line would have to be followed beyond :data:`REACH` times the longest.
 
-    >>> length_for([100, 120, 140, 160, 180, 200], cut=6)
-    384
+    >>> length_for([100, 110, 120, 130, 140, 150, 160, 170, 180, 190], cut=10)
+    320
     """
-    lengths = sorted(ended)
-    if len(lengths) < 5 or lengths[0] == lengths[-1]:
+    lengths = sorted(max(1, length) for length in ended)
+    if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
         return None
     total = len(lengths) + cut
     quantile = NormalDist().inv_cdf
     ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
     slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
-    return math.ceil(math.exp(intercept + slope * quantile(share)) / 64) * 64
+    wanted = intercept + slope * quantile(share)
+    return None if wanted > math.log(REACH * lengths[-1]) else math.ceil(math.exp(wanted) / 64) * 64
 
 
 class Watch:
@@ -90,5 +97,8 @@ class Watch:
         if wanted and wanted > self.limit:
             advice = f"max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did"
         else:
-            advice = f"try max_completion_length={2 * self.limit} and look again; too few ended to say more"
+            advice = (
+                f"Try max_completion_length={2 * self.limit} and look again; the {len(ended)} that ended do not "
+                "tell a length"
+            )
         return f"{what} at {self.limit} tokens. {advice}."
