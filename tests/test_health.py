@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -424,3 +425,51 @@ def test_ten_thousand_steps_are_read_in_seconds() -> None:
     started = time.process_time()
     rloo_kit.diagnose(entries)
     assert time.process_time() - started < 10
+
+
+# --- real runs, recorded by benchmarks/health_runs.py -----------------------------------------------------
+
+ILL = sorted(RECORDED.glob("*.ill.json"))
+CALM = sorted([*RECORDED.glob("*.mended.json"), *RECORDED.glob("*.healthy.json")])
+
+
+def recorded(file: Path) -> Log:
+    """A recorded run's log, with what a trainer would know of it."""
+    run = json.loads(file.read_text())
+    config = SimpleNamespace(
+        **{"world_size": 1, "generation_batch_size": None, "reward_weights": None, **run["config"]}
+    )
+    return Log(health.rounds(run["log_history"]), Known.of(config))
+
+
+def named(file: Path) -> str:
+    return file.name.split(".")[0].replace("_", " ")
+
+
+@pytest.mark.parametrize("file", ILL, ids=named)
+def test_a_run_that_has_a_symptom_is_diagnosed_with_it(file: Path) -> None:
+    found = health.watched(recorded(file)).episodes
+    assert named(file) in {finding.symptom.removeprefix("dead groups, ") for finding in found}
+
+
+@pytest.mark.parametrize("file", [f for f in CALM if ".mended" in f.name], ids=named)
+def test_its_mend_clears_it(file: Path) -> None:
+    assert file.with_name(file.name.replace("mended", "ill")) in ILL
+    assert [str(finding) for finding in health.watched(recorded(file)).episodes] == []
+
+
+def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
+    """Whether their settings are known, or their log alone."""
+    alarms = [
+        (file.name, finding.symptom)
+        for file in CALM
+        for log in (recorded(file), replace(recorded(file), known=Known()))
+        for finding in health.watched(log).episodes
+    ]
+    assert len(CALM) >= 10
+    assert alarms == [], f"{len(alarms)} false alarms in {len(CALM)} runs"
+
+
+def test_a_recorded_run_says_what_made_it() -> None:
+    for file in [*ILL, *CALM]:
+        assert json.loads(file.read_text())["made_by"].startswith(("benchmarks/", "notebooks/")), file.name
