@@ -419,6 +419,9 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
     micro = int(read("per_device_train_batch_size", default.micro_rows))
     accumulation = int(read("gradient_accumulation_steps", default.accumulation))
     optimizer = read("optim", default.optimizer)
+    fast = bool(getattr(config, "fast_sampling", config is None)) and not getattr(
+        config, "generation_kwargs", None
+    )
     settings = Settings(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion,
@@ -428,7 +431,7 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
         accumulation=accumulation,
         iterations=int(read("num_iterations", default.iterations)),
         beta=float(read("beta", default.beta)),
-        fast_sampling=bool(getattr(config, "fast_sampling", config is None)),
+        fast_sampling=fast,
         single_pass=bool(getattr(config, "single_pass", config is None)),
         optimizer=str(getattr(optimizer, "value", optimizer)),
     )

@@ -364,6 +364,18 @@ def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(fresh_policy: 
     assert footprint.REFERENCE not in tiny_plan(fresh_policy, beta=0.0).parts
 
 
+@pytest.mark.parametrize(
+    ("values", "fast", "why"),
+    [
+        ({"fast_sampling": True}, True, "the kit's own loop"),
+        ({"fast_sampling": True, "generation_kwargs": {"top_k": 5}}, False, "the trainer then leaves it out"),
+        ({}, False, "TRL's own configuration does not know it"),
+    ],
+)
+def test_sampling_is_planned_as_the_trainer_samples(values: dict[str, Any], fast: bool, why: str) -> None:
+    assert memory.settings_of(config(**values)).fast_sampling == fast, why
+
+
 def test_a_prompt_leaves_room_for_the_completion() -> None:
     assert memory.settings_of(config(max_completion_length=900), None, 1024).prompt_tokens == 124
     assert memory.settings_of(config(), None, 32768).prompt_tokens == memory.DEFAULT_PROMPT_TOKENS
