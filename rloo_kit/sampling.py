@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from rloo_kit.errors import NonFiniteError
+
 BLOCK = 128
 """Entries that are summed first when drawing: one pass over the vocabulary is then vectorised, and the
 cumulated sum, which is not, runs over a hundredth of it."""
@@ -41,8 +43,19 @@ def decode(
         model_inputs: ``attention_mask``, ``position_ids``, ``past_key_values`` and flags of the forward pass.
 
     Returns:
-        (rows, prompt + longest completion) token ids, padded on the right.
+        (rows, prompt + longest completion) token ids, padded on the right.  Without a cache, and with one that
+        cannot drop rows (``cache_implementation="static"``), transformers' own loop samples.
+
+    Raises:
+        NonFiniteError: see :func:`draw`.
     """
+    from transformers import DynamicCache
+
+    if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
+        sampled: torch.Tensor = model._sample(
+            input_ids, logits_processor, stopping_criteria, generation_config, **model_inputs
+        )
+        return sampled
     choose = draw if generation_config.do_sample else _largest
     mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")
     model_inputs.pop("use_cache", None)
@@ -82,9 +95,18 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
 
     Returns:
         (rows,) indices.
+
+    Raises:
+        NonFiniteError: a row has NaN or +inf, or no entry above -inf.
     """
     probabilities = torch.softmax(scores, dim=1)
     below = _block_sums(probabilities).double().cumsum(1)
+    if not below[:, -1].isfinite().all():
+        raise NonFiniteError(
+            "the policy's logits are not finite, so there is nothing to sample from",
+            where=f"{int((~below[:, -1].isfinite()).sum())} of {len(scores)} completions",
+            todo="look for NaN in the weights: load the policy anew, or train(resume_from_checkpoint=True)",
+        )
     uniform = torch.rand(len(scores), 1, dtype=torch.float64, device=scores.device)
     block, left = _first_above(below, uniform * below[:, -1:])
     inside = block * BLOCK + torch.arange(BLOCK, device=scores.device)
