@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, cycle
+from itertools import accumulate, chain, cycle, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
 
 WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
+APART = 10
+"""How many times as large a reward term has to be for a panel of its own."""
+
 PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 STYLES = (("-", ""), ("--", ""), (":", ""), ("-.", ""), ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 """Dash and marker of the first, second, ... line of a panel: they differ without colour."""
@@ -89,7 +92,7 @@ def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
     log = _training_steps(history)
     found = [
         _reward_panel(log, history),
-        _terms_panel(log),
+        *_terms_panels(log),
         _dead_panel(log),
         _panel(log, "kl", "KL", "KL to the reference", "nats per token"),
         _panel(log, "entropy", "entropy", "Entropy of the policy", "nats per token", limits=(0, None)),
@@ -123,15 +126,36 @@ def _reward_panel(log: Sequence[dict[str, Any]], history: Sequence[dict[str, Any
     return Panel("Reward", "reward", (reward,), band, held_out, wide=True)
 
 
-def _terms_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
-    """Each reward function's mean; None for a single function that is the reward itself."""
+def _terms_panels(log: Sequence[dict[str, Any]]) -> list[Panel]:
+    """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
     names = dict.fromkeys(key for entry in log for key in entry if _is_term(key))
     curves = [_curve(log, key, key.removeprefix("rewards/").removesuffix("/mean")) for key in names]
-    terms = tuple(curve for curve in curves if curve)
+    terms = [curve for curve in curves if curve]
     total = _curve(log, "reward", "mean reward")
-    if not terms or (len(terms) == 1 and total and _same(terms[0].values, total.values)):
-        return None
-    return Panel("Reward terms", "mean, unweighted", terms, wide=True)
+    if len(terms) == 1 and total and _same(terms[0].values, total.values):
+        return []
+    titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
+    return [
+        Panel(title, "mean, unweighted", tuple(group), wide=True)
+        for title, group in zip(titles, _by_size(terms), strict=False)
+    ]
+
+
+def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
+    """Groups within which no term is more than ten times another, so that each can be read."""
+    groups: list[list[Curve]] = []
+    smallest = math.inf
+    for term in sorted(terms, key=_size):
+        if not groups or _size(term) > APART * smallest:
+            groups.append([])
+            smallest = math.inf
+        groups[-1].append(term)
+        smallest = min(smallest, _size(term) or math.inf)
+    return groups
+
+
+def _size(curve: Curve) -> float:
+    return max(abs(value) for value in curve.values if not math.isnan(value))
 
 
 def _is_term(key: str) -> bool:

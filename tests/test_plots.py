@@ -101,6 +101,19 @@ def test_a_single_reward_that_is_the_reward_itself_is_not_drawn_twice(weighted: 
     assert ("Reward terms" in titles(history)) == drawn
 
 
+def test_a_term_of_another_size_has_a_panel_of_its_own() -> None:
+    sizes = {"right": 0.5, "never": 0.0, "closed": 1.0, "tokens": 300.0, "characters": 900.0}
+    terms = {f"rewards/{name}/mean": size for name, size in sizes.items()}
+    found = plots.panels([step(number, **terms) for number in range(1, 4)])
+    groups = {
+        p.title: [curve.label for curve in p.curves] for p in found if p.title.startswith("Reward terms")
+    }
+    assert groups == {
+        "Reward terms": ["never", "right", "closed"],
+        "Reward terms, larger ones": ["tokens", "characters"],
+    }
+
+
 def test_a_log_of_rewards_alone_is_drawn() -> None:
     assert titles([{"step": 1, "reward": 0.5}]) == ["Reward"]
 
