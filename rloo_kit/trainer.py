@@ -23,9 +23,20 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rloo_kit import advantages, checkpoints, environment, guards, losses, packing, sampling, truncation
+from rloo_kit import (
+    advantages,
+    checkpoints,
+    environment,
+    guards,
+    losses,
+    measure,
+    memory,
+    packing,
+    sampling,
+    truncation,
+)
 from rloo_kit import config as _config
-from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError
+from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError, OutOfMemoryError
 
 environment.import_unsloth()
 
@@ -147,13 +158,17 @@ class RLOOTrainer(trl.RLOOTrainer):
         if self._history:
             self.add_callback(self._history)
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
-        self._check_first_prompts()
+        longest = self._check_first_prompts()
         self._explain_two_passes()
+        self.memory = measure.Meter.for_model(self.model)
+        self.memory_plan = memory.plan(self.model, self.args, prompt_tokens=longest)
 
-    def _check_first_prompts(self) -> None:
-        rows, prompts = guards.longest_prompts(self.train_dataset)
-        ids, _, _ = self._tokenize_prompts(prompts)
+    def _check_first_prompts(self) -> int:
+        """Tokens of the longest prompt."""
+        rows, longest = guards.longest_prompts(self.train_dataset)
+        ids, _, _ = self._tokenize_prompts(longest)
         guards.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
+        return max(map(len, ids))
 
     @property
     def _max_seq_length(self) -> int | None:
@@ -179,7 +194,7 @@ class RLOOTrainer(trl.RLOOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         """Answers: unsloth cuts sequences inside the forward pass; multinomial is most of a CPU's step."""
         guards.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
-        with self._fast_sampling():
+        with memory.phase(self, "generate"), self._fast_sampling():
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self.model.training:
             self._look_for_truncation(completion_ids)
@@ -351,6 +366,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
+            memory.phase(self, "score"),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):
@@ -449,6 +465,11 @@ class RLOOTrainer(trl.RLOOTrainer):
             batch["row_weight"][[row for run in spare for row in run]] = 0.0
             blocks = spare + blocks
         return packing.lay_out(blocks, per_batch, unit, needed)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Answers: running out of memory says neither in which phase, nor what to do."""
+        with memory.phase(self, "train"):
+            return super().training_step(*args, **kwargs)
 
     # --- the loss -----------------------------------------------------------------------------------------
 
@@ -567,9 +588,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         ):
             return self._already_done(Path(str(resume_from_checkpoint)))
         self._recall_prompts(resume_from_checkpoint)
+        memory.warn_if_too_large(self.memory_plan)
         try:
-            result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
-        except KeyboardInterrupt:
+            with memory.phase(self, "optimizer"):
+                result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
+        except (KeyboardInterrupt, OutOfMemoryError):
             self._keep_what_is_done()
             raise
         self.save_state()

@@ -253,26 +253,6 @@ def test_a_pass_without_gradient_is_planned_within_a_tenth(policy: Any) -> None:
 # --- a whole run ------------------------------------------------------------------------------------------
 
 
-class Metered(rloo_kit.RLOOTrainer):
-    """The trainer with its phases told apart; what no inner phase claims is the optimizer's."""
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        with memory.phase(self, "optimizer"):
-            return super().train(*args, **kwargs)
-
-    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        with memory.phase(self, "generate"):
-            return super()._generate_single_turn(*args, **kwargs)
-
-    def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
-        with memory.phase(self, "score"):
-            return super()._generate_and_score_completions(*args, **kwargs)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        with memory.phase(self, "train"):
-            return super().training_step(*args, **kwargs)
-
-
 def even_length(completions: Any, **kwargs: Any) -> list[float]:
     return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
@@ -290,7 +270,7 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
         beta=0.05,
         save_strategy="no",
     )
-    trainer = Metered(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
+    trainer = rloo_kit.RLOOTrainer(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
     longest = max(len(ids) for ids in fresh_policy.tokenize(task.train["prompt"]))
     planned = rloo_kit.plan(fresh_policy, config, CPU, prompt_tokens=longest)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
@@ -807,7 +787,7 @@ def test_a_run_that_starves_while_generating_keeps_its_last_checkpoint(
         save_steps=1,
         beta=0.0,
     )
-    trainer = Metered(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
+    trainer = rloo_kit.RLOOTrainer(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
     trainer.memory_plan = rloo_kit.plan(fresh_policy, config, CPU)
     with pytest.raises(OutOfMemoryError, match="phase 'generate'") as caught:
         trainer.train()
