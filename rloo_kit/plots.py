@@ -347,15 +347,18 @@ def _draw_curve(axis: Any, curve: Curve, window: int, dash: str, marker: str, al
     elif alone and len(curve.steps) < 3:
         marker = "o"  # a line of one point is invisible
     means = running_mean(curve.values, window)
-    axis.plot(
-        curve.steps, means, dash, marker=marker, color="black", linewidth=1.5, mfc="white", label=label, **few
+    # Under a dashed line that runs upon it a solid one shows, being wider and lighter.
+    below = not alone and dash == "-"
+    look = (
+        {"color": "0.6", "linewidth": 2.6, "zorder": 1.9} if below else {"color": "black", "linewidth": 1.5}
     )
+    axis.plot(curve.steps, means, dash, marker=marker, mfc="white", label=label, **look, **few)
 
 
 def _tidy(axis: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
     axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="0.92", linewidth=0.6)

@@ -181,6 +181,11 @@ def test_a_step_without_a_finite_figure_leaves_a_gap_and_spoils_no_neighbour() -
     plots.draw(history)
 
 
+def test_the_first_step_alone_stands_at_a_whole_number() -> None:
+    for axis in plots.plot(LOG[:1]).axes:
+        assert all(tick == int(tick) for tick in axis.get_xticks())
+
+
 # --- how they look ----------------------------------------------------------------------------------------
 
 
