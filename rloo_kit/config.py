@@ -13,13 +13,13 @@ import difflib
 import inspect
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from rloo_kit import advantages, environment, guards
-from rloo_kit.errors import ArgumentError
+from rloo_kit.errors import ArgumentError, ConfigError
 
 environment.import_unsloth()
 
@@ -51,14 +51,27 @@ PLAIN: dict[str, Any] = {
     "skip_dead_groups": False,
     "prompt_sampling": "uniform",
     "fast_sampling": False,
+    "live_plot": False,
+    "on_unhealthy": "warn",
     "reward_limit": 1e6,
 }
 """What ``RLOOConfig`` adds to TRL's arguments, with what a plain ``trl.RLOOConfig`` means."""
 
 
+HANDLERS: dict[str, Callable[..., Any]] = {}
+"""Functions given as ``on_unhealthy``, by the name under which a config keeps them: a config is saved with every
+checkpoint, and a notebook's functions cannot be."""
+
+
 def own(args: Any, name: str) -> Any:
     """One of the kit's own settings, also of a plain ``trl.RLOOConfig``."""
     return getattr(args, name, PLAIN[name])
+
+
+def on_unhealthy(args: Any) -> str | Callable[..., Any]:
+    """What to do with a finding: "warn", "stop", or the function that was given."""
+    name = own(args, "on_unhealthy")
+    return HANDLERS.get(name, name)
 
 
 GONE = {
@@ -164,7 +177,10 @@ class RLOOConfig(trl.RLOOConfig):
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time).
 
-    Added, a guard:
+    Added, to see and to be safe:
+        live_plot: in a notebook, draw the run while it trains.
+        on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.health`), "stop" also saves a
+            checkpoint and ends the training; a function gets the ``Finding`` instead.
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
 
     Raises:
@@ -207,6 +223,8 @@ class RLOOConfig(trl.RLOOConfig):
     )
     skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
     fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
+    on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})
     reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
 
     def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
@@ -218,11 +236,20 @@ class RLOOConfig(trl.RLOOConfig):
         if callable(given.get("advantage_estimator")):
             # By name, so that the config can be saved, logged and compared.
             given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
+        if callable(handler := given.get("on_unhealthy")):
+            given["on_unhealthy"] = f"{getattr(handler, '__name__', 'function')} at {id(handler):#x}"
+            HANDLERS[given["on_unhealthy"]] = handler
         values = {**_own_defaults(type(self)), **given, **_precision(given)}
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
         guards.check_config(SimpleNamespace(**complete), environment.process_count())
+        if values["on_unhealthy"] not in ("warn", "stop", *HANDLERS):
+            raise ConfigError(
+                "on_unhealthy is neither warn, nor stop, nor a function",
+                where=f"RLOOConfig(on_unhealthy={values['on_unhealthy']!r})",
+                todo="'warn' is the default",
+            )
         for name in PLAIN:
             setattr(self, name, values.pop(name))
         super().__init__(**values)

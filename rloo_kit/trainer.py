@@ -49,6 +49,8 @@ from trl.trainer.utils import use_adapter  # noqa: E402
 
 import rewards  # noqa: E402
 from rloo_kit import prompts  # noqa: E402
+from rloo_kit.health import HealthCallback  # noqa: E402
+from rloo_kit.live import LivePlot  # noqa: E402
 from rloo_kit.progress import ProgressCallback  # noqa: E402
 
 RLOOConfig = _config.RLOOConfig
@@ -105,8 +107,11 @@ class RLOOTrainer(trl.RLOOTrainer):
     - Where each batch is used once, the pass for the old log-probabilities is left out: they are the new ones.
       Completions without a signal are left out of training.  The update is the same
       (:class:`RLOOConfig`, ``single_pass`` and ``skip_dead_groups``).
-    - One line per logged step, and the metric ``dead_groups``: the share of groups whose K raw rewards are
-      all equal, counted before the KL term hides it.  ``frac_reward_zero_std`` is counted before it too.
+    - What goes wrong is said, once, with its likely cause and the setting to change (:mod:`rloo_kit.health`).
+      What will not fit is said before the first step, and running out of memory says where and what to do
+      (:mod:`rloo_kit.memory`).
+    - One line per logged step, in a notebook a live picture, and the metric ``dead_groups``: the share of groups
+      whose K raw rewards are all equal, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
     - Completions that are cut at ``max_completion_length`` are spoken of, with the length that would do.
 
     Args:
@@ -153,7 +158,10 @@ class RLOOTrainer(trl.RLOOTrainer):
             _drop_reference(self.model)
         _keep_padding_mask(self.model)
         self.remove_callback(PrinterCallback)
+        if _config.own(self.args, "live_plot"):
+            self.add_callback(LivePlot())
         self.add_callback(ProgressCallback())
+        self.add_callback(HealthCallback(_config.on_unhealthy(self.args)))
         self.add_callback(_FiniteGradients())
         if self._history:
             self.add_callback(self._history)
