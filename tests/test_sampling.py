@@ -201,9 +201,9 @@ def chance_of_each(model: Any, prompt: list[int], length: int) -> dict[tuple[int
 def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
     """Prompts of mixed length side by side, completions of mixed length: each of the 259 has its own chance."""
     torch.manual_seed(0)
-    length, rows = 3, 7000
+    length, rows = 3, 6000
     seen: list[dict[tuple[int, ...], int]] = [{} for _ in PROMPTS]
-    for _ in range(5):
+    for _ in range(3):
         output = complete(small, PROMPTS * rows, max_new_tokens=length, custom_generate=decode)
         for index, row in enumerate(output[:, 5:].tolist()):
             end = row.index(EOS) + 1 if EOS in row else length
@@ -261,7 +261,7 @@ def warped(
 )
 def test_the_settings_of_sampling_mean_what_they_mean_in_transformers(small: Any, how: Any) -> None:
     torch.manual_seed(0)
-    prompt = [1, 4]
+    prompt = [1]
     with torch.no_grad():
         logits = small(input_ids=torch.tensor([prompt])).logits[0, -1]
     expected = warped(logits, **how, said=tuple(prompt))
