@@ -734,7 +734,7 @@ def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
     args, dataset = given["args"], given["train_dataset"]
     if _config.own(args, "prompt_sampling") == "uniform":
         return None
-    if not hasattr(dataset, "__len__") or args.remove_unused_columns:
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "add_column")) or args.remove_unused_columns:
         raise ConfigError(
             "informative sampling needs a dataset whose rows can be drawn in any order, with all its columns",
             where="RLOOConfig(prompt_sampling='informative')",
