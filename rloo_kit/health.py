@@ -97,9 +97,10 @@ DROWNED = 10.0
 REACHED, MISSED = 0.8, 0.15
 """Shares of completions with the format, and surely at most with the right answer."""
 
-EFFECTIVE = 1.0
-"""Independent completions that a step is worth.  Below one, the mean of a step moves by more than the step's own
-completions differ, so that the reward says which prompts were drawn."""
+EFFECTIVE = 1.6
+"""Independent completions that a step is worth; leave-one-out needs two.  Measured over :data:`LONG` steps it is
+good to +-40 %, so that it is averaged, as a logarithm, with what the batch leads to expect.  How often which batch
+falls below: benchmarks/results/health_alarms.md."""
 
 CLIPPED = 0.3
 """Share of completions whose ratio left the clip range.  They give no gradient (Schulman et al. 2017), so a
@@ -220,6 +221,11 @@ class Known:
         weights = tuple(args.reward_weights) if args.reward_weights else None
         return cls(completions, max(1, completions // args.num_generations), weights, args)
 
+    @property
+    def alike(self) -> float:
+        """How many completions of a prompt weigh as one independent one."""
+        return 1 + (self.completions / self.groups - 1) * ALIKE
+
     def now(self, setting: str, value: float | None = None) -> str:
         """``(now 0.001)`` after a setting's name, where its value is known."""
         value = getattr(self.args, setting, value)
@@ -241,10 +247,10 @@ class Change:
 
     @property
     def sigmas(self) -> float:
-        """The gain in standard errors; infinite where there is no noise at all."""
-        return (
-            self.gain / self.error if self.error else math.copysign(math.inf, self.gain) if self.gain else 0.0
-        )
+        """The gain in standard errors; infinite where there is no noise at all, and 0 for what only rounding makes."""
+        if math.isclose(self.before, self.after, abs_tol=1e-9):
+            return 0.0
+        return self.gain / self.error if self.error else math.copysign(math.inf, self.gain)
 
     def __str__(self) -> str:
         return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
@@ -317,8 +323,7 @@ class Log:
         """Standard error of a metric's mean over a window: by its completions where their spread is logged, and
         by the noise of this log, since completions of one prompt are alike; the larger one."""
         spread = window.spread(name)
-        alike = 1 + (self.known.completions / self.known.groups - 1) * ALIKE
-        sampled = 0.0 if math.isnan(spread) else spread * math.sqrt(alike / window.completions)
+        sampled = 0.0 if math.isnan(spread) else spread * math.sqrt(self.known.alike / window.completions)
         return max(sampled, self.last(LONG).noise(name) / math.sqrt(len(window)))
 
     def change(self, name: str, before: Log, after: Log) -> Change:
@@ -725,12 +730,13 @@ def high_variance(log: Log) -> Finding | None:
         return None
     squares = [(b - a) ** 2 / 2 for a, b in itertools.pairwise(values)]
     noise = math.sqrt(sum(squares) / len(squares))
-    if noise == 0.0 or (worth := (spread / noise) ** 2) >= EFFECTIVE:
+    expected = log.known.completions / log.known.alike
+    if noise == 0.0 or (worth := spread / noise * math.sqrt(expected)) >= EFFECTIVE:
         return None
     return log.found(
         "high variance",
         f"reward {window.mean('reward'):.3f} moves by {noise:.3f} from step to step, completions spread by "
-        f"{spread:.3f}: a step is worth {worth:.1f} completions ({window.steps})",
+        f"{spread:.3f}: a step is worth about {worth:.1f} independent ones ({window.steps})",
         "too few completions per step for a gradient that is more than chance",
         "gradient_accumulation_steps",
         f"four times as much{log.known.now('gradient_accumulation_steps')}; "

@@ -1,0 +1,115 @@
+"""What the diagnosis makes of runs: the recorded ones, and simulated ones with nothing wrong.
+
+    OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs 40
+
+A simulated run draws rewards and nothing else: each prompt has a chance of being solved, from a beta distribution
+whose mean rises with the steps; its K completions get 0.2 for form and 0.8 more for being right.  It says how
+often chance alone looks like a symptom, for batches of several sizes.  It says nothing about policies: for that
+are the recorded runs, of the tiny policy, which health_runs.py makes.  Writes benchmarks/results/health_alarms.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import rloo_kit
+from rloo_kit.health import Known, Log, rounds, watched
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA, RESULT = ROOT / "tests" / "data" / "health", ROOT / "benchmarks" / "results" / "health_alarms.md"
+BATCHES = ((1, 2), (4, 2), (2, 4), (1, 8), (4, 8))
+"""Prompts per step, and K."""
+
+STEPS = 100
+RISES = {"rising by 0.003 a step": 0.003, "flat": 0.0}
+ALIKE = 4.0
+"""Of the beta distribution of a prompt's chance: two completions of a prompt then correlate by 1 / (1 + 4)."""
+
+
+def main() -> None:
+    """Simulate, read the recorded runs, write the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=40, help="simulated, for each line of the table")
+    count = parser.parse_args().runs
+    lines = ["# What the diagnosis makes of runs", ""]
+    lines += [f"`OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs {count}`", ""]
+    lines += [
+        "## Recorded runs of the tiny policy",
+        "",
+        "| run | steps | found | from its log alone |",
+        "|---|---:|---|---|",
+    ]
+    lines += [recorded(file) for file in sorted(DATA.glob("*.json"))]
+    lines += ["", f"## Simulated runs of {STEPS} steps, {count} for each line", ""]
+    lines += ["| prompts x K | mean reward | runs with a finding | which |", "|---|---|---:|---|"]
+    for prompts, k in BATCHES:
+        for name, rise in RISES.items():
+            lines.append(simulated(prompts, k, name, rise, count))
+            print(lines[-1], flush=True)
+    RESULT.write_text("\n".join(lines) + "\n")
+
+
+def recorded(file: Path) -> str:
+    """A line on a recorded run: what is found with its settings known, and without."""
+    run = json.loads(file.read_text())
+    defaults = {"world_size": 1, "generation_batch_size": None, "reward_weights": None}
+    known = Known.of(SimpleNamespace(**{**defaults, **run["config"]}))
+    log = Log(rounds(run["log_history"]), known)
+    alone = rloo_kit.diagnose(run["log_history"]).findings
+    found = ", ".join(finding.symptom for finding in watched(log).episodes)
+    name = file.stem.replace("_", " ")
+    return f"| {name} | {log.entries[-1]['step']} | {found or '-'} | {', '.join(f.symptom for f in alone) or '-'} |"
+
+
+def simulated(prompts: int, k: int, name: str, rise: float, count: int) -> str:
+    """A line on simulated runs of one batch size."""
+    found: Counter[str] = Counter()
+    ill = 0
+    for seed in range(count):
+        log = Log(run(random.Random(seed), prompts, k, rise), Known(prompts * k, prompts, (1.0,)))
+        names = {finding.symptom for finding in watched(log).episodes}
+        found.update(names)
+        ill += bool(names)
+    which = ", ".join(f"{symptom} {n}" for symptom, n in found.most_common())
+    return f"| {prompts} x {k} | {name} | {ill} of {count} | {which or '-'} |"
+
+
+def run(rng: random.Random, prompts: int, k: int, rise: float) -> list[dict[str, Any]]:
+    """The log of a simulated run."""
+    return [step(rng, number, prompts, k, min(0.95, 0.35 + rise * number)) for number in range(1, STEPS + 1)]
+
+
+def step(rng: random.Random, number: int, prompts: int, k: int, chance: float) -> dict[str, Any]:
+    """One step's metrics; those without a say in this are steady, with a little noise."""
+    groups = [group(rng, rng.betavariate(chance * ALIKE, (1 - chance) * ALIKE), k) for _ in range(prompts)]
+    rewards = [reward for one in groups for reward in one]
+    dead = sum(len(set(one)) == 1 for one in groups) / prompts
+    return {
+        "step": number,
+        "reward": statistics.mean(rewards),
+        "reward_std": statistics.stdev(rewards),
+        "dead_groups": dead,
+        "grad_norm": math.exp(rng.gauss(0, 0.6)) if dead < 1 else 0.0,
+        "entropy": 0.3 * math.exp(rng.gauss(0, 0.15)),
+        "learning_rate": 1e-5,
+        "completions/mean_length": 200 * math.exp(rng.gauss(0, 0.1)),
+        "completions/clipped_ratio": sum(rng.random() < 0.08 for _ in rewards) / len(rewards),
+    }
+
+
+def group(rng: random.Random, chance: float, k: int) -> list[float]:
+    """The rewards of one prompt's completions."""
+    closed = [rng.random() < 0.5 + chance / 2 for _ in range(k)]
+    return [0.2 * one + 0.8 * (one and rng.random() < chance / (0.5 + chance / 2)) for one in closed]
+
+
+if __name__ == "__main__":
+    main()
