@@ -189,13 +189,15 @@ class RLOOTrainer(trl.RLOOTrainer):
         if self._history is None:
             return super()._get_train_sampler(dataset)
         steps = self.args.steps_per_generation * self.num_iterations
+        # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
+        ahead = self.args.gradient_accumulation_steps
+        ahead += self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or 2)
         return prompts.InformativeSampler(
             self._history,
             prompts=len(self.train_dataset if dataset is None else dataset),
             per_batch=self.args.generation_batch_size // self.num_generations,
             repeats=steps,
-            # transformers fetches the batches of a whole optimizer step at once, and accelerate one more.
-            lag=math.ceil(self.args.gradient_accumulation_steps / steps) + 1,
+            lag=math.ceil(ahead / steps) + 1,
             seed=self.args.seed,
         )
 
@@ -615,6 +617,13 @@ class RLOOTrainer(trl.RLOOTrainer):
             saved = TrainerState.load_from_json(str(Path(str(checkpoint)) / "trainer_state.json"))
             state = saved.stateful_callbacks.get("PromptHistory", state)
         self._history.restore(state)
+
+    def _load_callback_state(self) -> None:
+        """Answers: restore_callback_states_from_checkpoint puts another history in place of the one in use."""
+        super()._load_callback_state()
+        if self._history:
+            self.remove_callback(prompts.PromptHistory)
+            self.add_callback(self._history)
 
     def _keep_what_is_done(self) -> None:
         """Answers: a cell that is stopped loses all steps since the last checkpoint."""
