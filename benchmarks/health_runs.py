@@ -138,6 +138,11 @@ LEFT = {
         "quickstart/earlier/checkpoint-30",
         {"max_steps": 30, "seed": 2},
     ),
+    "noisy reward.healthy": Left(
+        "notebooks/03_rloo_vs_grpo.ipynb, its last run",
+        "rloo_vs_grpo/run",
+        {"max_steps": 16, "reward_weights": [1.0, 0.0]},
+    ),
     "length hacking.ill": Left(
         NOTEBOOK_2, "thinking_rewards/copied", {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
     ),
