@@ -419,15 +419,6 @@ def test_what_is_seen_live_is_what_is_reported_afterwards() -> None:
     assert [one.symptom for one in seen] == [one.symptom for one in health.watched(log).episodes]
 
 
-def test_ten_thousand_steps_are_read_in_seconds() -> None:
-    import time
-
-    entries = history(2000, reward=lambda step: 0.6)
-    started = time.process_time()
-    rloo_kit.diagnose(entries)
-    assert time.process_time() - started < 10
-
-
 # --- real runs, recorded by benchmarks/health_runs.py -----------------------------------------------------
 
 ILL = sorted(RECORDED.glob("*.ill.json"))
