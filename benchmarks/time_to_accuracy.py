@@ -50,7 +50,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(8)))
     parser.add_argument("--steps", type=int, default=16, help="updates of every run")
     parser.add_argument("--max-steps", type=int, default=48, help="updates of a run that is not there yet")
     parser.add_argument("--target", type=float, default=0.85)
