@@ -126,10 +126,10 @@ class Estimator:
     groupwise: bool
 
     def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The advantages, checked; NaN becomes 0.
+        """The advantages, checked; NaN of an unscored completion becomes 0.
 
         Raises:
-            ConfigError: another shape than that of the rewards, or an infinite advantage.
+            ConfigError: another shape than that of the rewards, or a scored completion's advantage is not finite.
         """
         advantages = self.function(rewards)
         shape = tuple(getattr(advantages, "shape", ()))
@@ -139,11 +139,11 @@ class Estimator:
                 where=f"advantage_estimator={self.name!r}",
                 todo="return one advantage per reward: (groups, K) in, (groups, K) out",
             )
-        if advantages.isinf().any():
+        if (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
             raise ConfigError(
-                "an advantage is infinite, which would turn every weight into NaN",
+                "an advantage of a scored completion is not finite, which would turn every weight into NaN",
                 where=f"advantage_estimator={self.name!r}",
-                todo="look for a division by a spread of 0",
+                todo="look for a division by a spread of 0, and leave NaN rewards out with nanmean",
             )
         return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
 

@@ -171,9 +171,10 @@ class RLOOConfig(trl.RLOOConfig):
             used once, so that they equal the new ones.  With beta in the reward the advantages are then computed
             in the loss, for which whole groups must fit a micro-batch.
         skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
-            so that the update stays the same.  True drops dead groups (their K rewards are all equal) also
-            where beta is above 0, and with them their KL term, which then holds the policy only on prompts that
-            it is still learning from.  False trains on all.  "kl" and "entropy" are means over what is trained on.
+            so that the update stays the same.  True drops dead groups (all advantages before the KL term are 0:
+            for the group estimators, their K rewards are all equal) also where beta is above 0, and with them
+            their KL term, which then holds the policy only on prompts that it is still learning from.  False
+            trains on all.  "kl" and "entropy" are means over what is trained on.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time).
 

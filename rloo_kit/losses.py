@@ -1,8 +1,10 @@
 """The policy-gradient loss of a micro-batch, and what each completion weighs in it.
 
 For the trainer.  Tensors in, tensors out.  The loss of an update is a weighted sum over its completions, and
-a completion's weight is settled once, over the whole update.  So it does not matter how the completions are
-then cut into micro-batches and spread over processes, nor whether those without a signal are left out.
+a completion's weight is settled once, over all completions of a generation batch that share the update (with
+several generation batches to an update, which are sampled one after the other, the update is their mean).  So
+it does not matter how the completions are then cut into micro-batches and spread over processes, nor whether
+those without a signal are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def row_weights(
             - ``token-mean``: 1 / sum |o_j|, DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 8).
             - ``seq-mean-token-sum-norm``: 1 / (N longest), Dr. GRPO's (Liu et al. 2025, arXiv 2503.20783).
         tokens: (rows,) scored tokens of each completion.
-        total_rows, total_tokens: of the update, over all processes.
+        total_rows, total_tokens: of those that share the update, over all processes.
         longest: ``max_completion_length``.
 
     Returns:

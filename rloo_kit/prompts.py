@@ -118,16 +118,22 @@ class PromptHistory(TrainerCallback, ExportableState):
             "attributes": {"batches": self.batches, "counts": counts, "recent": recent},
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` gave, in place of what is known."""
+    def restore(self, state: Mapping[str, Any], batches: int) -> None:
+        """Take over what :meth:`state` gave, in place of what is known.
+
+        Args:
+            batches: how many generation batches were trained on; one that was sampled and not trained on, since
+                the run was stopped, will be sampled again.
+        """
         kept = state["attributes"]
-        self.batches = kept["batches"]
+        self.batches = min(kept["batches"], batches)
         self._counts, self._weights = {}, {}
         for row, counts in kept["counts"].items():
             self._remember(int(row), counts)
         self._recent = deque(
             (batch, {int(row): Counter(counts) for row, counts in seen.items()})
             for batch, seen in kept["recent"]
+            if batch < self.batches
         )
 
 

@@ -151,6 +151,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         self._estimator = advantages.find(_config.own(given["args"], "advantage_estimator"))
         self._unscored: Counter[str] = Counter()
         self._log_probs_wait = False
+        self._token_sums: dict[str, tuple[float, float]] = {}
         self._history = _prompt_history(given)
         super().__init__(**given)
         if self.beta == 0 or _is_fresh(self.model):
@@ -163,9 +164,8 @@ class RLOOTrainer(trl.RLOOTrainer):
         self.add_callback(ProgressCallback())
         self.add_callback(HealthCallback(_config.on_unhealthy(self.args)))
         self.add_callback(_FiniteGradients())
-        if self._history:
+        if self._history is not None:
             self.add_callback(self._history)
-        self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
         longest = self._check_first_prompts()
         self._explain_two_passes()
         self.memory = measure.Meter.for_model(self.model)
@@ -202,12 +202,16 @@ class RLOOTrainer(trl.RLOOTrainer):
         )
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        """Answers: unsloth cuts sequences inside the forward pass; multinomial is most of a CPU's step."""
+        """Answers: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
+        mode; multinomial is most of a CPU's step."""
         guards.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
+        training = self.model.training
         with memory.phase(self, "generate"), self._fast_sampling():
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        if self.model.training:
+        if training:
             self._look_for_truncation(completion_ids)
+        else:
+            self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
         return completion_ids
 
     def _look_for_truncation(self, completion_ids: list[list[int]]) -> None:
@@ -254,7 +258,7 @@ class RLOOTrainer(trl.RLOOTrainer):
             batch = super()._generate_and_score_completions(inputs)
         del batch["old_logps"], batch["advantages"]
         scored = self._total_rewards.view(-1, self.num_generations)
-        if self._history:
+        if self._history is not None:
             rows = self.accelerator.gather(torch.tensor(drawn, device=self.accelerator.device))
             self._history.record(rows.tolist()[:: self.num_generations], scored)
         before_kl = self._estimate(scored)
@@ -267,11 +271,13 @@ class RLOOTrainer(trl.RLOOTrainer):
             batch["old_per_token_logps"] = self._log_probs(batch)
         if self.beta:
             batch["ref_per_token_logps"] = self._log_probs(batch, reference=True)
+        taken = before_kl
         if not self._advantages_wait:
-            taken = before_kl if self._kl_in_loss or not self.beta else self._estimate(self._less_kl(batch))
+            if self.beta and not self._kl_in_loss:
+                taken = self._estimate(self._less_kl(batch))
             batch["advantages"] = taken.view(-1)[self._own_rows(batch)]
-            self._logs["advantages"].clear()
-            self._logs["advantages"].extend(taken.view(-1).tolist())
+        self._logs["advantages"].clear()
+        self._logs["advantages"].extend(taken.view(-1).tolist())  # those that wait: before the KL term
         return batch
 
     @contextmanager
@@ -309,7 +315,8 @@ class RLOOTrainer(trl.RLOOTrainer):
 
     def _less_kl(self, batch: dict[str, Any]) -> torch.Tensor:
         """Rewards (groups, K) of all processes minus beta x KL, as in Ahmadian et al. 2024, equation 2."""
-        kl = self._kl(batch["old_per_token_logps"], batch)
+        scored = batch["completion_mask"] * batch["live"].unsqueeze(1)
+        kl = self._kl(batch["old_per_token_logps"], {**batch, "completion_mask": scored})
         total = self._total_rewards - self.beta * self.accelerator.gather(kl.sum(1))
         return total.view(-1, self.num_generations)
 
@@ -323,7 +330,12 @@ class RLOOTrainer(trl.RLOOTrainer):
     def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         stats = torch.stack([(values * mask).sum(), mask.sum().float()])
         total, count = self.accelerator.reduce(stats, reduction="sum").tolist()
-        self._metrics["train"][name].append(total / max(count, 1.0))
+        if self._metrics["train"][
+            name
+        ]:  # since the last log; a mean of means would favour short micro-batches
+            total, count = total + self._token_sums[name][0], count + self._token_sums[name][1]
+        self._token_sums[name] = (total, count)
+        self._metrics["train"][name] = [total / max(count, 1.0)]
 
     # --- log-probabilities --------------------------------------------------------------------------------
 
@@ -363,7 +375,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         if asked and not self._is_single_pass and self.accelerator.is_main_process:
             warnings.warn(
                 f"Each step takes one forward pass more than it needs, for the KL term: {self._torn}. "
-                "(single_pass=False says that this is meant.)",
+                "Larger micro-batches take more memory; single_pass=False says that it is meant as it is.",
                 stacklevel=3,
             )
 
@@ -472,7 +484,9 @@ class RLOOTrainer(trl.RLOOTrainer):
             needed = int(self.accelerator.gather(mine).max())
             spare = packing.blocks_of([row for row in rows if not live[row]], block, lengths)
             spare = spare[: max(0, needed - len(blocks))]
-            batch["row_weight"][[row for run in spare for row in run]] = 0.0
+            idle = [row for run in spare for row in run]
+            batch["row_weight"][idle] = 0.0
+            batch["completion_mask"][idle] = 0
             blocks = spare + blocks
         return packing.lay_out(blocks, per_batch, unit, needed)
 
@@ -489,7 +503,10 @@ class RLOOTrainer(trl.RLOOTrainer):
             return super()._compute_loss(model, inputs)
         if not len(inputs["prompt_ids"]):
             # A gradient of 0, not of None: the optimizer's momentum goes on as it would in stock TRL.
-            return sum(p.sum() * 0.0 for p in model.parameters() if p.requires_grad)
+            device = self.accelerator.device
+            return torch.stack(
+                [p.sum().to(device) * 0.0 for p in model.parameters() if p.requires_grad]
+            ).sum()
         mask = inputs["completion_mask"]
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model, *_model_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
@@ -526,11 +543,13 @@ class RLOOTrainer(trl.RLOOTrainer):
             taken, ratio = taken.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
         low = ((ratio < clip[0]) & (taken < 0)).float()
         high = ((ratio > clip[1]) & (taken > 0)).float()
-        if not len(ratio):
-            return
-        local = torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), low.min(), -high.max()])
+        none = low.new_tensor(torch.inf)
+        extremes = (low.min(), -high.max()) if len(low) else (none, none)
+        local = torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), *extremes])
         every = self.accelerator.gather(local.unsqueeze(0))
         clipped_low, clipped_high, count = every[:, :3].sum(0).tolist()
+        if not count:  # every process asks, or those that have something would wait for the others
+            return
         least, most = every[:, 3:].amin(0).tolist()
         metrics = self._metrics["train"]
         metrics["clip_ratio/low_mean"].append(clipped_low / count)
@@ -597,6 +616,7 @@ class RLOOTrainer(trl.RLOOTrainer):
             Path(resume_from_checkpoint)
         ):
             return self._already_done(Path(str(resume_from_checkpoint)))
+        self._start_afresh()
         self._recall_prompts(resume_from_checkpoint)
         memory.warn_if_too_large(self.memory_plan)
         try:
@@ -608,20 +628,30 @@ class RLOOTrainer(trl.RLOOTrainer):
         self.save_state()
         return result
 
+    def _start_afresh(self) -> None:
+        """Answers: a cell that was stopped in the middle of a step leaves its position and its batches behind,
+        and every later step would then train on completions of an older policy."""
+        self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
+        self._metrics["train"].clear()
+        self._unscored.clear()
+        self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
+
     def _recall_prompts(self, checkpoint: Any) -> None:
         """Give the prompts' history of a checkpoint back, or an empty one to a run that starts anew."""
         if self._history is None:
             return
-        state = prompts.PromptHistory(self.num_generations).state()
+        state, trained = prompts.PromptHistory(self.num_generations).state(), 0
         if checkpoint:
             saved = TrainerState.load_from_json(str(Path(str(checkpoint)) / "trainer_state.json"))
             state = saved.stateful_callbacks.get("PromptHistory", state)
-        self._history.restore(state)
+            steps = self.args.steps_per_generation * self.num_iterations
+            trained = saved.global_step * self.args.gradient_accumulation_steps // steps
+        self._history.restore(state, trained)
 
     def _load_callback_state(self) -> None:
         """Answers: restore_callback_states_from_checkpoint puts another history in place of the one in use."""
         super()._load_callback_state()
-        if self._history:
+        if self._history is not None:
             self.remove_callback(prompts.PromptHistory)
             self.add_callback(self._history)
 
@@ -749,6 +779,8 @@ def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
             where="RLOOConfig(prompt_sampling='informative')",
             todo="give a datasets.Dataset, leave remove_unused_columns False, or set prompt_sampling='uniform'",
         )
+    if ROW in dataset.column_names:  # of another trainer
+        dataset = dataset.remove_columns(ROW)
     given["train_dataset"] = dataset.add_column(ROW, list(range(len(dataset))))
     return prompts.PromptHistory(args.num_generations)
 

@@ -192,7 +192,7 @@ def test_a_history_comes_back_from_the_file_as_it_was(batches: Any, saved: int, 
     for batch in batches[:saved]:
         note(history, batch)
     history.weights(5, before=min(used, saved))
-    other.restore(json.loads(json.dumps(history.state(), sort_keys=True)))
+    other.restore(json.loads(json.dumps(history.state(), sort_keys=True)), history.batches)
     for batch in batches[saved:]:
         note(history, batch)
         note(other, batch)
@@ -205,7 +205,7 @@ def test_what_is_restored_takes_the_place_of_what_was_known() -> None:
     history = PromptHistory(k=2)
     history.record([0], torch.zeros(1, 2))
     weights(history)
-    history.restore(PromptHistory(k=2).state())
+    history.restore(PromptHistory(k=2).state(), 0)
     assert weights(history) == [1.0] * 4
     assert history.batches == 0
 

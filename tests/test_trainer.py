@@ -69,6 +69,108 @@ def test_a_single_pass_needs_every_batch_used_once(make_trainer: Any) -> None:
     assert not make_trainer(single_pass=False)._is_single_pass
 
 
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(kind, rows) of every forward pass for log-probabilities."""
+    seen: list[tuple[str, int]] = []
+    original = trl.RLOOTrainer._get_per_token_logps_and_entropies
+
+    def counted(self: Any, model: Any, ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        adapters_off = any(
+            getattr(module, "disable_adapters", False) is True for module in self.model.modules()
+        )
+        kind = "loss" if torch.is_grad_enabled() else "reference" if adapters_off else "old"
+        seen.append((kind, len(ids)))
+        return original(self, model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(trl.RLOOTrainer, "_get_per_token_logps_and_entropies", counted)
+    return seen
+
+
+def half_dead(problem: Any, **kwargs: Any) -> list[float]:
+    """Every second prompt of a batch pays its two completions the same."""
+    return [float(index % 2 and index // 2 % 2) for index in range(len(problem))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"beta": 0.0}, [("loss", 4)]),
+        ({"beta": 0.0, "single_pass": False}, [("old", 4), ("loss", 4)]),
+        (
+            {"beta": 0.0, "single_pass": False, "skip_dead_groups": False},
+            [("old", 4)] * 2 + [("loss", 4)] * 2,
+        ),
+        ({"beta": 0.05}, [("reference", 4)] * 2 + [("loss", 4)] * 2),
+        ({"beta": 0.05, "skip_dead_groups": True}, [("reference", 4), ("loss", 4)]),
+    ],
+)
+def test_work_that_changes_nothing_is_not_done(
+    settings: Any, expected: Any, passes: Any, fresh_policy: Any, make_trainer: Any
+) -> None:
+    """Eight completions in two micro-batches; four of them carry a signal."""
+    make_trainer(
+        model=fresh_policy, reward_funcs=half_dead, gradient_accumulation_steps=2, **settings
+    ).train()
+    assert passes == expected
+
+
+def test_a_batch_of_dead_groups_alone_goes_through_no_pass_and_the_optimizer_steps_on(
+    passes: Any, make_trainer: Any
+) -> None:
+    trainer = make_trainer(reward_funcs=lambda completions, **kwargs: [1.0] * len(completions), max_steps=2)
+    trainer.train()
+    assert passes == []
+    assert trainer.state.global_step == 2
+    states = trainer.optimizer.state.values()
+    assert all(float(state["step"]) == 2 for state in states), "momentum goes on, as in stock TRL"
+
+
+def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer: Any) -> None:
+    trainer = make_trainer(
+        reward_funcs=random_rewards,
+        max_steps=3,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    sampled_at: list[tuple[int, int]] = []
+    sample, loss = trainer._generate_and_score_completions, trainer._compute_loss
+
+    def stops(model: Any, inputs: Any) -> Any:
+        if trainer._step == 3 and not stops.done:
+            stops.done = True
+            raise KeyboardInterrupt
+        return loss(model, inputs)
+
+    def watched(inputs: Any) -> Any:
+        sampled_at.append((trainer.state.global_step, trainer._step % 2))
+        return sample(inputs)
+
+    stops.done = False
+    trainer._compute_loss, trainer._generate_and_score_completions = stops, watched
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=True)
+    assert sampled_at == [(0, 0), (1, 0), (1, 0), (2, 0)], "step 2 is sampled anew, at the start of the step"
+    assert trainer.state.global_step == 3
+
+
+def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_trainer: Any, task: Any) -> None:
+    trainer = make_trainer(
+        reward_funcs=random_rewards,
+        eval_dataset=task.held_out.select(range(4)),
+        num_generations_eval=2,
+        per_device_eval_batch_size=4,
+        beta=0.05,
+        num_generations=4,
+    )
+    trainer.train()
+    evaluated = trainer.evaluate()
+    assert {"eval_reward", "eval_dead_groups", "eval_kl"} <= set(evaluated)
+    assert trainer.evaluate()["eval_samples_per_second"] > 0, "and again"
+
+
 def test_a_plain_trl_config_means_what_it_means_in_trl(policy: Any, task: Any, tmp_path: Path) -> None:
     trainer = run(rloo_kit.RLOOTrainer, trl.RLOOConfig, policy, task, tmp_path, beta=0.0)
     assert not trainer._is_single_pass
@@ -429,9 +531,10 @@ def config(**settings):
         max_steps=2, max_completion_length=8, learning_rate=1e-2, save_strategy="no", use_cpu=True,
         bf16=False, fp16=False, **settings)
 
-def train(model, reward=score, **settings):
+def train(model, reward=score, eval=False, **settings):
     trainer = rloo_kit.RLOOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward,
-                                   args=config(**settings), train_dataset=task.train)
+                                   args=config(**settings), train_dataset=task.train,
+                                   eval_dataset=task.held_out.select(range(4)) if eval else None)
     trainer.train()
     return trainer
 
@@ -444,6 +547,20 @@ twice = [(e["reward"], e["grad_norm"]) for e in
          train(policy(), beta=0.0, single_pass=False).state.log_history if "reward" in e]
 print("single pass equals two:", single == twice and len(single) == 2)
 print("again:", train(model, beta=0.05).state.global_step)
+# On a GPU unsloth ends every sampling in training mode, in an evaluation too.
+import trl.trainer.rloo_trainer as module
+from contextlib import contextmanager
+unwrap = module.unwrap_model_for_generation
+@contextmanager
+def leaves_it_training(model, *args, **kwargs):
+    with unwrap(model, *args, **kwargs) as unwrapped:
+        yield unwrapped
+    model.train()
+for found in list(sys.modules.values()):
+    if vars(found).get("unwrap_model_for_generation") is unwrap:
+        found.unwrap_model_for_generation = leaves_it_training
+evaluated = train(policy(), beta=0.05, eval=True).evaluate()
+print("evaluates:", "eval_reward" in evaluated)
 print("dead groups:", [e["dead_groups"] for e in trainer.state.log_history if "reward" in e])
 
 def refused(call):
@@ -475,6 +592,7 @@ def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_pat
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert said["single pass equals two"] == "True"
     assert said["again"] == "2"
+    assert said["evaluates"] == "True"
     assert said["dead groups"] == "[0.0, 0.0]"
     assert said["inf"] == "RewardValueError"
     assert said["batch"] == "ConfigError"

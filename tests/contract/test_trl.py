@@ -39,11 +39,11 @@ OVERRIDDEN = {
     ),
     "_prepare_inputs": (["self", "generation_batch"], "1d3ae280df01"),
     "_compute_loss": (["self", "model", "inputs"], "f3523b2026dc"),
+    "training_step": (["self", "model", "inputs", "num_items_in_batch"], "04bf1003a79a"),
 }
 # Not overridden, but the overrides above count on what they do.
 RELIED_ON = {
     "_tokenize_prompts": "3176f24bb39a",
-    "training_step": "04bf1003a79a",
 }
 # How TRL shuffles a generation batch, and in which order it wants prompts.
 FUNCTIONS = {"shuffle_sequence_dict": "9360e298941a", "RepeatSampler": "72b4c5fad94e"}
