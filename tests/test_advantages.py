@@ -523,9 +523,10 @@ def test_a_callable_object_goes_by_the_name_of_its_class() -> None:
         (lambda rewards: rewards.flatten(), r"shape \(8,\) for rewards of shape \(2, 4\)"),
         (lambda rewards: rewards.sum().item(), r"shape \(\) for rewards of shape \(2, 4\)"),
         (lambda rewards: None, r"shape \(\) for rewards of shape \(2, 4\)"),
-        (lambda rewards: rewards / 0.0, "infinite"),
+        (lambda rewards: rewards / 0.0 + 1.0, "not finite"),
+        (lambda rewards: rewards - rewards.mean() * torch.nan, "not finite"),
     ],
-    ids=["one per group", "flat", "a number", "nothing", "division by 0"],
+    ids=["one per group", "flat", "a number", "nothing", "division by 0", "NaN where scored"],
 )
 def test_what_an_estimator_returns_is_checked(function: Any, names: str) -> None:
     found = advantages.find(advantages.register(function, "mine"))
