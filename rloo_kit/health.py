@@ -918,13 +918,18 @@ class HealthCallback(TrainerCallback):
     Args:
         on_unhealthy: "warn" prints; "stop" prints, saves a checkpoint and ends the training; a callable gets the
             :class:`Finding` in place of the print.  None takes the config's ``on_unhealthy``, or "warn".
+        said: the symptoms that somebody else has spoken of, and more exactly, so that they are not printed.
 
     Raises:
         ConfigError: another value.
     """
 
-    def __init__(self, on_unhealthy: str | Callable[[Finding], Any] | None = None) -> None:
-        self.on_unhealthy = checked(on_unhealthy)
+    def __init__(
+        self,
+        on_unhealthy: str | Callable[[Finding], Any] | None = None,
+        said: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
+        self.on_unhealthy, self.said = checked(on_unhealthy), said
         self._watch, self._seen = Watch(), 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -943,7 +948,7 @@ class HealthCallback(TrainerCallback):
         for finding in self._watch.look(log):
             if callable(wanted):
                 wanted(finding)
-            elif state.is_world_process_zero:
+            elif state.is_world_process_zero and finding.symptom not in self.said():
                 print(f"unhealthy: {finding}", flush=True)
             if wanted == "stop":
                 control.should_training_stop = True

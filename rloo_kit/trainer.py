@@ -162,14 +162,19 @@ class RLOOTrainer(trl.RLOOTrainer):
         if _config.own(self.args, "live_plot"):
             self.add_callback(LivePlot())
         self.add_callback(ProgressCallback())
-        self.add_callback(HealthCallback(_config.on_unhealthy(self.args)))
+        self.add_callback(HealthCallback(_config.on_unhealthy(self.args), self._said))
         self.add_callback(_FiniteGradients())
         if self._history is not None:
             self.add_callback(self._history)
+        self._start_afresh()
         longest = self._check_first_prompts()
         self._explain_two_passes()
         self.memory = measure.Meter.for_model(self.model)
         self.memory_plan = memory.plan(self.model, self.args, prompt_tokens=longest)
+
+    def _said(self) -> list[str]:
+        """Symptoms that the trainer has named itself: it knows the length that would do, the log does not."""
+        return ["truncation"] if self._watch.has_spoken else []
 
     def _check_first_prompts(self) -> int:
         """Tokens of the longest prompt."""

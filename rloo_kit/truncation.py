@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import NormalDist, linear_regression
 
-BATCHES = 4
+BATCHES = 3
 """Generation batches that are looked at together."""
 
 MANY = 0.5
@@ -69,6 +69,11 @@ class Watch:
         self.limit, self.masked = limit, masked
         self._batches: deque[tuple[list[int], int]] = deque(maxlen=BATCHES)
         self._said: set[str] = set()
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether anything was said."""
+        return bool(self._said)
 
     def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
         """Take in a generation batch; return what there is to say, once for each kind.

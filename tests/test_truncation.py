@@ -102,7 +102,7 @@ def test_nothing_is_said_before_enough_batches_were_seen() -> None:
     said = feed(Watch(limit=32, masked=False), BATCHES, ended=3, cut=5)
     assert said[:-1] == [None] * (BATCHES - 1)
     assert said[-1] is not None
-    assert "62% of the completions of the last 4 batches were cut at 32 tokens" in said[-1]
+    assert f"62% of the completions of the last {BATCHES} batches were cut at 32 tokens" in said[-1]
 
 
 def test_it_is_said_once() -> None:
@@ -121,9 +121,7 @@ def test_old_batches_are_forgotten() -> None:
     watch = Watch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
     said = feed(watch, BATCHES, ended=0, cut=8)
-    assert [text is not None for text in said] == [False, False, True, False], (
-        "three of four batches, then once"
-    )
+    assert [text is not None for text in said] == [False, True, False], "two of three batches, then once"
 
 
 def test_the_length_that_would_do_is_named() -> None:
@@ -156,7 +154,7 @@ def test_a_batch_that_is_masked_whole_is_spoken_of_at_once_and_once() -> None:
     assert not any(said[1:])
     later = feed(watch, 1, ended=3, cut=5)[0]
     assert later is not None, "most are cut: another kind"
-    assert "of the completions of the last 4 batches were cut" in later
+    assert f"of the completions of the last {BATCHES} batches were cut" in later
 
 
 def test_a_batch_that_is_masked_in_part_still_teaches() -> None:
@@ -188,7 +186,9 @@ def test_where_every_completion_is_cut_and_masked_it_is_said_and_no_weight_moves
     assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
 
 
-def test_where_most_are_cut_the_user_is_told_with_a_length(make_trainer: Any) -> None:
+def test_where_most_are_cut_the_user_is_told_with_a_length(
+    make_trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The tiny policy's completions take some 7 to 30 tokens."""
     trainer = make_trainer(
         reward_funcs=paid_by_tokens,
@@ -198,6 +198,7 @@ def test_where_most_are_cut_the_user_is_told_with_a_length(make_trainer: Any) ->
     )
     with pytest.warns(UserWarning, match=r"were cut at 9 tokens. max_completion_length=\d+"):
         trainer.train()
+    assert "unhealthy: truncation" not in capsys.readouterr().out, "once, and by who knows the length"
 
 
 def test_where_nothing_is_cut_nothing_is_said(make_trainer: Any) -> None:
