@@ -948,7 +948,7 @@ class HealthCallback(TrainerCallback):
         for finding in self._watch.look(log):
             if callable(wanted):
                 wanted(finding)
-            elif state.is_world_process_zero and finding.symptom not in self.said():
+            elif state.is_world_process_zero and (wanted == "stop" or finding.symptom not in self.said()):
                 print(f"unhealthy: {finding}", flush=True)
             if wanted == "stop":
                 control.should_training_stop = True

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trl
 
 import rloo_kit
 from rloo_kit import health
@@ -477,3 +478,85 @@ def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
 def test_a_recorded_run_says_what_made_it() -> None:
     for file in [*ILL, *CALM]:
         assert json.loads(file.read_text())["made_by"].startswith(("benchmarks/", "notebooks/")), file.name
+
+
+# --- live runs --------------------------------------------------------------------------------------------
+
+
+def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+    return [
+        float(rloo_kit.tasks.answer_of(completion) == gold)
+        for completion, gold in zip(completions, answer, strict=True)
+    ]
+
+
+def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint_and_a_longer_limit_mends_it(
+    make_trainer: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trainer = make_trainer(max_completion_length=8, max_steps=6, on_unhealthy="stop")
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert (tmp_path / "run" / "checkpoint-3" / "adapter_model.safetensors").is_file()
+    assert "unhealthy: truncation" in capsys.readouterr().out
+    assert [one.symptom for one in rloo_kit.diagnose(trainer).findings] == ["truncation"]
+
+    trainer = make_trainer(max_completion_length=32, max_steps=3, on_unhealthy="stop")
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert rloo_kit.diagnose(trainer).healthy
+
+
+def test_a_task_out_of_reach_has_dead_groups_and_an_easier_one_mends_it(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    settings = {
+        "reward_funcs": right,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": 24,
+        "max_steps": 5,
+    }
+    found = []
+    for level in (3, 1):
+        task = rloo_kit.tasks.arithmetic(level, n_train=64, n_held_out=8)
+        trainer = make_trainer(model=fresh_policy, train_dataset=task.train, **settings)
+        trainer.train()
+        found.append([one.symptom for one in rloo_kit.diagnose(trainer).findings])
+    assert found == [["dead groups, too hard"], []]
+
+
+def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
+    fresh_policy: Any, task: Any, tmp_path: Path
+) -> None:
+    """The kit's own trainer refuses it before it reaches a weight."""
+
+    def logarithm(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+        return [math.log(score) if score else -math.inf for score in right(completions, answer)]
+
+    def bounded(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+        return [max(score, -10.0) for score in logarithm(completions, answer)]
+
+    found = []
+    for reward in (logarithm, bounded):
+        seen: list[health.Finding] = []
+        trainer = trl.RLOOTrainer(
+            model=rloo_kit.load_policy("tiny", seed=0).model,
+            processing_class=fresh_policy.tokenizer,
+            reward_funcs=reward,
+            args=trl.RLOOConfig(
+                output_dir=str(tmp_path),
+                num_generations=2,
+                per_device_train_batch_size=4,
+                max_completion_length=8,
+                max_steps=1,
+                logging_steps=1,
+                save_strategy="no",
+                bf16=False,
+                disable_tqdm=True,
+            ),
+            train_dataset=task.train,
+            callbacks=[health.HealthCallback(seen.append)],
+        )
+        trainer.train()
+        found.append([one.symptom for one in seen])
+    assert found == [["non-finite figures"], []]
