@@ -270,7 +270,9 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
         beta=0.05,
         save_strategy="no",
     )
-    trainer = rloo_kit.RLOOTrainer(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
+    trainer = rloo_kit.RLOOTrainer(
+        model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train
+    )
     longest = max(len(ids) for ids in fresh_policy.tokenize(task.train["prompt"]))
     planned = rloo_kit.plan(fresh_policy, config, CPU, prompt_tokens=longest)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
@@ -787,7 +789,9 @@ def test_a_run_that_starves_while_generating_keeps_its_last_checkpoint(
         save_steps=1,
         beta=0.0,
     )
-    trainer = rloo_kit.RLOOTrainer(model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train)
+    trainer = rloo_kit.RLOOTrainer(
+        model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train
+    )
     trainer.memory_plan = rloo_kit.plan(fresh_policy, config, CPU)
     with pytest.raises(OutOfMemoryError, match="phase 'generate'") as caught:
         trainer.train()
