@@ -867,7 +867,7 @@ def read(source: Any) -> Log:
         ConfigError: there is no training step in it.
     """
     try:
-        history, _ = plots._history(source)
+        history, _ = plots.read_history(source)
     except ConfigError as error:
         raise ConfigError(
             error.what.replace("to draw", "to diagnose"),

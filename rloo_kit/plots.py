@@ -262,7 +262,7 @@ def plot(source: Any, path: str | os.PathLike[str] | None = None) -> Figure:
     Raises:
         ConfigError: there is no training step to draw, or no log where ``source`` points.
     """
-    history, folder = _history(source)
+    history, folder = read_history(source)
     figure = draw(history)
     target = Path(path) if path else folder / PICTURE if folder else None
     if target:
@@ -396,11 +396,16 @@ def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
     Raises:
         ConfigError: there is none.
     """
-    history, folder = _history(source)
+    history, folder = read_history(source)
     return _training_steps(history), folder
 
 
-def _history(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
+def read_history(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
+    """Every entry of a run's log, evaluations too, and its folder where it is known.
+
+    Raises:
+        ConfigError: this is no run, or it has no training step.
+    """
     folder: Path | None = None
     if hasattr(source, "state"):
         history, output_dir = source.state.log_history, source.args.output_dir
@@ -479,7 +484,7 @@ def as_text(source: Any, width: int | None = None) -> str:
         source: as for :func:`plot`.
         width: characters per line; None takes the terminal's.
     """
-    history, _ = _history(source)
+    history, _ = read_history(source)
     rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
     label_width = max(len(_shortened(curve.label)) for _, curve in rows) + 1
     unit_width = max(len(panel.unit) for panel, _ in rows)

@@ -335,9 +335,8 @@ class RLOOTrainer(trl.RLOOTrainer):
     def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         stats = torch.stack([(values * mask).sum(), mask.sum().float()])
         total, count = self.accelerator.reduce(stats, reduction="sum").tolist()
-        if self._metrics["train"][
-            name
-        ]:  # since the last log; a mean of means would favour short micro-batches
+        # Since the last log: a mean of means would favour the tokens of short micro-batches.
+        if self._metrics["train"][name]:
             total, count = total + self._token_sums[name][0], count + self._token_sums[name][1]
         self._token_sums[name] = (total, count)
         self._metrics["train"][name] = [total / max(count, 1.0)]
@@ -345,10 +344,10 @@ class RLOOTrainer(trl.RLOOTrainer):
     # --- log-probabilities --------------------------------------------------------------------------------
 
     @property
-    def _uses_batches_once(self) -> bool:
+    def _wants_single_pass(self) -> bool:
         """Whether the policy that sampled a generation batch is the one that every loss of it is taken of."""
         before_update = self.args.gradient_accumulation_steps % self.args.steps_per_generation == 0
-        return self.num_iterations == 1 and before_update
+        return bool(_config.own(self.args, "single_pass") and self.num_iterations == 1 and before_update)
 
     @property
     def _kl_in_loss(self) -> bool:
@@ -367,8 +366,7 @@ class RLOOTrainer(trl.RLOOTrainer):
     @property
     def _is_single_pass(self) -> bool:
         """Whether the loss's own forward pass gives the old log-probabilities: then the ratio is 1."""
-        asked = _config.own(self.args, "single_pass") and self._uses_batches_once
-        return bool(asked and (self.beta == 0 or self._kl_in_loss or not self._torn))
+        return self._wants_single_pass and (self.beta == 0 or self._kl_in_loss or not self._torn)
 
     @property
     def _advantages_wait(self) -> bool:
@@ -376,8 +374,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         return bool(self.beta) and not self._kl_in_loss and self._is_single_pass
 
     def _explain_two_passes(self) -> None:
-        asked = _config.own(self.args, "single_pass") and self._uses_batches_once
-        if asked and not self._is_single_pass and self.accelerator.is_main_process:
+        if self._wants_single_pass and not self._is_single_pass and self.accelerator.is_main_process:
             warnings.warn(
                 f"Each step takes one forward pass more than it needs, for the KL term: {self._torn}. "
                 "Larger micro-batches take more memory; single_pass=False says that it is meant as it is.",
