@@ -42,6 +42,7 @@ environment.import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
+from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import PrinterCallback, TrainerCallback, TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
@@ -674,6 +675,26 @@ class RLOOTrainer(trl.RLOOTrainer):
         self.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
         return TrainOutput(self.state.global_step, 0.0, {})
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Answers: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so
+        that a learning_rate lowered to mend a run would silently stay as it was."""
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        groups = self.optimizer.param_groups
+        asked = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not isinstance(scheduler, LambdaLR):
+            return
+        saved, scheduler.base_lrs = scheduler.base_lrs, [one["initial_lr"] for one in asked]
+        rates = [
+            base * shape(scheduler.last_epoch)
+            for base, shape in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        ]
+        for group, settings, rate in zip(self.optimizer.param_groups, asked, rates, strict=True):
+            group.update(settings, lr=rate)
+        scheduler._last_lr = rates
+        if saved != scheduler.base_lrs:
+            print(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Answers: with a "ref" folder inside a checkpoint, transformers loads that adapter and no other, so
         a resumed run would go on from untrained weights."""
@@ -701,7 +722,7 @@ class _FiniteGradients(TrainerCallback):
             raise NonFiniteError(
                 "the gradient is not finite; the weights are those of the last good step",
                 where=f"step {state.global_step + 1}",
-                todo="lower learning_rate, look at the last rewards, and train(resume_from_checkpoint=True)",
+                todo="look at the last rewards, lower learning_rate, and train(resume_from_checkpoint=True)",
             )
 
 

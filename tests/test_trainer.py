@@ -399,6 +399,21 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over_and_removed(make_trainer: 
     assert not any(folder.exists() for folder in [*cut_off, other])
 
 
+def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(
+    make_trainer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Answers: transformers takes it from the checkpoint, so the usual mend of a run would change nothing."""
+    schedule = {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.0}
+    make_trainer(max_steps=2, learning_rate=4e-3, **schedule).train()
+    trainer = make_trainer(max_steps=4, learning_rate=1e-3, **{**schedule, "weight_decay": 0.1})
+    trainer.train(resume_from_checkpoint=True)
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    # Linear to 0 over 2 steps of 4e-3, then the last two of 4 steps of 1e-3.
+    assert rates == pytest.approx([4e-3, 2e-3, 0.5e-3, 0.25e-3])
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.1, 0.0}
+    assert "learning_rate is 0.001 from here on; it was 0.004" in capsys.readouterr().out
+
+
 def test_resuming_restores_the_trained_adapter_beside_its_reference(
     fresh_policy: Any, make_trainer: Any
 ) -> None:
