@@ -9,6 +9,8 @@ import json
 import shutil
 from pathlib import Path
 
+from rloo_kit.errors import ConfigError
+
 
 def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest ``checkpoint-N`` that was written to its end, or None.
@@ -18,6 +20,24 @@ def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
     """
     whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
     return whole[-1] if whole else None
+
+
+def check(folder: Path) -> None:
+    """Refuse what cannot be resumed from.
+
+    Raises:
+        ConfigError: the folder holds no checkpoint, or one that was cut off; names those beside it that are whole.
+    """
+    if _is_whole(folder):
+        return
+    beside = ", ".join(other.name for other in _checkpoints(folder.parent) if _is_whole(other))
+    raise ConfigError(
+        f"{folder} is not a checkpoint that was written to its end",
+        where="train(resume_from_checkpoint=...)",
+        todo=f"take one of those beside it: {beside}"
+        if beside
+        else "call train() without it to start at step 0",
+    )
 
 
 def _checkpoints(output_dir: str | Path) -> list[Path]:

@@ -11,6 +11,7 @@ copy or save weights, and it does not take the user's own containers apart: it n
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -141,6 +142,8 @@ def _collect() -> None:
         torch.cuda.empty_cache()
         with contextlib.suppress(Exception):  # not every backend shares memory between processes
             torch.cuda.ipc_collect()
+    elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # answers: what prepare() lets glibc keep stays with the process
 
 
 # What goes

@@ -773,7 +773,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _explained(name: str, planned: Plan | None, args: Any, error: BaseException) -> OutOfMemoryError:
     where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if planned is not None:
-        where += f"\n\n{planned}\n"
+        where += f"\n\n{planned}"
     return OutOfMemoryError(
         f"memory ran out in the phase {name!r}", where=where, todo=f"{_mend(planned)}. {_way_on(args)}"
     )
@@ -796,9 +796,12 @@ def _way_on(args: Any) -> str:
         int(path.name.split("-")[-1]) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()
     )
     if not steps:
-        return "No checkpoint was written yet; start again in a fresh kernel"
+        return "No checkpoint was written yet: rloo_kit.release(), load the policy anew and start again"
     kept = folder / f"checkpoint-{steps[-1]}"
-    return f"{kept} is kept: in a fresh kernel train(resume_from_checkpoint=True) goes on from there"
+    return (
+        f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on "
+        "from there"
+    )
 
 
 def _empty_cuda_cache() -> None:

@@ -605,6 +605,9 @@ class RLOOTrainer(trl.RLOOTrainer):
                 starts at step 0, and checkpoints of an earlier run are moved to ``output_dir/earlier``, so that
                 no later resume takes them for its own.
             kwargs: as in transformers' ``Trainer.train``.
+
+        Raises:
+            ConfigError: the path is not that of a whole checkpoint.
         """
         if resume_from_checkpoint is True:
             found = checkpoints.last_whole_checkpoint(self.args.output_dir)
@@ -613,7 +616,9 @@ class RLOOTrainer(trl.RLOOTrainer):
                 print(f"resuming from {found}" if found else "no checkpoint yet: starting at step 0")
             self.accelerator.wait_for_everyone()
             resume_from_checkpoint = str(found) if found else None
-        elif not resume_from_checkpoint and self.accelerator.is_main_process:
+        elif resume_from_checkpoint:
+            checkpoints.check(Path(resume_from_checkpoint))
+        elif self.accelerator.is_main_process:
             checkpoints.set_aside(self.args.output_dir)
         if resume_from_checkpoint and 0 < self.args.max_steps <= checkpoints.step_of(
             Path(resume_from_checkpoint)

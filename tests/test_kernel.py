@@ -661,6 +661,29 @@ def test_torch_and_ipython_are_not_loaded_for_it() -> None:
     assert done.stdout == "Released 0 MiB; 0 MiB still held. False False False\n"
 
 
+FREED_AND_KEPT = """
+from pathlib import Path
+from rloo_kit import environment, kernel
+
+def resident():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+environment._keep_freed_memory()
+blocks = [bytearray(20 * 2**20) for _ in range(10)]
+del blocks
+kept = resident()
+kernel.release()
+print(kept >> 20, resident() >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_that_the_kit_lets_the_process_keep_goes_back(script: Any) -> None:
+    kept, left = map(int, script(FREED_AND_KEPT).stdout.split())
+    assert kept > 200, "nothing was kept, so this shows nothing"
+    assert left < 50
+
+
 @pytest.mark.parametrize(
     ("result", "text"),
     [

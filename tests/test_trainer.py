@@ -17,6 +17,7 @@ import trl
 import rloo_kit
 from rloo_kit import progress
 from rloo_kit.checkpoints import last_whole_checkpoint
+from rloo_kit.errors import ConfigError
 from rloo_kit.trainer import dead_groups, total_rewards
 
 METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
@@ -397,6 +398,20 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over_and_removed(make_trainer: 
     assert last_whole_checkpoint(run_folder) == run_folder / "checkpoint-1"
     make_trainer(max_steps=2).train(resume_from_checkpoint=True)
     assert not any(folder.exists() for folder in [*cut_off, other])
+
+
+def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_are(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer()
+    with pytest.raises(ConfigError, match="call train\\(\\) without it"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-9"))
+    _checkpoint(tmp_path / "run", 3, '{"global_step": 3}')
+    cut_off = _checkpoint(tmp_path / "run", 4, '{"global_step": 4')
+    with pytest.raises(
+        ConfigError, match=r"(?s)checkpoint-4 is not .* take one of those beside it: checkpoint-3"
+    ):
+        trainer.train(resume_from_checkpoint=str(cut_off))
 
 
 def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(
