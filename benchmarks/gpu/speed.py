@@ -1,0 +1,302 @@
+"""Speed: Qwen3-4B's shape in 4 bit, K = 8, by trainer; against the bandwidth bound; and what could make it faster.
+
+Three trainers: TRL + PEFT + bitsandbytes without unsloth in the process, TRL under unsloth (the usual recipe), the kit.
+All sample full completions of the same prompts, eight of one prompt a step, in one pass, beta 0.05.  The first step, of a
+few tokens, is left out.  A candidate is the kit's run with one public switch of the stack turned; one that raises fails
+with its error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from . import device, shapes
+from .checks import KIT, PLAIN, Check, Found, Place, add, at_least, check, seen
+from .workload import HalfDead, dataset, every_other, full_length, settings
+
+if TYPE_CHECKING:
+    from rloo_kit.catalogue import Card
+
+SHAPE = "qwen3-4b"
+K = 8
+PROMPT_TOKENS = 128
+LORA_RANK = 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A trainer, and what is set in it.
+
+    Attributes:
+        trainer: "plain" (no unsloth), "stock" (TRL under unsloth) or "kit".
+        config: arguments of the config, over those that all share.
+        load: arguments of ``load_policy``.
+        variables: of its process.
+        groups: prompts sampled at once.
+        half_dead: pay every other group alike.
+        gain: what it is tried for, in words.
+    """
+
+    trainer: str = "kit"
+    config: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    groups: int = 1
+    half_dead: bool = False
+    gain: str = ""
+
+
+TRAINERS = {
+    "TRL, PEFT, bitsandbytes": Variant("plain"),
+    "TRL under unsloth": Variant("stock"),
+    "kit": Variant("kit"),
+}
+
+CANDIDATES = {
+    "fused 4-bit rows": Variant(
+        variables={"UNSLOTH_GEMV_MAX_ROWS": "8"},
+        gain="decoding 8 rows reads 0.5 byte a weight, where dequantising them first moves 4.5",
+    ),
+    "fused 4-bit GEMM": Variant(
+        variables={"UNSLOTH_BNB_GEMM_4BIT": "1"}, gain="the same, with bitsandbytes' kernel, up to 16 rows"
+    ),
+    "16-bit weights": Variant(load={"load_in_4bit": False}, gain="nothing to dequantise, for four times the bytes"),
+    "2 prompts at once": Variant(groups=2, gain="the weights are read once for 16 rows"),
+    "4 prompts at once": Variant(groups=4, gain="and for 32"),
+    "no decode graphs": Variant(
+        variables={"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}, gain="none: what unsloth's graphs, on by default, give"
+    ),
+    "decode buffers whole": Variant(
+        variables={"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, gain="graphs are captured once, not at each growth"
+    ),
+    "continuous batching": Variant(
+        config={"use_transformers_continuous_batching": True, "generation_kwargs": None}, gain="shared prompt prefill"
+    ),
+    "static cache": Variant(config={"cache_implementation": "static"}, gain="transformers' compiled decoding"),
+    "static cache, TRL": Variant(
+        "plain", config={"cache_implementation": "static"}, gain="the same where unsloth does not intervene"
+    ),
+    "two passes": Variant(config={"single_pass": False}, gain="none: what the single pass gives"),
+    "checkpointing True": Variant(load={"gradient_checkpointing": True}, gain="no copies to the computer's memory"),
+    "no checkpointing": Variant(load={"gradient_checkpointing": False}, gain="no second forward pass"),
+    "half dead, skipped": Variant(config={"beta": 0.0}, groups=2, half_dead=True, gain="half of the training pass"),
+    "half dead, trained on": Variant(
+        config={"beta": 0.0, "skip_dead_groups": False}, groups=2, half_dead=True, gain="none: the pair of the above"
+    ),
+}
+"""In the order of the gain that is predicted."""
+
+
+# --- one run ----------------------------------------------------------------------------------------------
+
+
+def run(variant: Variant, tokens: int, place: Place) -> Found:
+    """A warm-up step and one at full length, by phase."""
+    from phases import PHASES
+
+    tokens = min(tokens, 24) if place.is_rehearsal else tokens
+    model, tokenizer = _model(variant, place)
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    device.forget_peaks(on_gpu)
+    with tempfile.TemporaryDirectory() as folder:
+        meter = _train(variant, model, tokenizer, tokens, folder, place)
+    step = meter.steps[-1]
+    seconds, rows = step.total.wall_seconds, K * variant.groups
+    decoding = step.spent["generate"].wall_seconds
+    peaks = device.peaks(on_gpu)
+    return Found(
+        [
+            seen("a step", seconds, "s"),
+            seen("completions", rows / seconds, "/s"),
+            seen("tokens while sampling", step.tokens / decoding, "/s"),
+            seen("a token of all rows", 1e3 * decoding / tokens, "ms"),
+            seen("peak held by torch", max(peaks.values()) / device.GIB, "GiB"),
+            seen("peak of tensors", peaks["allocated"] / device.GIB, "GiB"),
+            *(seen(name, step.spent[name].wall_seconds, "s") for name in PHASES if step.spent[name].wall_seconds),
+        ],
+        {
+            "variant": dataclasses.asdict(variant),
+            "tokens": step.tokens,
+            "full": step.tokens == rows * tokens,
+            "stored_bytes": _stored_bytes(model),
+            "graphs": graph_counts(model),
+        },
+    )
+
+
+def _model(variant: Variant, place: Place) -> tuple[Any, Any]:
+    if variant.trainer == "plain":
+        return plain_model(str(shapes.folder_of(SHAPE, place)))
+    import rloo_kit
+
+    shapes.forget()
+    folder = shapes.folder_of(SHAPE, place)
+    if variant.load.get("load_in_4bit") is False:
+        folder = _sixteen_bit(place)
+    policy = rloo_kit.load_policy(folder, seed=0, **variant.load)
+    return policy.model, policy.tokenizer
+
+
+def _sixteen_bit(place: Place) -> Any:
+    """The same shape in 16 bit, made on first use."""
+    import torch
+
+    folder = place.scratch / "shapes" / f"{SHAPE}-16bit"
+    if not folder.exists():
+        on = "cuda" if torch.cuda.is_available() else "cpu"
+        shapes.save(shapes.card_of(SHAPE, place), folder, four_bit=False, device=on)
+    return folder
+
+
+def plain_model(folder: str) -> tuple[Any, Any]:
+    """As PEFT's and TRL's own documentation load it for QLoRA."""
+    import torch
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    on = {"": 0} if torch.cuda.is_available() else "cpu"
+    base = AutoModelForCausalLM.from_pretrained(folder, device_map=on, dtype=torch.bfloat16)
+    base = prepare_model_for_kbit_training(base, gradient_checkpointing_kwargs={"use_reentrant": False})
+    lora = LoraConfig(
+        r=LORA_RANK,
+        lora_alpha=LORA_RANK,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(base, lora), AutoTokenizer.from_pretrained(folder)
+
+
+def trainer_of(variant: Variant, model: Any, tokenizer: Any, tokens: int, folder: str, place: Place) -> Any:
+    """Its trainer, and the callback that sets completions' length."""
+    if variant.trainer == "kit":
+        import rloo_kit
+
+        kind, config_kind, own = rloo_kit.RLOOTrainer, rloo_kit.RLOOConfig, {"live_plot": False}
+    else:
+        import trl
+
+        kind, config_kind, own = trl.RLOOTrainer, trl.RLOOConfig, {}
+    shared = settings(folder, K, variant.groups, K, tokens, **_precision())
+    lengths = full_length(tokens)
+    trainer = kind(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=HalfDead(K) if variant.half_dead else every_other,
+        args=config_kind(**{**shared, **own, **variant.config}),
+        train_dataset=dataset(24 if place.is_rehearsal else PROMPT_TOKENS),
+        callbacks=[lengths],
+    )
+    lengths.begin(trainer)
+    return trainer
+
+
+def _precision() -> dict[str, bool]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"bf16": False, "fp16": False}
+    bf16 = torch.cuda.is_bf16_supported()
+    return {"bf16": bf16, "fp16": not bf16}
+
+
+def _train(variant: Variant, model: Any, tokenizer: Any, tokens: int, folder: str, place: Place) -> Any:
+    from phases import Meter
+    from transformers import TrainerCallback
+
+    trainer = trainer_of(variant, model, tokenizer, tokens, folder, place)
+    trainer.memory = None  # the kit's own meter sets the peaks back in every phase
+    meter = Meter(trainer)
+
+    class Watch(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            meter.begin()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            meter.end_step()
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    return meter
+
+
+def graph_counts(model: Any) -> dict[str, int]:
+    """How often unsloth captured and replayed a decode step; empty where it keeps no count."""
+    for module in model.modules():
+        state = vars(module).get("_unsloth_decode_graphs")
+        if state is not None:
+            return {name: getattr(state, name, 0) for name in ("captures", "replays", "eager_steps")}
+    return {}
+
+
+def _stored_bytes(model: Any) -> int:
+    """Bytes of all weights as they lie on the card, LoRA and quantisation state included."""
+    total = 0
+    for parameter in {id(p): p for p in model.parameters()}.values():
+        state = getattr(parameter, "quant_state", None)
+        parts = [parameter] + ([state.absmax] if state is not None else [])
+        total += sum(part.numel() * part.element_size() for part in parts)
+    return total
+
+
+# --- the bound --------------------------------------------------------------------------------------------
+
+
+def bytes_per_step(card: Card, rows: int, prompt: int, tokens: int, lora_rank: int, four_bit: bool = True) -> float:
+    """Bytes that one decoding step of all rows has to read, in the middle of a completion.
+
+    Every projection as stored and its LoRA in float32, once for all rows; lm_head in 16 bit (the embedding gives one
+    row a token, which is nothing); and each row's keys and values so far, on average prompt + tokens / 2.
+    """
+    shapes_of_lora = sum(lora_rank * (outputs + inputs) for outputs, inputs in card.projections.values())
+    weights = card.linear_bytes(four_bit) + 4 * card.layers * shapes_of_lora
+    head = 2 * card.vocabulary * card.hidden_size
+    return weights + head + rows * (prompt + tokens / 2) * card.kv_bytes_per_token
+
+
+@check("speed/bandwidth", seconds=60, takes=5, rank=33)
+def bandwidth(place: Place) -> Found:
+    """What a copy on the device moves, and the tokens per second that it would allow."""
+    from rloo_kit.catalogue import CATALOGUE
+
+    found = device.copy_bandwidth(2**24 if place.is_rehearsal else device.GIB)
+    card = CATALOGUE[SHAPE]
+    figures = [seen("copy, read and written", found / 1e9, "GB/s")]
+    for tokens in (256, 1024):
+        needed = bytes_per_step(card, K, PROMPT_TOKENS, tokens, LORA_RANK)
+        figures.append(seen(f"bound of decoding, {tokens} tokens", K * found / needed, "tokens/s"))
+    return Found(figures, {"bytes_per_second": found})
+
+
+# --- the list ---------------------------------------------------------------------------------------------
+
+
+def _home(variant: Variant) -> str:
+    return PLAIN if variant.trainer == "plain" else KIT if not variant.variables else "tuned"
+
+
+def _put(name: str, variant: Variant, tokens: int, rank: int) -> None:
+    add(
+        Check(
+            name,
+            functools.partial(run, variant, tokens),
+            seconds=90 + 0.12 * tokens,
+            takes=20 + (0.07 if variant.trainer == "plain" else 0.03) * tokens,
+            rank=rank,
+            home=_home(variant),
+            variables=variant.variables,
+            needs=(f"shape/{SHAPE}",),
+            is_rehearsed=variant.trainer != "plain",
+        )
+    )
+
+
+for _name, _variant in TRAINERS.items():
+    _put(f"speed/256 tokens, {_name}", _variant, 256, 33)
+for _name, _variant in TRAINERS.items():
+    _put(f"speed/1024 tokens, {_name}", _variant, 1024, 43)
+for _rank, (_name, _variant) in enumerate(CANDIDATES.items()):
+    _put(f"tune/{_name}", _variant, 256, 70 + _rank)
