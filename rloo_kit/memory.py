@@ -2,20 +2,19 @@
 
 For everybody with one consumer GPU: ``plan(policy, config)`` adds up the terms of :mod:`rloo_kit.footprint` by
 phase, sets them against a card, and where they do not fit says what to change, cheapest in quality first.
-``fit(card)`` turns the question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  The trainer
-uses :func:`warn_if_too_large` and :func:`phase`.  Arithmetic alone: nothing is loaded, and trl is never imported.
+``fit(card)`` turns the question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  Arithmetic
+alone: nothing is loaded, and trl is never imported.  What a run does with its plan is in
+:mod:`rloo_kit.out_of_memory`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import html
 import io
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rloo_kit import footprint
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest, nf4_bytes
 from rloo_kit.devices import GIB, Device, device_of
-from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.footprint import CONTEXT, FRAGMENTATION, MIB, PARTS, Model, Settings, Step, lora_sizes
 
 if TYPE_CHECKING:
@@ -693,119 +692,3 @@ def _config_arguments(settings: Settings) -> dict[str, Any]:
 
 def _policy_arguments(planned: Plan) -> dict[str, Any]:
     return {"name": planned.model.card.name, "gradient_checkpointing": planned.settings.checkpointing}
-
-
-# --- while it runs ----------------------------------------------------------------------------------------
-
-
-def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step: warn where the plan does not fit, with the first change that would make it."""
-    if planned.fits == "does not fit":
-        todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
-        warnings.warn(
-            f"This run will probably not fit: it {planned.summary[len('does not fit: ') :]} ({planned.device.name}). "
-            f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
-            stacklevel=3,
-        )
-
-
-@contextlib.contextmanager
-def phase(trainer: Any, name: str) -> Iterator[None]:
-    """A phase of a trainer's run: its peak goes to ``trainer.memory``, and running out of memory is explained.
-
-    Phases may lie inside each other, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
-
-    Args:
-        trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a :class:`Plan` or a callable
-            that gives one; both may be missing.
-        name: "generate", "score", "train" or "optimizer".
-    """
-    meter = getattr(trainer, "memory", None)
-    counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
-    planned = getattr(trainer, "memory_plan", None)
-    with explain_out_of_memory(name, planned, getattr(trainer, "args", None)), counted:
-        yield
-
-
-@contextlib.contextmanager
-def explain_out_of_memory(
-    name: str, planned: Plan | Callable[[], Plan] | None = None, args: Any = None
-) -> Iterator[None]:
-    """Turn the device's out-of-memory error into one that says where, how much and what to do.
-
-    Args:
-        name: the phase, for the message.
-        planned: the plan, or what makes it.
-        args: the run's configuration, whose ``output_dir`` holds its checkpoints.
-
-    Raises:
-        OutOfMemoryError: the phase, the plan's table, the change to make, and the checkpoint to go on from.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
-            raise
-        _empty_cuda_cache()
-        raise _explained(name, planned() if callable(planned) else planned, args, error) from error
-
-
-RAN_OUT = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUDA driver error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-)
-"""What torch's plain RuntimeErrors say where memory has run out."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is torch's, CUDA's or the system's way of saying that memory has run out.
-
-    On a CPU torch raises a plain RuntimeError, told by its text (c10's ``DefaultCPUAllocator``).
-    """
-    text = str(error)
-    named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
-    return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
-
-
-def _explained(name: str, planned: Plan | None, args: Any, error: BaseException) -> OutOfMemoryError:
-    where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    if planned is not None:
-        where += f"\n\n{planned}"
-    return OutOfMemoryError(
-        f"memory ran out in the phase {name!r}", where=where, todo=f"{_mend(planned)}. {_way_on(args)}"
-    )
-
-
-def _mend(planned: Plan | None) -> str:
-    if planned is None:
-        return "lower per_device_train_batch_size or max_completion_length; rloo_kit.plan says by how much"
-    if planned.changes:
-        return f"first {planned.changes[0]}"
-    return (
-        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
-        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
-    )
-
-
-def _way_on(args: Any) -> str:
-    folder = Path(getattr(args, "output_dir", None) or ".")
-    steps = sorted(
-        int(path.name.split("-")[-1]) for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()
-    )
-    if not steps:
-        return "No checkpoint was written yet: rloo_kit.release(), load the policy anew and start again"
-    kept = folder / f"checkpoint-{steps[-1]}"
-    return (
-        f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on "
-        "from there"
-    )
-
-
-def _empty_cuda_cache() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -31,6 +31,7 @@ from rloo_kit import (
     losses,
     measure,
     memory,
+    out_of_memory,
     packing,
     sampling,
     truncation,
@@ -212,7 +213,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         mode; multinomial is most of a CPU's step."""
         guards.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        with memory.phase(self, "generate"), self._fast_sampling():
+        with out_of_memory.phase(self, "generate"), self._fast_sampling():
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if training:
             self._look_for_truncation(completion_ids)
@@ -391,7 +392,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
-            memory.phase(self, "score"),
+            out_of_memory.phase(self, "score"),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):
@@ -495,7 +496,7 @@ class RLOOTrainer(trl.RLOOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Answers: running out of memory says neither in which phase, nor what to do."""
-        with memory.phase(self, "train"):
+        with out_of_memory.phase(self, "train"):
             return super().training_step(*args, **kwargs)
 
     # --- the loss -----------------------------------------------------------------------------------------
@@ -626,9 +627,9 @@ class RLOOTrainer(trl.RLOOTrainer):
             return self._already_done(Path(str(resume_from_checkpoint)))
         self._start_afresh()
         self._recall_prompts(resume_from_checkpoint)
-        memory.warn_if_too_large(self.memory_plan)
+        out_of_memory.warn_if_too_large(self.memory_plan)
         try:
-            with memory.phase(self, "optimizer"):
+            with out_of_memory.phase(self, "optimizer"):
                 result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
         except (KeyboardInterrupt, OutOfMemoryError):
             self._keep_what_is_done()

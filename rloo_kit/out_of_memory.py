@@ -1,0 +1,125 @@
+"""What a run says when memory is short: a warning before the first step, and an error that names phase and mend.
+
+For the trainer.  It measures nothing itself (:mod:`rloo_kit.measure` does) and frees nothing but torch's cache: what
+still holds memory is for ``rloo_kit.release()``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rloo_kit.checkpoints import last_whole_checkpoint
+from rloo_kit.errors import OutOfMemoryError
+from rloo_kit.memory import Plan
+
+
+def warn_if_too_large(planned: Plan) -> None:
+    """Before the first step: warn where the plan does not fit, with the first change that would make it."""
+    if planned.fits == "does not fit":
+        todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
+        warnings.warn(
+            f"This run will probably not fit: it {planned.summary[len('does not fit: ') :]} ({planned.device.name}). "
+            f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
+            stacklevel=3,
+        )
+
+
+@contextlib.contextmanager
+def phase(trainer: Any, name: str) -> Iterator[None]:
+    """A phase of a trainer's run: its peak goes to ``trainer.memory``, and running out of memory is explained.
+
+    Phases may lie inside each other, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
+
+    Args:
+        trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a :class:`Plan` or a callable
+            that gives one; both may be missing.
+        name: "generate", "score", "train" or "optimizer".
+    """
+    meter = getattr(trainer, "memory", None)
+    counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
+    planned = getattr(trainer, "memory_plan", None)
+    with explain_out_of_memory(name, planned, getattr(trainer, "args", None)), counted:
+        yield
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(
+    name: str, planned: Plan | Callable[[], Plan] | None = None, args: Any = None
+) -> Iterator[None]:
+    """Turn the device's out-of-memory error into one that says where, how much and what to do.
+
+    Args:
+        name: the phase, for the message.
+        planned: the plan, or what makes it.
+        args: the run's configuration, whose ``output_dir`` holds its checkpoints.
+
+    Raises:
+        OutOfMemoryError: the phase, the plan's table, the change to make, and the checkpoint to go on from.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
+            raise
+        _empty_cuda_cache()
+        raise _explained(name, planned() if callable(planned) else planned, args, error) from error
+
+
+RAN_OUT = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+"""What torch's plain RuntimeErrors say where memory has run out."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is torch's, CUDA's or the system's way of saying that memory has run out.
+
+    On a CPU torch raises a plain RuntimeError, told by its text (c10's ``DefaultCPUAllocator``).
+    """
+    text = str(error)
+    named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+    return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
+
+
+def _explained(name: str, planned: Plan | None, args: Any, error: BaseException) -> OutOfMemoryError:
+    where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    if planned is not None:
+        where += f"\n\n{planned}"
+    return OutOfMemoryError(
+        f"memory ran out in the phase {name!r}", where=where, todo=f"{_mend(planned)}. {_way_on(args)}"
+    )
+
+
+def _mend(planned: Plan | None) -> str:
+    if planned is None:
+        return "lower per_device_train_batch_size or max_completion_length; rloo_kit.plan says by how much"
+    if planned.changes:
+        return f"first {planned.changes[0]}"
+    return (
+        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
+        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
+    )
+
+
+def _way_on(args: Any) -> str:
+    kept = last_whole_checkpoint(getattr(args, "output_dir", None) or ".")
+    if kept is None:
+        return "No checkpoint was written yet: rloo_kit.release(), load the policy anew and start again"
+    return (
+        f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on "
+        "from there"
+    )
+
+
+def _empty_cuda_cache() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
