@@ -507,7 +507,9 @@ def _card_of_loaded(policy: Any) -> Card:
     own = getattr(policy, "card", None)
     if own is not None:
         return own
-    return card_from_config(str(getattr(policy, "name_or_path", "model")), policy.config, None)
+    name = str(getattr(policy, "name_or_path", "model"))
+    # Tables are stored with notebooks, and whose folders they were is nobody's business.
+    return card_from_config(Path(name).name if Path(name).is_dir() else name, policy.config, None)
 
 
 def _adapter_settings(policy: Any) -> dict[str, Any]:

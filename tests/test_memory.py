@@ -53,6 +53,12 @@ def batch(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 # --- weights, LoRA, optimizer -----------------------------------------------------------------------------
 
 
+def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any, policy: Any) -> None:
+    title = make_trainer().memory_plan.title
+    assert title.startswith("tiny-qwen3-")
+    assert str(Path(policy.model.name_or_path).parent) not in title
+
+
 def test_the_tiny_policys_parts_are_planned_to_the_byte_before_it_is_loaded(fresh_policy: Any) -> None:
     planned = rloo_kit.plan("tiny", card=CPU)
     linear, rest = measure.weight_bytes(fresh_policy.model)
