@@ -105,13 +105,14 @@ class RLOOTrainer(trl.RLOOTrainer):
     - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
       No second copy of the LoRA is kept where the reference is the base model or beta is 0.
     - A gradient that is not finite stops the run before it reaches a weight.
-    - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole.
+    - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole, and the learning rate of this
+      configuration: transformers takes the checkpoint's.
     - Where each batch is used once, the pass for the old log-probabilities is left out: they are the new ones.
       Completions without a signal are left out of training.  The update is the same
       (:class:`RLOOConfig`, ``single_pass`` and ``skip_dead_groups``).
     - What goes wrong is said, once, with its likely cause and the setting to change (:mod:`rloo_kit.health`).
       What will not fit is said before the first step, and running out of memory says where and what to do
-      (:mod:`rloo_kit.memory`).
+      (:mod:`rloo_kit.out_of_memory`).
     - One line per logged step, in a notebook a live picture, and the metric ``dead_groups``: the share of groups
       whose K raw rewards are all equal, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
     - Completions that are cut at ``max_completion_length`` are spoken of, with the length that would do.
