@@ -5,13 +5,13 @@
     make gpu-check PY=python3                         another interpreter, nothing installed
     python -m benchmarks.gpu --rehearse               on a CPU with the tiny policy: tries the harness alone
 
-A machine without a network needs no installation: any interpreter will do that finds the stack.  Where it lacks some of
-it, carry the wheels there, unpack them with ``pip install --no-index --no-deps --target FOLDER *.whl``, and put FOLDER on
-PYTHONPATH.  Nothing is downloaded: weights are random, or the bundled tiny policy's.
+A machine without a network needs no installation: any interpreter will do that finds the stack.  Where it lacks some
+of it, carry the wheels there, unpack them with ``pip install --no-index --no-deps --target FOLDER *.whl``, and put
+FOLDER on PYTHONPATH.  Nothing is downloaded: weights are random, or the bundled tiny policy's.
 
 Checks run in the order of their worth, in processes of their own; what the budget does not reach is listed as not run.
-Results are written after each check to benchmarks/results/gpu/DEVICE: results.json, results.md, log.txt.  A second command
-for the same folder adds to them.  The exit status is 1 where a check failed, 2 without a GPU.
+Results are written after each check to benchmarks/results/gpu/DEVICE: results.json, results.md, log.txt.  A second
+command for the same folder adds to them.  The exit status is 1 where a check failed, 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import device, report
+from . import device, report, speed
 from .checks import ordered
 from .report import FAILED, Outcome
 from .runner import ROOT, Worker, run_all
@@ -48,7 +48,11 @@ def main() -> int:
         print("\n".join(f"{one.takes:5.0f} s  {one.name}" for one in checks))
         return 0
     started = time.monotonic()
-    machine = {"device": "rehearsal on a CPU", "versions": device.versions()} if arguments.rehearse else device.machine()
+    machine = (
+        {"device": "rehearsal on a CPU", "versions": device.versions()}
+        if arguments.rehearse
+        else device.machine()
+    )
     if not machine:
         print(
             "There is no GPU here that torch can use, and these checks are of a GPU.\n"
@@ -57,9 +61,14 @@ def main() -> int:
         )
         return 2
     machine["kit"] = commit()
-    out = arguments.out or (Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if arguments.rehearse else RESULTS / slug(machine))
+    out = arguments.out or (
+        Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if arguments.rehearse else RESULTS / slug(machine)
+    )
     keeper = Keeper(out, machine, " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]))
-    print(f"{machine['device']}: {len(checks)} checks, {arguments.budget:.0f} s at most, results in {out}", flush=True)
+    print(
+        f"{machine['device']}: {len(checks)} checks, {arguments.budget:.0f} s at most, results in {out}",
+        flush=True,
+    )
     scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     (scratch / "shapes").mkdir()
     try:
@@ -69,6 +78,9 @@ def main() -> int:
             checks, left, lambda check: Worker(check, scratch, arguments.rehearse, log), arguments.rehearse
         ):
             keeper.add(outcome)
+        if any(one.name.startswith("speed/") for one in checks):
+            for outcome in speed.goals(keeper.every):
+                keeper.add(outcome)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print("\n" + report.text(keeper.mine, f"{machine['device']}, {time.monotonic() - started:.0f} s"))
@@ -77,11 +89,17 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="NAME", help="the checks whose names begin so, and what they need")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="the checks whose names begin so, and what they need"
+    )
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes: no figure means anything")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="on the CPU, at tiny sizes: no figure means anything"
+    )
     parser.add_argument("--list", action="store_true", help="name the checks, in order, and run none")
     return parser.parse_args()
 
@@ -101,26 +119,38 @@ class Keeper:
         before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"outcomes": []}
         self._earlier = [Outcome.from_json(outcome) for outcome in before["outcomes"]]
 
+    @property
+    def every(self) -> list[Outcome]:
+        """This command's outcomes and those of earlier ones."""
+        return report.merged(self._earlier, self.mine)
+
     def add(self, outcome: Outcome) -> None:
         """Say and write one outcome."""
         self.mine.append(report.stamped(outcome, self.machine["kit"]))
         figure = report.telling(outcome)
         text = f"{figure.name}: {report.shown(figure)[0]}" if figure else outcome.note
         print(f"{outcome.seconds:6.1f} s  {outcome.status:<11}  {outcome.name}  ({text})", flush=True)
-        every = report.merged(self._earlier, self.mine)
-        data = {"machine": self.machine, "command": self.command, "outcomes": [one.to_json() for one in every]}
+        every = self.every
+        data = {
+            "machine": self.machine,
+            "command": self.command,
+            "outcomes": [one.to_json() for one in every],
+        }
         write_whole(self.out / "results.json", data)
         (self.out / "results.md").write_text(report.markdown(every, self.machine, self.command))
 
 
 def commit() -> str:
     """The sources' commit, or "unknown" in a copy without history; with a mark where files differ from it."""
+
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     found = git("rev-parse", "--short", "HEAD") if shutil.which("git") else ""
-    return (found + (" and changes" if git("status", "--porcelain", "rloo_kit", "benchmarks") else "")) or "unknown"
+    return (
+        found + (" and changes" if git("status", "--porcelain", "rloo_kit", "benchmarks") else "")
+    ) or "unknown"
 
 
 def slug(machine: dict[str, str]) -> str:

@@ -30,10 +30,14 @@ def machine() -> dict[str, str]:
     the caller holds nothing on the card."""
     import json
 
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=120
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise SystemExit(f"{sys.executable} cannot ask torch for its device: {lines[-1] if lines else 'no answer'}")
+        raise SystemExit(
+            f"{sys.executable} cannot ask torch for its device: {lines[-1] if lines else 'no answer'}"
+        )
     found = json.loads(done.stdout.splitlines()[-1])
     if not found:
         return {}
@@ -84,7 +88,9 @@ def used_bytes() -> int:
     except Exception:
         answer = smi("memory.used")
         if answer is None:
-            raise RuntimeError("neither nvidia-ml-py nor nvidia-smi says how much of the card is used") from None
+            raise RuntimeError(
+                "neither nvidia-ml-py nor nvidia-smi says how much of the card is used"
+            ) from None
         return int(answer) * MIB
 
 

@@ -1,7 +1,7 @@
-"""Hygiene: the card's memory is back after release() and after shutdown_kernel(), and an out-of-memory error ends nothing.
+"""Hygiene: the card's memory comes back after release() and shutdown_kernel(), and running out of it ends nothing.
 
-In a real Jupyter kernel, watched from a process that holds nothing on the card.  In a rehearsal the kernel's own tensors
-and its process stand in for the card.
+In a real Jupyter kernel, watched from a process that holds nothing on the card.  In a rehearsal the kernel's own
+tensors and its process stand in for the card.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ CONTEXT_GROWTH_BYTES = 384 * device.MIB
 """CUDA loads kernels when they are first called, and they stay with the process: cuBLAS, bitsandbytes, Triton's."""
 
 BACK_WITHIN_SECONDS = 2.0
+SHUTDOWN_DELAY_SECONDS = 1.0
+"""``shutdown_kernel()`` begins that long after its cell, so that the answer arrives (rloo_kit/kernel.py)."""
 
 START = """
 import json
@@ -92,7 +94,8 @@ class Kernel:
             startup_timeout=60, kernel_name="python3", env={**os.environ, "VSCODE_PID": str(os.getpid())}
         )
         self.place = place
-        self.process = self.manager.provisioner.process
+        provisioner: Any = self.manager.provisioner
+        self.process = provisioner.process
 
     def cell(self, code: str, seconds: float = 120) -> dict[str, Any]:
         """Run a cell: what it answered, and the name of the error that ended it."""
@@ -168,26 +171,39 @@ def comes_back(place: Place) -> Found:
         after = used(kernel)
     finally:
         kernel.close()
-    growth = (
-        seen("driver's count after release(), more than before loading", (after_release - context) / device.MIB, "MiB")
-        if place.is_rehearsal
-        else at_most("release(): seconds until the driver's count is back", slack, BACK_WITHIN_SECONDS, "s")
-    )
+    said = "release(): seconds until the card's count is back", "shutdown_kernel(): seconds until all is back"
+    growth = at_most(said[0], slack, BACK_WITHIN_SECONDS, "s")
+    ended = at_most(said[1], back, SHUTDOWN_DELAY_SECONDS + BACK_WITHIN_SECONDS, "s")
+    if place.is_rehearsal:  # a CPU hands pages back when it likes, and a busy one takes seconds to end Python
+        growth, ended = seen(said[0], slack, "s"), seen(said[1], back, "s")
     return Found(
         [
             holds("it trained", trained["step"] == 1),
-            at_most("release(): tensors left", (released["held"] - empty["held"]) / device.MIB, AFTER_RELEASE_BYTES / device.MIB, "MiB"),
+            at_most(
+                "release(): tensors left",
+                (released["held"] - empty["held"]) / device.MIB,
+                AFTER_RELEASE_BYTES / device.MIB,
+                "MiB",
+            ),
             growth,
-            at_most("shutdown_kernel(): seconds until all is back", back, BACK_WITHIN_SECONDS, "s"),
+            ended,
             seen("used more, trained", (full - before) / device.MIB, "MiB"),
             seen("used more, released", (after_release - before) / device.MIB, "MiB"),
             seen("used more, shut down", (after - before) / device.MIB, "MiB"),
         ],
-        {"empty": empty, "loaded": loaded, "trained": trained, "released": released, "context": context - before},
+        {
+            "empty": empty,
+            "loaded": loaded,
+            "trained": trained,
+            "released": released,
+            "context": context - before,
+        },
     )
 
 
-@check("hygiene/goes on after running out", seconds=120, takes=45, rank=36, home=BARE, needs=(f"shape/{SHAPE}",))
+@check(
+    "hygiene/goes on after running out", seconds=120, takes=45, rank=36, home=BARE, needs=(f"shape/{SHAPE}",)
+)
 def goes_on(place: Place) -> Found:
     """A cell that ends in an out-of-memory error, and below it one that trains a smaller run."""
     kernel = Kernel(place)
@@ -203,7 +219,11 @@ def goes_on(place: Place) -> Found:
             holds("the cell ends in rloo_kit's error", failed.get("error") == "OutOfMemoryError"),
             holds("it names the phase", "memory ran out in the phase" in failed.get("says", "")),
             holds("the next cell trains", again.get("step") == 1),
-            seen("tensors held after it, more than before", (again.get("held", 0) - loaded["held"]) / device.MIB, "MiB"),
+            seen(
+                "tensors held after it, more than before",
+                (again.get("held", 0) - loaded["held"]) / device.MIB,
+                "MiB",
+            ),
         ],
         {"failed": failed, "again": again},
     )

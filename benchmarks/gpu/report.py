@@ -130,7 +130,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """How many of each status, in one line."""
-    counts = {status: 0 for status in (PASSED, MISSED, FAILED, MEASURED, NOT_RUN)}
+    counts = dict.fromkeys((PASSED, MISSED, FAILED, MEASURED, NOT_RUN), 0)
     for outcome in outcomes:
         counts[outcome.status] += 1
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count) or "nothing ran"
@@ -140,7 +140,10 @@ def text(outcomes: Sequence[Outcome], title: str) -> str:
     """For a terminal: the title, the short table, the counts; figures and notes are cut to a line."""
     table = [[cell[:72] for cell in row] for row in rows(outcomes)]
     widths = [max(len(row[i]) for row in table) for i in range(4)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
     return "\n".join([title, "", lines[0], "-" * max(map(len, lines)), *lines[1:], "", summary(outcomes)])
 
 
@@ -150,7 +153,11 @@ def markdown(outcomes: Sequence[Outcome], machine: dict[str, str], command: str)
     lines = [
         f"# {machine['device']}",
         "",
-        *(["**A rehearsal on a CPU: no figure here says anything about a GPU.**", ""] if _rehearsed(machine) else []),
+        *(
+            ["**A rehearsal on a CPU: no figure here says anything about a GPU.**", ""]
+            if _rehearsed(machine)
+            else []
+        ),
         f"`{command}`",
         "",
         *(f"- {name}: {value}" for name, value in machine.items() if name != "device"),
@@ -172,14 +179,17 @@ def _rehearsed(machine: dict[str, str]) -> bool:
 def _markdown_rows(outcome: Outcome, several: bool) -> list[str]:
     status = f"{outcome.status} ({outcome.commit})" if several and outcome.commit else outcome.status
     head = [outcome.name, status]
-    note = outcome.note.replace("|", "\\|")
     if not outcome.figures:
-        return [f"| {' | '.join([*head, note, '', '', f'{outcome.seconds:.0f}'])} |"]
+        return [_markdown_row([*head, outcome.note, "", "", f"{outcome.seconds:.0f}"])]
     lines = []
     for number, figure in enumerate(outcome.figures):
         value, bounds = shown(figure)
         first = head if number == 0 else ["", ""]
         seconds = f"{outcome.seconds:.0f}" if number == 0 else ""
         mark = "" if figure.holds else " **<**"
-        lines.append(f"| {' | '.join([*first, figure.name, value + mark, bounds, seconds])} |")
+        lines.append(_markdown_row([*first, figure.name, value + mark, bounds, seconds]))
     return lines
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

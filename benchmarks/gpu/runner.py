@@ -25,7 +25,12 @@ START_SECONDS = 60.0
 """What the first check of a new process may take on top of its limit: the stack's import, on a cold disk."""
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "WANDB_MODE": "disabled"}
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+}
 
 
 def environment(variables: dict[str, str], inherited: dict[str, str] | None = None) -> dict[str, str]:
@@ -144,7 +149,9 @@ def run_all(
             answer = worker.run(check.name, min(limit, left))
             outcome = Outcome.of(check.name, answer)
             if answer.get("is_late") and now() >= end:
-                outcome = Outcome(check.name, NOT_RUN, note="the budget ended while it ran", seconds=outcome.seconds)
+                outcome = Outcome(
+                    check.name, NOT_RUN, note="the budget ended while it ran", seconds=outcome.seconds
+                )
             if answer.get("error"):
                 worker.close()
                 worker = process = None

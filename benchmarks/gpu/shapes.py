@@ -77,19 +77,26 @@ def quantised(name: str, weight: Any) -> dict[str, Any]:
     """A matrix in NF4 with what bitsandbytes saves beside it."""
     from bitsandbytes.nn import Params4bit
 
-    packed = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4").to(weight.device)
+    packed = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4").to(
+        weight.device
+    )
     state = packed.quant_state.as_dict(packed=True)
     return {name: packed.data, **{f"{name}.{key}": value for key, value in state.items()}}
 
 
 def save(card: Card, folder: Path, four_bit: bool = True, device: str = "cpu") -> Path:
-    """Write a checkpoint with random weights and the tiny policy's tokenizer; the folder appears whole or not at all."""
-    from rloo_kit import tiny
+    """Write a checkpoint of random weights with the tiny policy's tokenizer; the folder appears whole or not at all."""
     from safetensors.torch import save_file
+
+    from rloo_kit import tiny
 
     scratch = folder.with_name(folder.name + ".part")
     shutil.rmtree(scratch, ignore_errors=True)
-    shutil.copytree(tiny.checkpoint(), scratch, ignore=shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*"))
+    shutil.copytree(
+        tiny.checkpoint(),
+        scratch,
+        ignore=shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*"),
+    )
     config = config_of(card)
     if four_bit:
         config.quantization_config = quantization().to_dict()
@@ -161,7 +168,9 @@ def make(name: str, place: Place) -> Found:
     return Found(
         [
             at_most("bytes of projections less the catalogue's", abs(linear - card.linear_bytes()), 0, "B"),
-            at_most("bytes of the rest less the catalogue's", abs(rest - dtype * card.rest_parameters), 0, "B"),
+            at_most(
+                "bytes of the rest less the catalogue's", abs(rest - dtype * card.rest_parameters), 0, "B"
+            ),
             holds("every projection is in 4 bit", _four_bit_matrices(policy.model) == 7 * card.layers),
             seen("made and saved in", saved - started, "s"),
             seen("loaded in", took, "s"),

@@ -1,9 +1,9 @@
 """Speed: Qwen3-4B's shape in 4 bit, K = 8, by trainer; against the bandwidth bound; and what could make it faster.
 
 Three trainers: TRL + PEFT + bitsandbytes without unsloth in the process, TRL under unsloth (the usual recipe), the kit.
-All sample full completions of the same prompts, eight of one prompt a step, in one pass, beta 0.05.  The first step, of a
-few tokens, is left out.  A candidate is the kit's run with one public switch of the stack turned; one that raises fails
-with its error.
+All sample full completions of the same prompts, eight of one prompt a step, in one pass, beta 0.05.  The first step, of
+a few tokens, is left out.  A candidate is the kit's run with one public switch of the stack turned; one that raises
+fails with its error.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import device, shapes
-from .checks import KIT, PLAIN, Check, Found, Place, add, at_least, check, seen
+from .checks import KIT, PLAIN, Check, Figure, Found, Place, add, check, seen
+from .report import NOT_RUN, Outcome, verdict
 from .workload import HalfDead, dataset, every_other, full_length, settings
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 SHAPE = "qwen3-4b"
 K = 8
+LENGTHS = (256, 1024)
 PROMPT_TOKENS = 128
 LORA_RANK = 16
 
@@ -64,7 +67,9 @@ CANDIDATES = {
     "fused 4-bit GEMM": Variant(
         variables={"UNSLOTH_BNB_GEMM_4BIT": "1"}, gain="the same, with bitsandbytes' kernel, up to 16 rows"
     ),
-    "16-bit weights": Variant(load={"load_in_4bit": False}, gain="nothing to dequantise, for four times the bytes"),
+    "16-bit weights": Variant(
+        load={"load_in_4bit": False}, gain="nothing to dequantise, for four times the bytes"
+    ),
     "2 prompts at once": Variant(groups=2, gain="the weights are read once for 16 rows"),
     "4 prompts at once": Variant(groups=4, gain="and for 32"),
     "no decode graphs": Variant(
@@ -74,18 +79,28 @@ CANDIDATES = {
         variables={"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, gain="graphs are captured once, not at each growth"
     ),
     "continuous batching": Variant(
-        config={"use_transformers_continuous_batching": True, "generation_kwargs": None}, gain="shared prompt prefill"
+        config={"use_transformers_continuous_batching": True, "generation_kwargs": None},
+        gain="shared prompt prefill",
     ),
-    "static cache": Variant(config={"cache_implementation": "static"}, gain="transformers' compiled decoding"),
+    "static cache": Variant(
+        config={"cache_implementation": "static"}, gain="transformers' compiled decoding"
+    ),
     "static cache, TRL": Variant(
         "plain", config={"cache_implementation": "static"}, gain="the same where unsloth does not intervene"
     ),
     "two passes": Variant(config={"single_pass": False}, gain="none: what the single pass gives"),
-    "checkpointing True": Variant(load={"gradient_checkpointing": True}, gain="no copies to the computer's memory"),
+    "checkpointing True": Variant(
+        load={"gradient_checkpointing": True}, gain="no copies to the computer's memory"
+    ),
     "no checkpointing": Variant(load={"gradient_checkpointing": False}, gain="no second forward pass"),
-    "half dead, skipped": Variant(config={"beta": 0.0}, groups=2, half_dead=True, gain="half of the training pass"),
+    "half dead, skipped": Variant(
+        config={"beta": 0.0}, groups=2, half_dead=True, gain="half of the training pass"
+    ),
     "half dead, trained on": Variant(
-        config={"beta": 0.0, "skip_dead_groups": False}, groups=2, half_dead=True, gain="none: the pair of the above"
+        config={"beta": 0.0, "skip_dead_groups": False},
+        groups=2,
+        half_dead=True,
+        gain="none: the pair of the above",
     ),
 }
 """In the order of the gain that is predicted."""
@@ -116,7 +131,11 @@ def run(variant: Variant, tokens: int, place: Place) -> Found:
             seen("a token of all rows", 1e3 * decoding / tokens, "ms"),
             seen("peak held by torch", max(peaks.values()) / device.GIB, "GiB"),
             seen("peak of tensors", peaks["allocated"] / device.GIB, "GiB"),
-            *(seen(name, step.spent[name].wall_seconds, "s") for name in PHASES if step.spent[name].wall_seconds),
+            *(
+                seen(name, step.spent[name].wall_seconds, "s")
+                for name in PHASES
+                if step.spent[name].wall_seconds
+            ),
         ],
         {
             "variant": dataclasses.asdict(variant),
@@ -245,7 +264,9 @@ def _stored_bytes(model: Any) -> int:
 # --- the bound --------------------------------------------------------------------------------------------
 
 
-def bytes_per_step(card: Card, rows: int, prompt: int, tokens: int, lora_rank: int, four_bit: bool = True) -> float:
+def bytes_per_step(
+    card: Card, rows: int, prompt: int, tokens: int, lora_rank: int, four_bit: bool = True
+) -> float:
     """Bytes that one decoding step of all rows has to read, in the middle of a completion.
 
     Every projection as stored and its LoRA in float32, once for all rows; lm_head in 16 bit (the embedding gives one
@@ -265,10 +286,38 @@ def bandwidth(place: Place) -> Found:
     found = device.copy_bandwidth(2**24 if place.is_rehearsal else device.GIB)
     card = CATALOGUE[SHAPE]
     figures = [seen("copy, read and written", found / 1e9, "GB/s")]
-    for tokens in (256, 1024):
+    for tokens in LENGTHS:
         needed = bytes_per_step(card, K, PROMPT_TOKENS, tokens, LORA_RANK)
         figures.append(seen(f"bound of decoding, {tokens} tokens", K * found / needed, "tokens/s"))
     return Found(figures, {"bytes_per_second": found})
+
+
+# --- the goals --------------------------------------------------------------------------------------------
+
+
+def goals(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What the kit is to the usual recipe, from both runs: twice the completions a second, at most its peak; and how
+    far either is from the bound."""
+    known = {
+        outcome.name: {f.name: f.value for f in outcome.figures} for outcome in outcomes if outcome.figures
+    }
+    bound = known.get("speed/bandwidth", {})
+    return [_goal(tokens, known, bound.get(f"bound of decoding, {tokens} tokens")) for tokens in LENGTHS]
+
+
+def _goal(tokens: int, known: dict[str, dict[str, float]], bound: float | None) -> Outcome:
+    name = f"speed/goal, {tokens} tokens"
+    usual, kit = (known.get(f"speed/{tokens} tokens, {one}") for one in ("TRL under unsloth", "kit"))
+    if usual is None or kit is None:
+        return Outcome(name, NOT_RUN, note="needs the kit's run and the usual recipe's")
+    faster, larger = (kit[figure] / usual[figure] for figure in ("completions", "peak held by torch"))
+    figures = [
+        Figure("completions a second, kit / usual recipe", faster, low=2.0, is_goal=True),
+        Figure("peak, kit / usual recipe", larger, high=1.0, is_goal=True),
+    ]
+    if bound:
+        figures.append(seen("kit's sampling, of the bandwidth bound", kit["tokens while sampling"] / bound))
+    return Outcome(name, verdict(figures), tuple(figures))
 
 
 # --- the list ---------------------------------------------------------------------------------------------
@@ -294,9 +343,8 @@ def _put(name: str, variant: Variant, tokens: int, rank: int) -> None:
     )
 
 
-for _name, _variant in TRAINERS.items():
-    _put(f"speed/256 tokens, {_name}", _variant, 256, 33)
-for _name, _variant in TRAINERS.items():
-    _put(f"speed/1024 tokens, {_name}", _variant, 1024, 43)
+for _tokens, _rank in zip(LENGTHS, (33, 43), strict=True):
+    for _name, _variant in TRAINERS.items():
+        _put(f"speed/{_tokens} tokens, {_name}", _variant, _tokens, _rank)
 for _rank, (_name, _variant) in enumerate(CANDIDATES.items()):
     _put(f"tune/{_name}", _variant, 256, 70 + _rank)

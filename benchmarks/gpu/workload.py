@@ -2,7 +2,7 @@
 
 The plan is for completions that run to their limit, and random weights end them nowhere in particular; so no
 completion may end early (``min_new_tokens``).  The first step, in which kernels are compiled and the optimizer's state
-is made, samples a few tokens only, and the steps after it are the ones that count.  Imports nothing that unsloth patches.
+is made, samples a few tokens only, and the steps after it are the ones that count.
 """
 
 from __future__ import annotations

@@ -1,0 +1,184 @@
+"""Correct on this card: the kit's update is the one that a CPU finds in float32.
+
+What is compared is a gradient, of one update on completions that are written down (written.py): in 16 bit on the card,
+in float32 on the CPU, in a process of its own that does not see the card.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from typing import Any
+
+from .checks import CPU, HIDDEN, Figure, Found, Place, at_least, at_most, check, holds, seen
+from .written import gradient_of, leave_the_reference, load, trainer_of
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "rloo": {"beta": 0.05},
+    "rloo, two passes": {"beta": 0.05, "single_pass": False},
+    "rloo, beta 0": {"beta": 0.0},
+    "rloo, beta 0, dead rows trained on": {"beta": 0.0, "skip_dead_groups": False, "single_pass": False},
+    "rloo, dead groups left out": {"beta": 0.05, "skip_dead_groups": True},
+    "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
+    "dr_grpo": {
+        "advantage_estimator": "dr_grpo",
+        "beta": 0.05,
+        "loss_aggregation": "seq-mean-token-sum-norm",
+    },
+    "reinforce, token-mean, k2": {
+        "advantage_estimator": "reinforce",
+        "beta": 0.05,
+        "kl_placement": "loss",
+        "loss_aggregation": "token-mean",
+    },
+    "rloo, whitened": {"beta": 0.0, "normalize_advantages": True},
+}
+"""What is computed on both devices."""
+
+ALIKE = (("rloo", "rloo, two passes"), ("rloo, beta 0", "rloo, beta 0, dead rows trained on"))
+"""Settings whose updates are the same by construction."""
+
+TOLERANCE = 0.15
+"""Of a gradient, as a share of the reference's norm.  A CPU that computes in bfloat16 is off by 0.05 to 0.08 with these
+settings (``python -m benchmarks.gpu --rehearse`` measures it), while the gradients of any two settings that are not the
+same by construction differ by 0.27 and more."""
+
+SAME_DEVICE = 0.02
+"""Of two gradients that are the same by construction but add up in another order, on one device."""
+
+PADDING_TOLERANCE = 0.15
+"""Root mean square difference of log-probabilities, in nats.  In bfloat16 on a CPU 0.045, in float32 0.0000; with the
+pads attended to, 5.2."""
+
+
+def off_by(found: Any, reference: Any) -> float:
+    """The distance of two gradients as a share of the second one's length; NaN where there is none."""
+    if found is None or found.shape != reference.shape or not reference.norm():
+        return math.nan
+    return float((found - reference).norm() / reference.norm())
+
+
+def sixteen_bit(place: Place) -> dict[str, Any]:
+    """How the policy is loaded that is compared with float32: bfloat16, or what the card has."""
+    import torch
+
+    if place.is_rehearsal:
+        return {"dtype": torch.bfloat16}
+    return {}
+
+
+@check("correct/reference on the CPU", seconds=150, takes=30, rank=10, home=CPU, variables=HIDDEN)
+def reference(place: Place) -> Found:
+    """Gradients in float32, for the other checks."""
+    import torch
+
+    found = {}
+    for base, options in {"16 bit": {"load_in_4bit": False}, "4 bit": {}}.items():
+        policy = load(dtype=torch.float32, **options)
+        for name, settings in (SETTINGS if base == "16 bit" else {"rloo": SETTINGS["rloo"]}).items():
+            found[f"{base} {name}"] = gradient_of(policy, **settings)
+    torch.save(found, place.scratch / "reference.pt")
+    return Found([holds("every gradient is one", all(bool(flat.norm() > 0) for flat, _ in found.values()))])
+
+
+@check(
+    "correct/update equals the CPU's", seconds=120, takes=30, rank=11, needs=("correct/reference on the CPU",)
+)
+def update(place: Place) -> Found:
+    """Estimators, KL terms, aggregations, the single pass and dead groups, each against float32 on the CPU."""
+    import torch
+
+    expected = torch.load(place.scratch / "reference.pt", weights_only=True)
+    figures: list[Figure] = []
+    mine: dict[str, Any] = {}
+    logged: list[float] = []
+    for base, options in {"16 bit": {"load_in_4bit": False}, "4 bit": {}}.items():
+        policy = load(**sixteen_bit(place), **options)
+        for name, settings in SETTINGS.items():
+            if f"{base} {name}" not in expected:
+                continue
+            flat, log = gradient_of(policy, **settings)
+            theirs, their_log = expected[f"{base} {name}"]
+            mine[name] = mine.get(name, flat)
+            figures.append(at_most(f"{name}, {base}: gradient off by", off_by(flat, theirs), TOLERANCE))
+            logged += [abs(log[metric] - their_log[metric]) for metric in ("reward", "dead_groups")]
+    for one, other in ALIKE:
+        figures.append(at_most(f"{one} and {other}: off by", off_by(mine[other], mine[one]), SAME_DEVICE))
+    figures.append(at_most("rewards and dead groups off by", max(logged), 1e-6))
+    return Found(figures)
+
+
+# --- on the card alone ------------------------------------------------------------------------------------
+
+
+@check("correct/left padding", seconds=90, takes=10, rank=10)
+def left_padding(place: Place) -> Found:
+    """Rows of mixed prompt length, padded on the left, against each row alone: with a gradient and without."""
+    import torch
+
+    policy = load(**sixteen_bit(place))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(policy, folder, beta=0.05)
+    model = trainer.model
+    leave_the_reference(model)
+    model.for_training()
+    with torch.no_grad():
+        without, attended = _padding_difference(trainer), _padding_difference(trainer, hide_pads=False)
+    with_gradient = _padding_difference(trainer)
+    _keep_mask(model, False)
+    with torch.no_grad():
+        unflagged = _padding_difference(trainer)
+    _keep_mask(model, True)
+    return Found(
+        [
+            at_most("log-probability off by, without gradient", without, PADDING_TOLERANCE),
+            at_most("log-probability off by, with gradient", with_gradient, PADDING_TOLERANCE),
+            at_least("control: with the pads attended to", attended, 1.0),
+            seen("without the flag that keeps unsloth's mask", unflagged),
+        ]
+    )
+
+
+def _padding_difference(trainer: Any, width: int = 12, hide_pads: bool = True) -> float:
+    """Root mean square over rows and tokens, of a padded batch against its rows alone."""
+    import torch
+
+    draw = random.Random(0)
+    prompts = [[draw.randrange(15, 25) for _ in range(length)] for length in (3, 9, 30, 64)]
+    longest, device = max(map(len, prompts)), trainer.model.device
+    pad = trainer.processing_class.pad_token_id
+    rows = [[pad] * (longest - len(p)) + p + [draw.randrange(15, 25) for _ in range(width)] for p in prompts]
+    hidden = [[0] * (longest - len(p)) + [1] * (len(p) + width) for p in prompts]
+    ids, mask = torch.tensor(rows, device=device), torch.tensor(hidden, device=device)
+    given = mask if hide_pads else torch.ones_like(mask)
+    together, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, given, width)
+    apart = []
+    for row, prompt in enumerate(prompts):
+        alone = slice(longest - len(prompt), None)
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids[row : row + 1, alone], mask[row : row + 1, alone], width
+        )
+        apart.append(logps)
+    return float((together - torch.cat(apart)).detach().float().square().mean().sqrt())
+
+
+def _keep_mask(model: Any, keep: bool) -> None:
+    for module in model.modules():
+        if hasattr(module, "embed_tokens"):
+            module._unsloth_keep_padding_mask = keep
+
+
+@check("correct/gradient checkpointing", seconds=90, takes=10, rank=13)
+def checkpointing(place: Place) -> Found:
+    """The same gradient with "unsloth", True and False."""
+    found = {}
+    for mode in (False, True, "unsloth"):
+        policy = load(gradient_checkpointing=mode, **sixteen_bit(place))
+        found[mode], _ = gradient_of(policy, beta=0.05)
+    return Found(
+        [
+            at_most(f"{mode!r}: gradient off by", off_by(found[mode], found[False]), SAME_DEVICE)
+            for mode in (True, "unsloth")
+        ]
+    )
