@@ -10,47 +10,21 @@ Completions are made to run to their full length, since the plan is for those.
 from __future__ import annotations
 
 import argparse
-import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+from gpu import memory, shapes
+
 import rloo_kit
-from rloo_kit import tiny
-from rloo_kit.catalogue import CATALOGUE, Card
-
-
-def random_checkpoint(card: Card, folder: Path) -> Path:
-    """A checkpoint of random 16-bit weights, with the tiny policy's tokenizer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    shutil.copytree(tiny.checkpoint(), folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    config = Qwen3Config(
-        vocab_size=card.vocabulary,
-        hidden_size=card.hidden_size,
-        intermediate_size=card.ffn_size,
-        num_hidden_layers=card.layers,
-        num_attention_heads=card.heads,
-        num_key_value_heads=card.kv_heads,
-        head_dim=card.head_dim,
-        tie_word_embeddings=card.tied,
-        max_position_embeddings=40960,
-        dtype=torch.bfloat16,
-    )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-def reward(completions: Any, **kwargs: Any) -> list[float]:
-    """Anything with a spread."""
-    return [float(index % 2) for index in range(len(completions))]
+from rloo_kit.catalogue import CATALOGUE
 
 
 def run(policy: Any, arguments: argparse.Namespace, output_dir: str) -> None:
     """Two steps; print the plan, and the comparison."""
-    from rloo_kit.measure import Meter
-
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=8, seed=0)
     config = rloo_kit.RLOOConfig(
         output_dir=output_dir,
@@ -58,17 +32,12 @@ def run(policy: Any, arguments: argparse.Namespace, output_dir: str) -> None:
         per_device_train_batch_size=arguments.rows,
         gradient_accumulation_steps=1,
         max_completion_length=arguments.tokens,
-        generation_kwargs={"min_new_tokens": arguments.tokens},
         optim=arguments.optim,
         beta=0.05,
         max_steps=2,
         save_strategy="no",
     )
-    trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
-    longest = max(len(ids) for ids in policy.tokenize(task.train["prompt"]))
-    plan = rloo_kit.plan(policy, config, prompt_tokens=longest)
-    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
-    trainer.train()
+    plan, trainer = memory.train(policy, config, task.train)
     print(f"\n{plan}\n\n{plan.compare(trainer)}")
 
 
@@ -87,7 +56,12 @@ def main() -> None:
         name = "tiny"
         if arguments.shape:
             rloo_kit.prepare()
-            name = str(random_checkpoint(CATALOGUE[arguments.shape], Path(scratch) / arguments.shape))
+            import torch
+
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            name = str(
+                shapes.save(CATALOGUE[arguments.shape], Path(scratch) / arguments.shape, device=device)
+            )
         run(rloo_kit.load_policy(name), arguments, f"{scratch}/run")
 
 

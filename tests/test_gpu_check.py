@@ -70,17 +70,23 @@ class FakeWorker:
 
 
 def outcomes_of(
-    checks: list[Check], budget: float = 1000, is_rehearsal: bool = False, **answers: dict[str, Any]
+    checks: list[Check],
+    budget: float = 1000,
+    is_rehearsal: bool = False,
+    card_gib: float = 80,
+    **answers: dict[str, Any],
 ) -> tuple[dict[str, Outcome], list[str]]:
     time, diary = Time(), []  # type: ignore[var-annotated]
-    found = run_all(checks, budget, lambda check: FakeWorker(time, answers, diary), is_rehearsal, time)
+    found = run_all(
+        checks, budget, lambda check: FakeWorker(time, answers, diary), is_rehearsal, card_gib, time
+    )
     return {outcome.name: outcome for outcome in found}, diary
 
 
 # --- order and budget -------------------------------------------------------------------------------------
 
 
-def test_checks_run_by_worth_those_of_one_process_side_by_side_and_what_one_needs_before_it() -> None:
+def test_checks_run_by_worth_those_of_one_process_side_by_side_and_what_they_need_before_them() -> None:
     checks = [
         a_check("late", rank=2),
         a_check("kit 1", rank=1),
@@ -88,7 +94,7 @@ def test_checks_run_by_worth_those_of_one_process_side_by_side_and_what_one_need
         a_check("kit 2", rank=1, needs=("shape",)),
         a_check("shape", rank=3),
     ]
-    assert [one.name for one in ordered(checks)] == ["kit 1", "shape", "kit 2", "other", "late"]
+    assert [one.name for one in ordered(checks)] == ["shape", "kit 1", "kit 2", "other", "late"]
     assert [one.name for one in ordered(checks, "kit 2")] == ["shape", "kit 2"]
     assert ordered(checks, "no such") == []
 
@@ -142,6 +148,11 @@ def test_what_needs_a_check_that_raised_is_not_run() -> None:
 def test_a_rehearsal_leaves_out_what_only_a_gpu_can_do() -> None:
     found, _ = outcomes_of([a_check("a", is_rehearsed=False)], is_rehearsal=True)
     assert (found["a"].status, found["a"].note) == (NOT_RUN, "needs CUDA")
+
+
+def test_what_a_small_card_cannot_hold_is_not_run() -> None:
+    found, _ = outcomes_of([a_check("a", card_gib=9)], card_gib=7.7)
+    assert (found["a"].status, found["a"].note) == (NOT_RUN, "needs a card of 9 GiB")
 
 
 # --- real processes ---------------------------------------------------------------------------------------
@@ -413,9 +424,10 @@ def test_full_completions_come_after_a_short_first_step() -> None:
 
     lengths, trainer = workload.full_length(100, warm_up=16), Trainer()
     lengths.begin(trainer)
-    assert trainer.generation_config.max_new_tokens == trainer.generation_config.min_new_tokens == 16
+    assert trainer.generation_config.max_new_tokens == 16
+    assert trainer.generation_config.eos_token_id == [CATALOGUE["qwen3-4b"].vocabulary]
     lengths.on_step_end(None, None, None)
-    assert trainer.generation_config.max_new_tokens == trainer.generation_config.min_new_tokens == 100
+    assert trainer.generation_config.max_new_tokens == 100
 
 
 def test_half_of_the_groups_are_dead() -> None:
@@ -483,7 +495,6 @@ def test_running_out_of_memory_is_explained_and_the_process_goes_on(place: Place
 def test_a_timed_run_has_its_full_length_in_its_phases(place: Place) -> None:
     found = speed.run(speed.TRAINERS["kit"], 256, place)
     named = {figure.name: figure for figure in found.figures}
-    assert found.details["tokens"] == 8 * 24
-    assert found.details["full"]
+    assert found.details["tokens"] == 8 * workload.REHEARSAL_TOKENS
     assert {"generate", "loss forward", "backward", "rest"} <= named.keys()
     assert named["completions"].value == pytest.approx(8 / named["a step"].value)

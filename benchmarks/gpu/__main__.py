@@ -61,6 +61,7 @@ def main() -> int:
         )
         return 2
     machine["kit"] = commit()
+    gib = float(machine.get("memory", "inf GiB").split()[0])
     out = arguments.out or (
         Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if arguments.rehearse else RESULTS / slug(machine)
     )
@@ -75,7 +76,11 @@ def main() -> int:
         left = arguments.budget - (time.monotonic() - started)
         log = out / "log.txt"
         for outcome in run_all(
-            checks, left, lambda check: Worker(check, scratch, arguments.rehearse, log), arguments.rehearse
+            checks,
+            left,
+            lambda check: Worker(check, scratch, arguments.rehearse, log),
+            arguments.rehearse,
+            gib,
         ):
             keeper.add(outcome)
         if any(one.name.startswith("speed/") for one in checks):

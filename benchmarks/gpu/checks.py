@@ -7,6 +7,7 @@ that starts the workers never loads torch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -108,6 +109,7 @@ class Check:
         variables: of its process.
         needs: checks that must have passed before.
         is_rehearsed: whether a CPU can stand in for the GPU.
+        card_gib: the smallest card that it can run on.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Check:
     variables: dict[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     is_rehearsed: bool = True
+    card_gib: float = 0.0
 
     @property
     def process(self) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -150,7 +153,8 @@ def check(name: str, **options: Any) -> Callable[[Callable[[Place], Found]], Cal
 def ordered(checks: Iterable[Check], wanted: str = "") -> list[Check]:
     """The checks whose name begins with ``wanted``, with those that they need, in the order in which to run them.
 
-    By rank; among equals, those of one process side by side.  What is needed comes right before its first user.
+    By rank; among equals, those of one process side by side.  What is needed comes before the first run of checks of
+    one process in which somebody needs it, so that nothing interrupts a process.
     """
     known = {one.name: one for one in checks}
     groups = {one.process: number for number, one in reversed(list(enumerate(known.values())))}
@@ -165,6 +169,11 @@ def ordered(checks: Iterable[Check], wanted: str = "") -> list[Check]:
             put(known[need])
         found.setdefault(one.name, one)
 
-    for one in chosen:
-        put(one)
+    for _, block in itertools.groupby(chosen, key=lambda one: one.process):
+        together = list(block)
+        for one in together:
+            for need in one.needs:
+                put(known[need])
+        for one in together:
+            put(one)
     return list(found.values())

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import device, shapes
 from .checks import Check, Figure, Found, Place, add, at_most, holds, seen
-from .workload import dataset, every_other, full_length, settings
+from .workload import REHEARSAL_TOKENS, dataset, every_other, full_length, settings
 
 PROMPT_TOKENS = 256
 
@@ -76,12 +76,12 @@ def config_of(case: Case, place: Place, folder: str) -> Any:
 
 def shortened(tokens: int, place: Place) -> int:
     """A case's completions; a rehearsal's are short."""
-    return min(tokens, 24) if place.is_rehearsal else tokens
+    return min(tokens, REHEARSAL_TOKENS) if place.is_rehearsal else tokens
 
 
 def prompts(place: Place, count: int = 64) -> Any:
     """The dataset of all cases."""
-    return dataset(32 if place.is_rehearsal else PROMPT_TOKENS, count)
+    return dataset(REHEARSAL_TOKENS if place.is_rehearsal else PROMPT_TOKENS, count)
 
 
 def train(policy: Any, config: Any, data: Any, card: Any = None) -> tuple[Any, Any]:
@@ -108,12 +108,18 @@ def train(policy: Any, config: Any, data: Any, card: Any = None) -> tuple[Any, A
 
 def measure(case: Case, place: Place) -> Found:
     """One case: the ratio of measured to planned, in all and by phase."""
+    import rloo_kit
     from rloo_kit.measure import planned_tensors
 
     policy = shapes.loaded(case.shape, place)
-    device.forget_peaks(policy.device.type == "cuda")
     with tempfile.TemporaryDirectory() as folder:
-        plan, trainer = train(policy, config_of(case, place, folder), prompts(place))
+        config = config_of(case, place, folder)
+        plan = rloo_kit.plan(policy, config, prompt_tokens=PROMPT_TOKENS)
+        if plan.fits == "does not fit":
+            return Found(
+                [seen("by the plan it does not fit this card; peak", plan.peak_bytes / device.GIB, "GiB")]
+            )
+        plan, trainer = train(policy, config, prompts(place))
     peaks = trainer.memory.peaks
     planned = planned_tensors(plan)
     by_phase = {name: peaks[name].allocated_bytes / size for name, size in planned.items() if name in peaks}
@@ -135,8 +141,7 @@ def measure(case: Case, place: Place) -> Found:
 
 
 def _whole(plan: Any, peaks: Any, place: Place) -> list[Figure]:
-    """The peak of the process as the driver would count it; in a rehearsal that of tensors alone, unbounded: beside the
-    tiny policy the copy of the logits that ``min_new_tokens`` makes, and no user's run does, weighs 3 %."""
+    """The peak of the process as the driver would count it; in a rehearsal that of tensors alone, unbounded."""
     from rloo_kit.measure import planned_tensors
 
     if place.is_rehearsal:
@@ -198,7 +203,7 @@ def _rows(policy: Any, card: Any, place: Place, folder: str) -> tuple[int, int]:
     import rloo_kit
 
     if place.is_rehearsal:
-        return 8, 16
+        return 4, 8
     plans = {}
     for rows in (4 * 2**power for power in range(12)):
         config = config_of(_case(rows), place, folder)
@@ -250,7 +255,7 @@ for _number, _case_ in enumerate(CASES):
             functools.partial(measure, _case_),
             seconds=30 + 3 * _case_.takes,
             takes=_case_.takes,
-            rank=30 if _number < 4 else 50 + _number,
+            rank=30 if _number < 3 else 50 + _number,
             home="memory",
             needs=(f"shape/{_case_.shape}",),
         )
@@ -262,8 +267,9 @@ for _gigabytes, _shape in CAPS.items():
             functools.partial(on_a_smaller_card, _gigabytes),
             seconds=120,
             takes=30,
-            rank=45,
+            rank=40,
             home="capped",
+            card_gib=_gigabytes + 0.5,
             needs=(f"shape/{_shape}",),
         )
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,11 +35,21 @@ OFFLINE = {
 
 
 def environment(variables: dict[str, str], inherited: dict[str, str] | None = None) -> dict[str, str]:
-    """A worker's variables: offline, with this project importable, and without secrets."""
+    """A worker's variables: offline, with this project importable, without secrets, and without the marks of VS Code's
+    terminal, by which ``shutdown_kernel()`` would take the notebook's kernel for one of VS Code's."""
     given = dict(os.environ) if inherited is None else inherited
-    kept = {name: value for name, value in given.items() if name not in SECRETS}
+    kept = {
+        name: value for name, value in given.items() if name not in SECRETS and not name.startswith("VSCODE_")
+    }
     paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [given.get("PYTHONPATH")])]
-    return {**kept, **OFFLINE, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", **variables}
+    return {
+        **kept,
+        **OFFLINE,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        **variables,
+    }
 
 
 class Running(Protocol):
@@ -122,6 +133,7 @@ def run_all(
     budget: float,
     start: Callable[[Check], Running],
     is_rehearsal: bool = False,
+    card_gib: float = math.inf,
     now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
     """Run the checks in this order and hand on each outcome.
@@ -130,6 +142,7 @@ def run_all(
         checks: as :func:`benchmarks.gpu.checks.ordered` gives them.
         budget: seconds for all of them together; no check is begun or goes on beyond it.
         start: makes the worker that a check asks for.
+        card_gib: memory of the card.
         now: a clock, for a test.
     """
     end, worker, process = now() + budget, None, None
@@ -137,7 +150,7 @@ def run_all(
     try:
         for check in checks:
             left = end - now()
-            reason = why_not(check, left, done, is_rehearsal)
+            reason = why_not(check, left, done, is_rehearsal, card_gib)
             if reason:
                 yield Outcome(check.name, NOT_RUN, note=reason)
                 continue
@@ -163,11 +176,13 @@ def run_all(
             worker.close()
 
 
-def why_not(check: Check, left: float, done: set[str], is_rehearsal: bool) -> str:
+def why_not(check: Check, left: float, done: set[str], is_rehearsal: bool, card_gib: float) -> str:
     """Why a check is not begun; empty where it is."""
     missing = [need for need in check.needs if need not in done]
     if is_rehearsal and not check.is_rehearsed:
         return "needs CUDA"
+    if card_gib < check.card_gib:
+        return f"needs a card of {check.card_gib:g} GiB"
     if missing:
         return f"needs {', '.join(missing)}"
     if left < check.takes:

@@ -134,17 +134,25 @@ def folder_of(name: str, place: Place) -> Path:
     return place.scratch / "shapes" / name
 
 
-@functools.lru_cache(maxsize=1)
+_kept: dict[str, Any] = {}
+
+
 def loaded(name: str, place: Place) -> Any:
     """The policy of a shape, kept until another is asked for; its LoRA stays fresh while the learning rate is 0."""
     import rloo_kit
 
-    return rloo_kit.load_policy(folder_of(name, place), seed=0)
+    if name not in _kept:
+        forget()  # before, not after: the card may have no room for both
+        _kept[name] = rloo_kit.load_policy(folder_of(name, place), seed=0)
+    return _kept[name]
 
 
 def forget() -> None:
     """Let go of the policy that is kept."""
-    loaded.cache_clear()
+    import gc
+
+    _kept.clear()
+    gc.collect()
 
 
 def make(name: str, place: Place) -> Found:
@@ -165,6 +173,7 @@ def make(name: str, place: Place) -> Found:
     linear, rest = measure.weight_bytes(policy.model)
     dtype = policy.model.get_input_embeddings().weight.element_size()
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
+    forget()
     return Found(
         [
             at_most("bytes of projections less the catalogue's", abs(linear - card.linear_bytes()), 0, "B"),
@@ -189,5 +198,17 @@ def _four_bit_matrices(model: Any) -> int:
     return sum(getattr(p, "quant_state", None) is not None for p in model.parameters())
 
 
+CARD_GIB = {"qwen3-0.6b": 3, "qwen3-1.7b": 4, "qwen3-4b": 6, "qwen3-8b": 9}
+"""The smallest card that trains a shape at all."""
+
 for _name in NAMES:
-    add(Check(f"shape/{_name}", functools.partial(make, _name), seconds=90, takes=20, rank=25))
+    add(
+        Check(
+            f"shape/{_name}",
+            functools.partial(make, _name),
+            seconds=120,
+            takes=20,
+            rank=90,  # earlier where another check needs it
+            card_gib=CARD_GIB[_name],
+        )
+    )

@@ -68,7 +68,7 @@ def sixteen_bit(place: Place) -> dict[str, Any]:
     return {}
 
 
-@check("correct/reference on the CPU", seconds=150, takes=30, rank=10, home=CPU, variables=HIDDEN)
+@check("correct/reference on the CPU", seconds=150, takes=30, rank=9, home=CPU, variables=HIDDEN)
 def reference(place: Place) -> Found:
     """Gradients in float32, for the other checks."""
     import torch

@@ -1,15 +1,18 @@
 """The work that memory.py and speed.py measure: prompts of a known length, full completions, a reward with a spread.
 
-The plan is for completions that run to their limit, and random weights end them nowhere in particular; so no
-completion may end early (``min_new_tokens``).  The first step, in which kernels are compiled and the optimizer's state
-is made, samples a few tokens only, and the steps after it are the ones that count.
+The plan is for completions that run to their limit, and random weights end them nowhere in particular; so sampling
+waits for a token that does not exist.  (``min_new_tokens`` would do it too, with copies of all logits that no user's
+run makes.)  The first step, in which kernels are compiled and the optimizer's state is made, samples a few tokens only,
+and the steps after it are the ones that count.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS, REHEARSAL_TOKENS = 16, 20
+NO_TOKEN = 151936
+"""One more than Qwen3's largest id."""
 
 
 def dataset(tokens: int, count: int = 64) -> Any:
@@ -42,7 +45,7 @@ class HalfDead:
 
 
 def full_length(tokens: int, warm_up: int = WARM_UP_TOKENS) -> Any:
-    """A callback: the first step's completions have ``warm_up`` tokens, all others ``tokens``, neither less nor more.
+    """A callback: the first step samples ``warm_up`` tokens a row, each later one ``tokens``, neither less nor more.
 
     Give it to the trainer and then call ``begin(trainer)``; the trainer's own limit must be ``tokens``.
     """
@@ -51,13 +54,14 @@ def full_length(tokens: int, warm_up: int = WARM_UP_TOKENS) -> Any:
     class FullLength(TrainerCallback):
         def begin(self, trainer: Any) -> None:
             self._generation = trainer.generation_config
+            self._generation.eos_token_id = [NO_TOKEN]
             self._sample(min(warm_up, tokens))
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._sample(tokens)
 
         def _sample(self, count: int) -> None:
-            self._generation.max_new_tokens = self._generation.min_new_tokens = count
+            self._generation.max_new_tokens = count
 
     return FullLength()
 
@@ -77,7 +81,6 @@ def settings(folder: str, k: int, groups: int, micro: int, tokens: int, **more: 
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": rows // micro,
         "max_completion_length": tokens,
-        "generation_kwargs": {"min_new_tokens": tokens},
         "learning_rate": 0.0,
         "lr_scheduler_type": "constant",
         "beta": 0.05,

@@ -74,7 +74,10 @@ def leave_the_reference(model: Any) -> None:
         if parameter.requires_grad:
             scale = 0.02 if "lora_B" in name else 0.1
             drawn = scale * torch.randn(parameter.shape, generator=generator)
-            parameter.data = drawn.to(parameter.device)
+            if parameter.dtype != torch.float32:  # TRL's cast of a quantised policy's LoRA, on a CPU
+                parameter.data = parameter.data.float()
+            with torch.no_grad():  # in place: unsloth keeps copies until a weight's version changes
+                parameter.copy_(drawn)
 
 
 def gradient_of(policy: Any, **settings: Any) -> tuple[Any, dict[str, float]]:
@@ -105,9 +108,12 @@ def gradient_of(policy: Any, **settings: Any) -> tuple[Any, dict[str, float]]:
 
 def _make_fresh(model: Any) -> None:
     """Back to the zero map, so that the next trainer takes the base for its reference."""
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.zero_()
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.zero_()
 
 
 def trained(model: Any) -> Any:
