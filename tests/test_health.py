@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ import trl
 import rloo_kit
 from rloo_kit import health
 from rloo_kit.errors import ConfigError
-from rloo_kit.health import Known, Log
+from rloo_kit.runlog import WINDOW, Known, Log, rounds
+from rloo_kit.symptoms import SYMPTOMS, surely_above
 
 RECORDED = Path(__file__).parent / "data" / "health"
 TIMED = Path(__file__).parent.parent / "benchmarks" / "results" / "time_to_accuracy.json"
@@ -61,7 +63,7 @@ def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def symptoms(entries: list[dict[str, Any]], known: Known | None = None) -> list[str]:
-    log = Log(health.rounds(entries), known or Known(completions=32, groups=4))
+    log = Log(rounds(entries), known or Known(completions=32, groups=4))
     return [finding.symptom for finding in health.watched(log).episodes]
 
 
@@ -114,7 +116,7 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
     "k1 below zero": (
         {"kl": -0.1},
         "KL negative",
-        "temperature",
+        "use_vllm",
     ),
     "certain before it is good": (
         {"reward": 0.3, "entropy": lambda step: 0.3 * 0.7**step},
@@ -148,12 +150,12 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "half of the ratios clipped": (
         {"clip_ratio__region_mean": 0.5},
-        "learning rate too high",
+        "learning rate too high, ratios clipped",
         "learning_rate",
     ),
     "the gradient grows and the reward does not": (
         {"reward": 0.4, "grad_norm": lambda step: 1.5 * 1.2**step},
-        "learning rate too high",
+        "learning rate too high, gradient grows",
         "learning_rate",
     ),
     "flat for long": (
@@ -183,7 +185,7 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_a_symptom_is_found_with_its_figures_and_the_setting_to_change_first(name: str) -> None:
     columns, symptom, setting = SICK[name]
     entries = history(130 if symptom == "nothing learned" else 30, **columns)
-    log = Log(health.rounds(entries), Known(completions=32, groups=4))
+    log = Log(rounds(entries), Known(completions=32, groups=4))
     found = health.watched(log).episodes
     assert [(one.symptom, one.setting) for one in found] == [(symptom, setting)]
     assert any(digit in found[0].evidence for digit in "0123456789")
@@ -265,8 +267,109 @@ def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_re
     for entry in scored:
         again = {"step": 2 * entry["step"], "clip_ratio/region_mean": 0.6, "grad_norm": 1.0}
         both += [{**entry, "step": 2 * entry["step"] - 1}, again]
-    assert symptoms(both) == ["learning rate too high"]
+    assert symptoms(both) == ["learning rate too high, ratios clipped"]
     assert symptoms(scored) == []
+
+
+# --- what chance alone does -------------------------------------------------------------------------------
+
+
+def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100) -> list[dict[str, Any]]:
+    """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved."""
+    rng = random.Random(seed)
+    entries = []
+    for step in range(1, steps + 1):
+        chances = [rng.betavariate(1.4, 2.6) for _ in range(prompts)]
+        groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
+        scores = [score for group in groups for score in group]
+        dead = sum(len(set(group)) == 1 for group in groups) / prompts
+        figures = {
+            "reward": statistics.mean(scores),
+            "reward_std": statistics.stdev(scores),
+            "dead_groups": dead,
+        }
+        entries.append({"step": step, **figures})
+    return entries
+
+
+@pytest.mark.parametrize(("prompts", "k"), [(4, 2), (2, 4), (1, 8), (4, 8)])
+def test_chance_alone_is_called_a_collapse_or_dead_groups_in_no_more_than_one_run_of_100(
+    prompts: int, k: int
+) -> None:
+    known = Known(prompts * k, prompts, (1.0,))
+    found = [symptoms(chance_rewards(seed, prompts, k), known) for seed in range(20)]
+    false = [names for names in found if set(names) - {"nothing learned"}]
+    # A rule that errs in one run of 100 does so twice or more in 20 runs with a chance of 1.7 %.
+    assert len(false) <= 1, false
+
+
+def test_two_of_a_step_are_too_few_and_eight_are_enough() -> None:
+    few, enough = (symptoms(chance_rewards(0, 1, k), Known(k, 1)) for k in (2, 8))
+    assert "high variance" in few
+    assert "high variance" not in enough
+
+
+def test_what_a_step_is_worth_does_not_depend_on_how_many_steps_an_entry_is_the_mean_of() -> None:
+    steps = chance_rewards(1, 1, 2, steps=400)
+    pairs = zip(steps[::2], steps[1::2], strict=True)
+    logged = [
+        {"step": b["step"], **{name: (a[name] + b[name]) / 2 for name in ("reward", "dead_groups")}}
+        | {"reward_std": math.hypot(a["reward_std"], b["reward_std"]) / math.sqrt(2)}
+        for a, b in pairs
+    ]
+    assert "high variance" in symptoms(logged, Known(2, 1))
+
+
+def test_a_second_pass_over_a_batch_is_no_further_batch() -> None:
+    entries = [{**entry, "step": 2 * entry["step"]} for entry in chance_rewards(0, 1, 8)]
+    twice = SimpleNamespace(
+        per_device_train_batch_size=8,
+        world_size=1,
+        gradient_accumulation_steps=1,
+        generation_batch_size=8,
+        num_generations=8,
+        reward_weights=None,
+        num_iterations=2,
+    )
+    log = Log(entries, Known.of(twice))
+    assert (log.stride, log.completions) == (1, 800)
+    assert replace(log, known=Known(8, 1)).completions == 1600
+
+
+@pytest.mark.parametrize(
+    ("k", "share", "right", "found"),
+    [
+        (2, 0.65, 0.5, []),  # of two completions so many are alike by chance
+        (8, 0.75, 0.5, ["dead groups, completions alike"]),
+        (2, 0.75, 0.5, []),
+        (2, 0.9, 0.5, ["dead groups, completions alike"]),
+        (2, 0.7, 0.7, []),
+        (2, 1.0, 0.95, ["dead groups, too easy"]),
+    ],
+)
+def test_dead_groups_count_against_what_so_many_completions_lead_to_expect(
+    k: int, share: float, right: float, found: list[str]
+) -> None:
+    entries = history(40, reward=right, reward_std=0.45, dead_groups=share)
+    assert symptoms(entries, Known(8 * k, 8)) == found
+
+
+def test_a_low_temperature_is_changed_before_more_completions_are_paid_for() -> None:
+    entries = history(30, reward=0.5, reward_std=0.5, dead_groups=0.9)
+    for temperature, setting in ((0.2, "temperature"), (1.0, "num_generations")):
+        known = Known(32, 4, args=SimpleNamespace(temperature=temperature, num_generations=8))
+        (found,) = health.watched(Log(rounds(entries), known)).episodes
+        assert found.setting == setting
+
+
+def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it() -> None:
+    assert "reward collapse" in symptoms(history(8, reward=from_step(2, 0.7, 0.05), reward_std=0.4))
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(10, 10), (9, 10), (31, 40), (30, 40), (0, 5)])
+def test_surely_above_is_the_exact_binomial_tail(hits: int, trials: int) -> None:
+    tail = sum(math.comb(trials, n) for n in range(hits, trials + 1)) / 2**trials
+    assert surely_above(hits / trials, trials, 0.5) == (tail < 0.00135)
 
 
 # --- episodes ---------------------------------------------------------------------------------------------
@@ -275,10 +378,10 @@ def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_re
 def test_an_episode_lasts_while_the_symptom_does_and_a_new_one_begins_after_a_pause() -> None:
     cut = [*[0.0] * 5, *[0.6] * 10, *[0.0] * 20, *[0.6] * 10]
     entries = history(len(cut), completions__clipped_ratio=lambda step: cut[step - 1])
-    log = Log(health.rounds(entries), Known(completions=32, groups=4))
+    log = Log(rounds(entries), Known(completions=32, groups=4))
     first, second = health.watched(log).episodes
     assert first.symptom == second.symptom == "truncation"
-    assert 6 <= first.last_step < second.first_step + health.WINDOW
+    assert 6 <= first.last_step < second.first_step + WINDOW
     assert first.last_step >= 15
     assert second.last_step == len(cut)
 
@@ -416,13 +519,21 @@ def test_what_is_seen_live_is_what_is_reported_afterwards() -> None:
     seen: list[health.Finding] = []
     entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
     play(entries, health.HealthCallback(seen.append))
-    log = Log(health.rounds(entries), Known(32, 4))
+    log = Log(rounds(entries), Known(32, 4))
     assert [one.symptom for one in seen] == [one.symptom for one in health.watched(log).episodes]
 
 
 # --- real runs, recorded by benchmarks/health_runs.py -----------------------------------------------------
 
-ILL = sorted(RECORDED.glob("*.ill.json"))
+WORDS = {"level": "train_dataset", "operands": "train_dataset", "stale_sampler": "use_vllm"}
+"""What the recorded runs call a setting that stands under another name in the trainer."""
+
+
+def file_of(symptom: str, kind: str) -> Path:
+    return RECORDED / f"{symptom.replace(', ', ' ').replace(' ', '_')}.{kind}.json"
+
+
+PAIRS = [name for name in SYMPTOMS if file_of(name, "ill").exists()]
 CALM = sorted([*RECORDED.glob("*.mended.json"), *RECORDED.glob("*.healthy.json")])
 
 
@@ -432,23 +543,22 @@ def recorded(file: Path) -> Log:
     config = SimpleNamespace(
         **{"world_size": 1, "generation_batch_size": None, "reward_weights": None, **run["config"]}
     )
-    return Log(health.rounds(run["log_history"]), Known.of(config))
+    return Log(rounds(run["log_history"]), Known.of(config))
 
 
-def named(file: Path) -> str:
-    return file.name.split(".")[0].replace("_", " ")
+@pytest.mark.parametrize("symptom", PAIRS)
+def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_its_mend_is_clear(symptom: str) -> None:
+    ill, mended = file_of(symptom, "ill"), file_of(symptom, "mended")
+    found = {finding.symptom: finding for finding in health.watched(recorded(ill)).episodes}
+    assert symptom in found
+    assert [str(finding) for finding in health.watched(recorded(mended)).episodes] == []
+    assert changed(ill, mended) == {found[symptom].setting}, "the mend is what was named first, and no more"
 
 
-@pytest.mark.parametrize("file", ILL, ids=named)
-def test_a_run_that_has_a_symptom_is_diagnosed_with_it(file: Path) -> None:
-    found = health.watched(recorded(file)).episodes
-    assert named(file) in {finding.symptom.removeprefix("dead groups, ") for finding in found}
-
-
-@pytest.mark.parametrize("file", [f for f in CALM if ".mended" in f.name], ids=named)
-def test_its_mend_clears_it(file: Path) -> None:
-    assert file.with_name(file.name.replace("mended", "ill")) in ILL
-    assert [str(finding) for finding in health.watched(recorded(file)).episodes] == []
+def changed(ill: Path, mended: Path) -> set[str]:
+    """The settings in which two runs differ."""
+    one, other = (json.loads(file.read_text())["config"] for file in (ill, mended))
+    return {WORDS.get(name, name) for name in {*one, *other} if one.get(name) != other.get(name)}
 
 
 def timed_runs() -> list[Log]:
@@ -476,7 +586,7 @@ def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
 
 
 def test_a_recorded_run_says_what_made_it() -> None:
-    for file in [*ILL, *CALM]:
+    for file in RECORDED.glob("*.json"):
         assert json.loads(file.read_text())["made_by"].startswith(("benchmarks/", "notebooks/")), file.name
 
 
@@ -495,14 +605,14 @@ def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint_and_a_longer_li
 ) -> None:
     trainer = make_trainer(max_completion_length=8, max_steps=6, on_unhealthy="stop")
     trainer.train()
-    assert trainer.state.global_step == 3
-    assert (tmp_path / "run" / "checkpoint-3" / "adapter_model.safetensors").is_file()
+    assert trainer.state.global_step == 4
+    assert (tmp_path / "run" / "checkpoint-4" / "adapter_model.safetensors").is_file()
     assert "unhealthy: truncation" in capsys.readouterr().out
     assert [one.symptom for one in rloo_kit.diagnose(trainer).findings] == ["truncation"]
 
-    trainer = make_trainer(max_completion_length=32, max_steps=3, on_unhealthy="stop")
+    trainer = make_trainer(max_completion_length=32, max_steps=4, on_unhealthy="stop")
     trainer.train()
-    assert trainer.state.global_step == 3
+    assert trainer.state.global_step == 4
     assert rloo_kit.diagnose(trainer).healthy
 
 
@@ -560,3 +670,16 @@ def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
         trainer.train()
         found.append([one.symptom for one in seen])
     assert found == [["non-finite figures"], []]
+
+
+LIVE = {
+    "truncation": test_a_run_whose_completions_are_cut_stops_with_a_checkpoint_and_a_longer_limit_mends_it,
+    "dead groups, too hard": test_a_task_out_of_reach_has_dead_groups_and_an_easier_one_mends_it,
+    "non-finite figures": test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not,
+}
+"""Symptoms that a test above provokes and mends."""
+
+
+def test_every_symptom_has_a_run_that_shows_it_and_its_mend() -> None:
+    assert set(SYMPTOMS) - {"entropy collapse"} == {*PAIRS, *LIVE}
+    assert not set(PAIRS) & set(LIVE)
