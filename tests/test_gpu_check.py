@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import learn, memory, report, shapes, speed, update, workload
+from benchmarks.gpu import device, learn, memory, report, shapes, smaller, speed, update, workload
 from benchmarks.gpu.checks import Check, Figure, Found, Place, at_least, at_most, holds, ordered, seen
 from benchmarks.gpu.report import FAILED, MEASURED, MISSED, NOT_RUN, PASSED, Outcome
 from benchmarks.gpu.runner import Worker, environment, run_all
@@ -91,12 +91,14 @@ def test_checks_run_by_worth_those_of_one_process_side_by_side_and_what_they_nee
         a_check("late", rank=2),
         a_check("kit 1", rank=1),
         a_check("other", rank=1, home="other"),
-        a_check("kit 2", rank=1, needs=("shape",)),
+        a_check("kit 2", rank=1, needs=("shape", "reference")),
         a_check("shape", rank=3),
+        a_check("reference", rank=3, home="cpu"),
     ]
-    assert [one.name for one in ordered(checks)] == ["shape", "kit 1", "kit 2", "other", "late"]
-    assert [one.name for one in ordered(checks, "kit 2")] == ["shape", "kit 2"]
-    assert ordered(checks, "no such") == []
+    order = ["reference", "kit 1", "shape", "kit 2", "other", "late"]
+    assert [one.name for one in ordered(checks)] == order
+    assert [one.name for one in ordered(checks, ["kit 2"])] == ["reference", "shape", "kit 2"]
+    assert ordered(checks, ["no such"]) == []
 
 
 def test_a_process_is_shared_until_another_is_asked_for() -> None:
@@ -283,6 +285,20 @@ def test_results_are_on_disk_after_each_check_and_a_later_command_adds_to_them(t
     assert sorted(file.name for file in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
+def test_results_of_several_commands_go_into_one_folder(tmp_path: Path, capsys: Any) -> None:
+    for number, outcomes in enumerate((RECORDED[:3], RECORDED[3:])):
+        keeper = command.Keeper(tmp_path / str(number), {**MACHINE, "kit": f"commit {number}"}, "x")
+        for outcome in outcomes:
+            keeper.add(outcome)
+    files = [tmp_path / str(number) / "results.json" for number in range(2)]
+    assert command.collect(files, tmp_path / "all") == 0
+    data = json.loads((tmp_path / "all" / "results.json").read_text())
+    names = {outcome.name for outcome in RECORDED} | {"speed/goal, 256 tokens", "speed/goal, 1024 tokens"}
+    assert {one["name"] for one in data["outcomes"]} == names
+    assert {one["commit"] for one in data["outcomes"] if one["name"] == "memory/one"} == {"commit 0"}
+    assert "1 passed, 2 FAILED, 1 measured, 3 not run" in capsys.readouterr().out
+
+
 def test_without_a_gpu_it_says_so_and_fails() -> None:
     import torch
 
@@ -319,14 +335,14 @@ def test_the_memory_cases_cover_sizes_group_sizes_and_lengths() -> None:
     assert {case.k for case in cases} == {2, 4, 8, 16}
     assert {case.tokens for case in cases} == {128, 256, 512, 1024, 2048}
     assert all(case.k * case.groups % case.micro == 0 for case in cases)
-    assert set(memory.CAPS) == {8, 12, 16, 24}
+    assert set(smaller.CAPS) == {8, 12, 16, 24}
     in_parts = [case for case in cases if case.micro % case.k]
     assert 0 < len(in_parts) < len(cases), "with a pass of its own for the KL term, and without"
 
 
 def test_the_plan_says_that_the_shapes_on_the_capped_cards_can_fit() -> None:
-    for gigabytes, name in memory.CAPS.items():
-        settings = Settings(256, memory.CAP_TOKENS, 4, 4, 4, 1)
+    for gigabytes, name in smaller.CAPS.items():
+        settings = Settings(256, smaller.CAP_TOKENS, 4, 4, 4, 1)
         plan = Plan.of(model_of(CATALOGUE[name], 16, True), settings, device_of(f"{gigabytes}GB"))
         assert plan.fits == "fits", plan.summary
 
@@ -369,10 +385,8 @@ def test_the_bound_of_decoding_is_what_a_step_has_to_read() -> None:
     lora = 3 * 2 * ((64 + 64) + 2 * (32 + 64) + (64 + 64) + 2 * (192 + 64) + (64 + 192))
     head = 151936 * 64
     cache = 2 * 3 * 32 * (10 + 4)  # keys and values of 3 layers, 10 + 8 / 2 tokens
-    assert (
-        speed.bytes_per_step(card, 5, 10, 8, lora_rank=2, four_bit=False)
-        == 2 * (weights + head + 5 * cache) + 4 * lora
-    )
+    found = speed.bytes_per_step(card, 5, 10, 8, lora_rank=2, four_bit=False)
+    assert found == 2 * (weights + lora + head + 5 * cache)
 
 
 def test_the_goals_compare_the_kit_with_the_usual_recipe_and_are_not_run_without_either() -> None:
@@ -428,6 +442,26 @@ def test_full_completions_come_after_a_short_first_step() -> None:
     assert trainer.generation_config.eos_token_id == [CATALOGUE["qwen3-4b"].vocabulary]
     lengths.on_step_end(None, None, None)
     assert trainer.generation_config.max_new_tokens == 100
+
+
+SMI = r"""#!/bin/sh
+case "$*" in
+  *compute-apps*) echo "11, 734"; echo "22, [N/A]";;
+  *memory.used*-i\ 0*) echo 1234;;
+  *) exit 9;;
+esac
+"""
+
+
+def test_nvidia_smi_is_asked_where_nvml_has_no_binding(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert device.used_bytes() == 1234 * 2**20
+    assert [device.listed_bytes(pid) for pid in (11, 22, 33)] == [734 * 2**20, None, None]
+    assert device.smi("driver_version") is None
 
 
 def test_half_of_the_groups_are_dead() -> None:
@@ -487,7 +521,7 @@ def test_a_case_of_memory_is_compared_with_its_plan_by_phase(place: Place) -> No
 
 @pytest.mark.filterwarnings("ignore:.*were cut:UserWarning")
 def test_running_out_of_memory_is_explained_and_the_process_goes_on(place: Place) -> None:
-    found = memory.on_a_smaller_card(8, Place(place.scratch, True))
+    found = smaller.on_a_smaller_card(8, Place(place.scratch, True))
     assert [figure.name for figure in found.figures if not figure.holds] == []
     assert "can't allocate memory" in found.details["fails"]
 

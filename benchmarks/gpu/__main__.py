@@ -1,7 +1,7 @@
 """Check this card: ``make gpu-check``, or ``python -m benchmarks.gpu`` from the project's folder.
 
     make gpu-check                                    everything, within 9 minutes
-    make gpu-check ARGS="--only speed"                one part, or whatever begins so
+    make gpu-check ARGS="--only speed --only tune"    some parts: correct, memory, speed, tune, hygiene
     make gpu-check PY=python3                         another interpreter, nothing installed
     python -m benchmarks.gpu --rehearse               on a CPU with the tiny policy: tries the harness alone
 
@@ -17,6 +17,7 @@ command for the same folder adds to them.  The exit status is 1 where a check fa
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import shutil
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from . import device, report, speed
-from .checks import ordered
+from .checks import Check, ordered
 from .report import FAILED, Outcome
 from .runner import ROOT, Worker, run_all
 from .worker import load_parts, write_whole
@@ -37,59 +38,79 @@ BUDGET_SECONDS = 530.0
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 
 
+NO_GPU = """There is no GPU here that torch can use, and these checks are of a GPU.
+What to do: see that nvidia-smi answers and that torch.cuda.is_available() is true in this interpreter ({python});
+or try the harness alone on the CPU, with --rehearse."""
+
+
 def main() -> int:
     """Run what the command line asks for."""
     arguments = parse()
     checks = ordered(load_parts().values(), arguments.only)
     if not checks:
-        print(f"no check's name begins with {arguments.only!r}; --list shows them all")
+        print(f"no check's name begins with {' or '.join(arguments.only)}; --list shows them all")
         return 2
     if arguments.list:
         print("\n".join(f"{one.takes:5.0f} s  {one.name}" for one in checks))
         return 0
+    if arguments.collect:
+        return collect(arguments.collect, arguments.out)
     started = time.monotonic()
-    machine = (
-        {"device": "rehearsal on a CPU", "versions": device.versions()}
-        if arguments.rehearse
-        else device.machine()
-    )
+    machine = REHEARSAL if arguments.rehearse else device.machine()
     if not machine:
-        print(
-            "There is no GPU here that torch can use, and these checks are of a GPU.\n"
-            "What to do: look whether nvidia-smi answers and torch.cuda.is_available() is true in this interpreter "
-            f"({sys.executable}); or try the harness alone on the CPU with --rehearse."
-        )
+        print(NO_GPU.format(python=sys.executable))
         return 2
-    machine["kit"] = commit()
-    gib = float(machine.get("memory", "inf GiB").split()[0])
-    out = arguments.out or (
-        Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if arguments.rehearse else RESULTS / slug(machine)
+    keeper = Keeper(
+        arguments.out or default_folder(machine, arguments.rehearse),
+        {**machine, "kit": commit()},
+        " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
     )
-    keeper = Keeper(out, machine, " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]))
     print(
-        f"{machine['device']}: {len(checks)} checks, {arguments.budget:.0f} s at most, results in {out}",
+        f"{machine['device']}: {len(checks)} checks, {arguments.budget:.0f} s, results in {keeper.out}",
         flush=True,
     )
+    run(checks, keeper, arguments.budget - (time.monotonic() - started), arguments.rehearse)
+    print("\n" + report.text(keeper.mine, f"{machine['device']}, {time.monotonic() - started:.0f} s"))
+    return 1 if any(outcome.status == FAILED for outcome in keeper.mine) else 0
+
+
+REHEARSAL = {"device": "rehearsal on a CPU", "versions": device.versions()}
+
+
+def default_folder(machine: dict[str, str], is_rehearsal: bool) -> Path:
+    """Where results go: a rehearsal's never beside those of devices."""
+    return Path(tempfile.mkdtemp(prefix="gpu-rehearsal-")) if is_rehearsal else RESULTS / slug(machine)
+
+
+def run(checks: list[Check], keeper: Keeper, seconds: float, is_rehearsal: bool) -> None:
+    """Run the checks, and hand each outcome to the keeper."""
+    memory = float(keeper.machine.get("memory", "inf").split()[0])
+    log = keeper.out / "log.txt"
     scratch = Path(tempfile.mkdtemp(prefix="gpu-check-"))
     (scratch / "shapes").mkdir()
     try:
-        left = arguments.budget - (time.monotonic() - started)
-        log = out / "log.txt"
-        for outcome in run_all(
-            checks,
-            left,
-            lambda check: Worker(check, scratch, arguments.rehearse, log),
-            arguments.rehearse,
-            gib,
-        ):
+        start = functools.partial(Worker, scratch=scratch, is_rehearsal=is_rehearsal, log=log)
+        for outcome in run_all(checks, seconds, start, is_rehearsal, memory):
             keeper.add(outcome)
-        if any(one.name.startswith("speed/") for one in checks):
-            for outcome in speed.goals(keeper.every):
-                keeper.add(outcome)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print("\n" + report.text(keeper.mine, f"{machine['device']}, {time.monotonic() - started:.0f} s"))
-    return 1 if any(outcome.status == FAILED for outcome in keeper.mine) else 0
+    if any(one.name.startswith("speed/") for one in checks):
+        for outcome in speed.goals(keeper.every):
+            keeper.add(outcome)
+
+
+def collect(files: list[Path], out: Path | None) -> int:
+    """Put the results of several commands into one folder, the later over the earlier, and run nothing."""
+    for file in files:
+        data = json.loads(file.read_text())
+        machine = data["machine"]
+        keeper = Keeper(out or default_folder(machine, machine == REHEARSAL), machine, data["command"])
+        for outcome in data["outcomes"]:
+            keeper.add(Outcome.from_json(outcome))
+    for outcome in speed.goals(keeper.every):
+        keeper.add(outcome)
+    print("\n" + report.text(keeper.every, str(keeper.out)))
+    return 0
 
 
 def parse() -> argparse.Namespace:
@@ -98,14 +119,23 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", default="", metavar="NAME", help="the checks whose names begin so, and what they need"
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="checks whose names begin so; may be repeated",
     )
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="on the CPU, at tiny sizes: no figure means anything"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, at tiny sizes")
     parser.add_argument("--list", action="store_true", help="name the checks, in order, and run none")
+    parser.add_argument(
+        "--collect",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="put results.json of several commands together",
+    )
     return parser.parse_args()
 
 

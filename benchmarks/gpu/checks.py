@@ -8,7 +8,7 @@ that starts the workers never loads torch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,7 @@ class Check:
         home: which of the processes :data:`KIT`, :data:`CPU`, :data:`PLAIN`, :data:`BARE`, or one of its own by
             another name.
         variables: of its process.
-        needs: checks that must have passed before.
+        needs: checks that must have run without an error.
         is_rehearsed: whether a CPU can stand in for the GPU.
         card_gib: the smallest card that it can run on.
     """
@@ -150,16 +150,17 @@ def check(name: str, **options: Any) -> Callable[[Callable[[Place], Found]], Cal
     return register
 
 
-def ordered(checks: Iterable[Check], wanted: str = "") -> list[Check]:
-    """The checks whose name begins with ``wanted``, with those that they need, in the order in which to run them.
+def ordered(checks: Iterable[Check], wanted: Sequence[str] = ()) -> list[Check]:
+    """The checks whose names begin with one of ``wanted`` (none means all), with what they need, in order.
 
-    By rank; among equals, those of one process side by side.  What is needed comes before the first run of checks of
-    one process in which somebody needs it, so that nothing interrupts a process.
+    By rank; among equals, those of one process side by side.  What is needed comes right before its first user, or,
+    where it runs in another process, before the whole run of checks that share the user's, so that nothing interrupts
+    a process.
     """
     known = {one.name: one for one in checks}
     groups = {one.process: number for number, one in reversed(list(enumerate(known.values())))}
     chosen = sorted(
-        (one for one in known.values() if one.name.startswith(wanted)),
+        (one for one in known.values() if not wanted or one.name.startswith(tuple(wanted))),
         key=lambda one: (one.rank, groups[one.process]),
     )
     found: dict[str, Check] = {}
@@ -173,7 +174,8 @@ def ordered(checks: Iterable[Check], wanted: str = "") -> list[Check]:
         together = list(block)
         for one in together:
             for need in one.needs:
-                put(known[need])
+                if known[need].process != one.process:
+                    put(known[need])
         for one in together:
             put(one)
     return list(found.values())

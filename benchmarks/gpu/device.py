@@ -119,13 +119,30 @@ def forget_peaks(on_gpu: bool) -> None:
 
 
 def context_bytes() -> int:
-    """What this process holds on the card beside torch's blocks: the context, kernels, libraries' workspaces."""
+    """What this process holds on the card beside torch's blocks: the context, kernels, libraries' workspaces.
+
+    By NVML, or by nvidia-smi's list of processes; where neither tells processes apart (WSL, some containers), by what
+    is used on the whole card, other programs included.
+    """
     import torch
 
     from rloo_kit import measure
 
     torch.cuda.synchronize()
-    return max(0, measure.cuda_process_bytes() - torch.cuda.memory_reserved())
+    held = measure.nvml_process_bytes() or listed_bytes(os.getpid()) or measure.cuda_process_bytes()
+    return max(0, held - torch.cuda.memory_reserved())
+
+
+def listed_bytes(pid: int) -> int | None:
+    """What nvidia-smi lists for a process; None where it does not say."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    rows = [line.split(",") for line in done.stdout.splitlines() if "," in line]
+    found = [row[1].strip() for row in rows if row[0].strip() == str(pid)]
+    return int(found[0]) * MIB if found and found[0].isdigit() else None
 
 
 @contextlib.contextmanager

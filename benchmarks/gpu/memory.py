@@ -1,9 +1,7 @@
-"""Memory: the plan beside what a step took, phase by phase, on real shapes; and on a card made smaller.
+"""Memory: the plan beside what a step took, phase by phase, on real shapes.
 
 The plan must never be under what was measured (a limit), and at most a tenth above it (a goal).  Measured is what the
-driver would count at the peak: the most that torch's allocator held, and the context beside it.  On a capped card what
-the plan says fits must run; what it says does not must end in the kit's own error, after which the same process trains
-something smaller.
+driver would count at the peak: the most that torch's allocator held, and the context beside it.
 """
 
 from __future__ import annotations
@@ -84,7 +82,9 @@ def prompts(place: Place, count: int = 64) -> Any:
     return dataset(REHEARSAL_TOKENS if place.is_rehearsal else PROMPT_TOKENS, count)
 
 
-def train(policy: Any, config: Any, data: Any, card: Any = None) -> tuple[Any, Any]:
+def train(
+    policy: Any, config: Any, data: Any, card: Any = None, reward: Any = every_other
+) -> tuple[Any, Any]:
     """Two steps, the second at full length: the plan, and the trainer that took them.
 
     Args:
@@ -95,7 +95,7 @@ def train(policy: Any, config: Any, data: Any, card: Any = None) -> tuple[Any, A
 
     lengths = full_length(config.max_completion_length)
     trainer = rloo_kit.RLOOTrainer(
-        model=policy, reward_funcs=every_other, args=config, train_dataset=data, callbacks=[lengths]
+        model=policy, reward_funcs=reward, args=config, train_dataset=data, callbacks=[lengths]
     )
     lengths.begin(trainer)
     longest = max(len(ids) for ids in policy.tokenize(data["prompt"]))
@@ -158,96 +158,6 @@ def _is_trained(policy: Any) -> bool:
     return is_trained(policy.model)
 
 
-# --- a smaller card ---------------------------------------------------------------------------------------
-
-CAPS = {8: "qwen3-4b", 12: "qwen3-8b", 16: "qwen3-8b", 24: "qwen3-8b"}
-"""GiB of the card to imitate -> the shape to put on it."""
-
-CAP_TOKENS = 128
-
-
-def on_a_smaller_card(gigabytes: int, place: Place) -> Found:
-    """The most rows that the plan says fit run; rows that clearly do not end in our error; then a small run goes on."""
-    from rloo_kit.devices import device_of
-    from rloo_kit.footprint import CUDA_CONTEXT_BYTES
-
-    policy = shapes.loaded(CAPS[gigabytes], place)
-    card = device_of(f"{gigabytes}GB")
-    with tempfile.TemporaryDirectory() as folder, _cap(card.usable_bytes - CUDA_CONTEXT_BYTES, place):
-        fitting, failing = _rows(policy, card, place, folder)
-        fits = _attempt(policy, fitting, card, place, folder)
-        fails = _attempt(policy, failing, card, place, folder, must_fail=True)
-        after = _attempt(policy, 4, card, place, folder)
-    return Found(
-        [
-            holds("what the plan says fits runs", fits == ""),
-            holds("what it says does not, does not", fails != ""),
-            holds("and ends in rloo_kit's error, with phase and change", _is_explained(fails, place)),
-            holds("the same process then trains a smaller run", after == ""),
-            seen("completions that fit", fitting),
-            seen("completions that do not", failing),
-        ],
-        {"fits": fits, "fails": fails, "after": after, "usable_bytes": card.usable_bytes},
-    )
-
-
-def _cap(allowed: int, place: Place) -> Any:
-    import contextlib
-
-    return contextlib.nullcontext() if place.is_rehearsal else device.capped(allowed)
-
-
-def _rows(policy: Any, card: Any, place: Place, folder: str) -> tuple[int, int]:
-    """Completions at once: the most, by doubling, that the plan says fit, and the fewest that take half as much again
-    as the card has, so that the failure is no near miss."""
-    import rloo_kit
-
-    if place.is_rehearsal:
-        return 4, 8
-    plans = {}
-    for rows in (4 * 2**power for power in range(12)):
-        config = config_of(_case(rows), place, folder)
-        plans[rows] = rloo_kit.plan(policy, config, card, prompt_tokens=PROMPT_TOKENS)
-    fitting = [rows for rows, plan in plans.items() if plan.fits == "fits"]
-    failing = [rows for rows, plan in plans.items() if plan.peak_bytes > 1.5 * card.usable_bytes]
-    return max(fitting), min(failing)
-
-
-def _case(rows: int) -> Case:
-    return Case("", 4, CAP_TOKENS, rows, groups=rows // 4)
-
-
-def _attempt(policy: Any, rows: int, card: Any, place: Place, folder: str, must_fail: bool = False) -> str:
-    """Train; the error, or nothing."""
-    from rloo_kit.errors import OutOfMemoryError
-
-    try:
-        with _too_much(must_fail and place.is_rehearsal):
-            train(policy, config_of(_case(rows), place, folder), prompts(place, max(64, rows // 4)), card)
-    except OutOfMemoryError as error:
-        return str(error)
-    return ""
-
-
-def _too_much(on: bool) -> Any:
-    """In a rehearsal the reward asks the CPU's allocator for 64 TiB, which it refuses as a GPU would."""
-    from unittest.mock import patch
-
-    import torch
-
-    def greedy(completions: Any, **kwargs: Any) -> list[float]:
-        torch.empty(2**46, dtype=torch.uint8)
-        return []
-
-    return patch(f"{__name__}.every_other", greedy if on else every_other)
-
-
-def _is_explained(error: str, place: Place) -> bool:
-    """Whether an error names the phase and the first change; in a rehearsal the plan knows none, since it fits."""
-    change = "What to do: by the plan it should have fitted" if place.is_rehearsal else "What to do: first "
-    return "memory ran out in the phase" in error and change in error
-
-
 for _number, _case_ in enumerate(CASES):
     add(
         Check(
@@ -258,18 +168,5 @@ for _number, _case_ in enumerate(CASES):
             rank=30 if _number < 3 else 50 + _number,
             home="memory",
             needs=(f"shape/{_case_.shape}",),
-        )
-    )
-for _gigabytes, _shape in CAPS.items():
-    add(
-        Check(
-            f"memory/a card of {_gigabytes} GB",
-            functools.partial(on_a_smaller_card, _gigabytes),
-            seconds=120,
-            takes=30,
-            rank=40,
-            home="capped",
-            card_gib=_gigabytes + 0.5,
-            needs=(f"shape/{_shape}",),
         )
     )

@@ -74,8 +74,8 @@ def merged(earlier: Iterable[Outcome], later: Iterable[Outcome]) -> list[Outcome
 
 
 def stamped(outcome: Outcome, commit: str) -> Outcome:
-    """With the commit that it ran on."""
-    return replace(outcome, commit=commit)
+    """With the commit that it ran on, where none is known."""
+    return replace(outcome, commit=outcome.commit or commit)
 
 
 # --- shown ------------------------------------------------------------------------------------------------
@@ -110,11 +110,9 @@ def _number(value: float | None) -> str:
 
 
 def telling(outcome: Outcome) -> Figure | None:
-    """The one figure for the short table: the first that is out of bounds, else the first bounded, else the first."""
-    broken = [f for f in outcome.figures if not f.holds]
-    hard = [f for f in broken if not f.is_goal]
-    bounded = [f for f in outcome.figures if f.is_bounded]
-    return next(iter([*hard, *broken, *bounded, *outcome.figures]), None)
+    """The one figure for the short table: the first that is out of bounds, goals after limits; else the first."""
+    broken = sorted((f for f in outcome.figures if not f.holds), key=lambda figure: figure.is_goal)
+    return next(iter([*broken, *outcome.figures]), None)
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:

@@ -12,12 +12,12 @@ import dataclasses
 import functools
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import device, shapes
 from .checks import KIT, PLAIN, Check, Figure, Found, Place, add, at_least, check, seen
 from .report import NOT_RUN, Outcome, verdict
+from .variants import CANDIDATES, TRAINERS, Variant
 from .workload import REHEARSAL_TOKENS, HalfDead, dataset, every_other, full_length, settings
 
 if TYPE_CHECKING:
@@ -28,79 +28,6 @@ K = 8
 LENGTHS = (256, 1024)
 PROMPT_TOKENS = 128
 LORA_RANK = 16
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A trainer, and what is set in it.
-
-    Attributes:
-        trainer: "plain" (no unsloth), "stock" (TRL under unsloth) or "kit".
-        config: arguments of the config, over those that all share.
-        load: arguments of ``load_policy``.
-        variables: of its process.
-        groups: prompts sampled at once.
-        half_dead: pay every other group alike.
-        gain: what it is tried for, in words.
-    """
-
-    trainer: str = "kit"
-    config: dict[str, Any] = field(default_factory=dict)
-    load: dict[str, Any] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    groups: int = 1
-    half_dead: bool = False
-    gain: str = ""
-
-
-TRAINERS = {
-    "TRL, PEFT, bitsandbytes": Variant("plain"),
-    "TRL under unsloth": Variant("stock"),
-    "kit": Variant("kit"),
-}
-
-CANDIDATES = {
-    "fused 4-bit rows": Variant(
-        variables={"UNSLOTH_GEMV_MAX_ROWS": "8"},
-        gain="decoding 8 rows reads 0.5 byte a weight, where dequantising them first moves 4.5",
-    ),
-    "fused 4-bit GEMM": Variant(
-        variables={"UNSLOTH_BNB_GEMM_4BIT": "1"}, gain="the same, with bitsandbytes' kernel, up to 16 rows"
-    ),
-    "16-bit weights": Variant(
-        load={"load_in_4bit": False}, gain="nothing to dequantise, for four times the bytes"
-    ),
-    "2 prompts at once": Variant(groups=2, gain="the weights are read once for 16 rows"),
-    "4 prompts at once": Variant(groups=4, gain="and for 32"),
-    "no decode graphs": Variant(
-        variables={"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}, gain="none: what unsloth's graphs, on by default, give"
-    ),
-    "decode buffers whole": Variant(
-        variables={"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, gain="graphs are captured once, not at each growth"
-    ),
-    "continuous batching": Variant(
-        config={"use_transformers_continuous_batching": True},
-        gain="shared prompt prefill",
-    ),
-    "two passes": Variant(config={"single_pass": False}, gain="none: what the single pass gives"),
-    "checkpointing True": Variant(
-        load={"gradient_checkpointing": True}, gain="no copies to the computer's memory"
-    ),
-    "no checkpointing": Variant(load={"gradient_checkpointing": False}, gain="no second forward pass"),
-    "half dead, skipped": Variant(
-        config={"beta": 0.0}, groups=2, half_dead=True, gain="half of the training pass"
-    ),
-    "static cache": Variant(
-        config={"cache_implementation": "static"}, gain="none: unsloth puts a dynamic cache in its place"
-    ),
-    "half dead, trained on": Variant(
-        config={"beta": 0.0, "skip_dead_groups": False},
-        groups=2,
-        half_dead=True,
-        gain="none: the pair of the above",
-    ),
-}
-"""In the order of the gain that is predicted."""
 
 
 # --- one run ----------------------------------------------------------------------------------------------
@@ -267,11 +194,12 @@ def bytes_per_step(
 ) -> float:
     """Bytes that one decoding step of all rows has to read, in the middle of a completion.
 
-    Every projection as stored and its LoRA in float32, once for all rows; lm_head in 16 bit (the embedding gives one
-    row a token, which is nothing); and each row's keys and values so far, on average prompt + tokens / 2.
+    Every projection as stored and its LoRA in 16 bit (unsloth keeps such copies), once for all rows; lm_head in 16 bit
+    (the embedding gives one row a token, which is nothing); and each row's keys and values so far, on average
+    prompt + tokens / 2.
     """
     shapes_of_lora = sum(lora_rank * (outputs + inputs) for outputs, inputs in card.projections.values())
-    weights = card.linear_bytes(four_bit) + 4 * card.layers * shapes_of_lora
+    weights = card.linear_bytes(four_bit) + 2 * card.layers * shapes_of_lora
     head = 2 * card.vocabulary * card.hidden_size
     return weights + head + rows * (prompt + tokens / 2) * card.kv_bytes_per_token
 

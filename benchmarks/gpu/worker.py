@@ -18,7 +18,7 @@ from typing import Any
 
 from .checks import CHECKS, Check, Place
 
-PARTS = ("shapes", "correct", "update", "learn", "memory", "speed", "hygiene")
+PARTS = ("shapes", "correct", "update", "learn", "memory", "smaller", "speed", "hygiene")
 
 
 def load_parts() -> dict[str, Check]:
