@@ -667,7 +667,10 @@ def _changes(before: Plan) -> Iterator[Change]:
         tried = [*smaller(before), *(() if enough else smaller(least))]
         found = next(filter(None, (_first(tried, goal) for goal in goals)), None)
         if found is not None:
-            config = _difference(_config_arguments(before.settings), _config_arguments(found.settings))
+            old, new = _config_arguments(before.settings), _config_arguments(found.settings)
+            config = _difference(old, new)
+            if "gradient_accumulation_steps" in config:  # TRL's default of the other follows it
+                config["steps_per_generation"] = new["steps_per_generation"]
             policy = _difference(_policy_arguments(before), _policy_arguments(found))
             yield Change(knob, config, policy, found.peak_bytes, found.fits)
         enough = enough or found is not None

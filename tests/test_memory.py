@@ -610,6 +610,17 @@ def test_every_change_that_is_advised_makes_it_fit(card: str) -> None:
         assert after.peak_bytes == change.peak_bytes
 
 
+def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> None:
+    """Answers: where it was 1 because nothing was accumulated, TRL makes it as many as there are now."""
+    whole = {**vars(LARGE), "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+    planned = rloo_kit.plan("qwen3-4b", rloo_kit.RLOOConfig(**whole), "12GB")
+    assert {change.knob for change in planned.changes} >= {"generation batch", "K"}
+    for change in planned.changes:
+        changed = rloo_kit.RLOOConfig(**{**whole, **change.config})
+        after = rloo_kit.plan(change.policy.get("name", "qwen3-4b"), changed, "12GB")
+        assert (after.peak_bytes, after.fits) == (change.peak_bytes, change.fits), change
+
+
 def test_changes_come_in_the_order_that_costs_least_quality() -> None:
     order = [name for name, _ in memory.KNOBS]
     seen = set()
