@@ -79,7 +79,7 @@ def shortened(tokens: int, place: Place) -> int:
 
 def prompts(place: Place, count: int = 64) -> Any:
     """The dataset of all cases."""
-    return dataset(REHEARSAL_TOKENS if place.is_rehearsal else PROMPT_TOKENS, count)
+    return dataset(32 if place.is_rehearsal else PROMPT_TOKENS, count)
 
 
 def train(

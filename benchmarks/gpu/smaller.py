@@ -26,23 +26,34 @@ def on_a_smaller_card(gigabytes: int, place: Place) -> Found:
     from rloo_kit.devices import device_of
     from rloo_kit.footprint import CUDA_CONTEXT_BYTES
 
-    policy = shapes.loaded(CAPS[gigabytes], place)
+    shapes.forget()
     card = device_of(f"{gigabytes}GB")
     with tempfile.TemporaryDirectory() as folder, _cap(card.usable_bytes - CUDA_CONTEXT_BYTES, place):
+        # Inside: where room is short, unsloth moves an embedding of its own to the computer's memory.
+        policy = shapes.loaded(CAPS[gigabytes], place)
+        on_card = policy.device.type
         fitting, failing = _rows(policy, card, place, folder)
         fits = _attempt(policy, fitting, card, place, folder)
         fails = _attempt(policy, failing, card, place, folder, must_fail=True)
         after = _attempt(policy, 4, card, place, folder)
+    embedding = policy.model.get_input_embeddings().weight.device.type
     return Found(
         [
             holds("what the plan says fits runs", fits == ""),
             holds("what it says does not, does not", fails != ""),
             holds("and ends in rloo_kit's error, with phase and change", _is_explained(fails, place)),
             holds("the same process then trains a smaller run", after == ""),
+            holds("the policy says where it is", on_card == ("cpu" if place.is_rehearsal else "cuda")),
             seen("completions that fit", fitting),
             seen("completions that do not", failing),
         ],
-        {"fits": fits, "fails": fails, "after": after, "usable_bytes": card.usable_bytes},
+        {
+            "fits": fits,
+            "fails": fails,
+            "after": after,
+            "usable_bytes": card.usable_bytes,
+            "embedding": embedding,
+        },
     )
 
 

@@ -39,7 +39,7 @@ def run(variant: Variant, tokens: int, place: Place) -> Found:
 
     tokens = min(tokens, REHEARSAL_TOKENS) if place.is_rehearsal else tokens
     model, tokenizer = _model(variant, place)
-    on_gpu = next(model.parameters()).device.type == "cuda"
+    on_gpu = not place.is_rehearsal
     device.forget_peaks(on_gpu)
     with tempfile.TemporaryDirectory() as folder:
         meter = _train(variant, model, tokenizer, tokens, folder, place)
@@ -130,7 +130,7 @@ def trainer_of(variant: Variant, model: Any, tokenizer: Any, tokens: int, folder
         processing_class=tokenizer,
         reward_funcs=HalfDead(K) if variant.half_dead else every_other,
         args=config_kind(**{**shared, **own, **variant.config}),
-        train_dataset=dataset(REHEARSAL_TOKENS if place.is_rehearsal else PROMPT_TOKENS),
+        train_dataset=dataset(32 if place.is_rehearsal else PROMPT_TOKENS),
         callbacks=[lengths],
         **({"peft_config": plain_lora()} if variant.trainer == "plain" else {}),
     )

@@ -174,7 +174,7 @@ def checkpointing(place: Place) -> Found:
     """The same gradient with "unsloth", True and False."""
     found = {}
     for mode in (False, True, "unsloth"):
-        policy = load(gradient_checkpointing=mode, **sixteen_bit(place))
+        policy = load(gradient_checkpointing=mode)
         found[mode], _ = gradient_of(policy, beta=0.05)
     return Found(
         [

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-WARM_UP_TOKENS, REHEARSAL_TOKENS = 16, 20
+WARM_UP_TOKENS, REHEARSAL_TOKENS = 16, 8
 NO_TOKEN = 151936
 """One more than Qwen3's largest id."""
 
