@@ -18,6 +18,9 @@ BATCHES = 3
 MANY = 0.5
 """The share of cut completions from which on it is said."""
 
+ENOUGH = 0.1
+"""The share of cut completions in a run's first batch up to which the limit was long enough for that policy."""
+
 WANTED = 0.9
 """The share of completions that the recommended length should let end."""
 
@@ -69,6 +72,7 @@ class Watch:
         self.limit, self.masked = limit, masked
         self._batches: deque[tuple[list[int], int]] = deque(maxlen=BATCHES)
         self._said: set[str] = set()
+        self._share_at_first: float | None = None
 
     @property
     def has_spoken(self) -> bool:
@@ -84,6 +88,8 @@ class Watch:
         """
         ended = [length for length, was_cut in zip(lengths, cut, strict=True) if not was_cut]
         self._batches.append((ended, sum(cut)))
+        if self._share_at_first is None:
+            self._share_at_first = sum(cut) / len(cut)
         if self.masked and not ended:
             return self._once("all masked", "this step changes nothing: every completion was cut and masked")
         share = sum(n for _, n in self._batches) / sum(len(e) + n for e, n in self._batches)
@@ -97,6 +103,12 @@ class Watch:
         if kind in self._said:
             return None
         self._said.add(kind)
+        at_first = self._share_at_first or 0.0
+        if at_first <= ENOUGH:
+            return (
+                f"{what} at {self.limit} tokens, and {at_first:.0%} of the first batch. The policy has come to write "
+                "longer: read completions, and look at learning_rate and the reward before max_completion_length."
+            )
         ended = [length for lengths, _ in self._batches for length in lengths]
         wanted = length_for(ended, sum(n for _, n in self._batches))
         if wanted and wanted > self.limit:

@@ -140,6 +140,16 @@ def test_where_no_length_is_known_the_double_is_tried_first() -> None:
     assert "Try max_completion_length=64 and look again" in said
 
 
+def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_limit() -> None:
+    """A policy that a learning rate has wrecked no longer ends, at any length."""
+    watch = Watch(limit=32, masked=False)
+    feed(watch, 1, ended=19, cut=1)
+    said = feed(watch, BATCHES, ended=1, cut=19)[-2]
+    assert said is not None
+    assert "and 5% of the first batch. The policy has come to write longer" in said
+    assert "max_completion_length=" not in said
+
+
 def test_short_answers_beside_endless_ones_name_no_length_below_the_limit() -> None:
     said = feed(Watch(limit=4096, masked=False), BATCHES, ended=4, cut=5)[-1]
     assert said is not None
