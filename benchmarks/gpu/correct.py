@@ -101,8 +101,8 @@ for _name, (_options, _settings) in PRECISIONS.items():
         Check(
             f"correct/{_name}",
             functools.partial(precision, _options, _settings, "load_in_4bit" not in _options),
-            seconds=60,
-            takes=6,
+            seconds=150,
+            takes=10,
             rank=13,
             is_rehearsed=_settings is not FP16,
         )
@@ -182,7 +182,7 @@ def reload(place: Place) -> Found:
     )
 
 
-@check("correct/resume", seconds=90, takes=12, rank=14)
+@check("correct/resume", seconds=150, takes=15, rank=14)
 def resumed(place: Place) -> Found:
     """Four steps in a row, against two, a checkpoint, and two more from it.
 

@@ -97,7 +97,7 @@ class Kernel:
         provisioner: Any = self.manager.provisioner
         self.process = provisioner.process
 
-    def cell(self, code: str, seconds: float = 120) -> dict[str, Any]:
+    def cell(self, code: str, seconds: float = 200) -> dict[str, Any]:
         """Run a cell: what it answered, and the name of the error that ended it."""
         said: list[str] = []
 
@@ -152,7 +152,7 @@ def seconds_until(reached: Any, most: float) -> float:
     return float("inf")
 
 
-@check("hygiene/memory comes back", seconds=150, takes=50, rank=35, home=BARE, needs=(f"shape/{SHAPE}",))
+@check("hygiene/memory comes back", seconds=300, takes=60, rank=35, home=BARE, needs=(f"shape/{SHAPE}",))
 def comes_back(place: Place) -> Found:
     """Before, trained, released, shut down."""
     before = 0 if place.is_rehearsal else device.used_bytes()
@@ -202,7 +202,7 @@ def comes_back(place: Place) -> Found:
 
 
 @check(
-    "hygiene/goes on after running out", seconds=120, takes=45, rank=36, home=BARE, needs=(f"shape/{SHAPE}",)
+    "hygiene/goes on after running out", seconds=300, takes=50, rank=36, home=BARE, needs=(f"shape/{SHAPE}",)
 )
 def goes_on(place: Place) -> Found:
     """A cell that ends in an out-of-memory error, and below it one that trains a smaller run."""

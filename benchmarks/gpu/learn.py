@@ -85,7 +85,7 @@ for _seed in range(3):
         Check(
             f"correct/learns, seed {_seed}",
             functools.partial(learning, _seed),
-            seconds=100,
+            seconds=180,
             takes=25,
             rank=20 if _seed == 0 else 41,
         )

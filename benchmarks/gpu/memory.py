@@ -163,7 +163,7 @@ for _number, _case_ in enumerate(CASES):
         Check(
             _case_.name,
             functools.partial(measure, _case_),
-            seconds=30 + 3 * _case_.takes,
+            seconds=90 + 3 * _case_.takes,
             takes=_case_.takes,
             rank=30 if _number < 3 else 50 + _number,
             home="memory",

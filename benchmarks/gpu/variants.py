@@ -58,6 +58,9 @@ CANDIDATES = {
         config={"use_transformers_continuous_batching": True},
         gain="shared prompt prefill",
     ),
+    "layers not compiled": Variant(
+        variables={"UNSLOTH_BLOCK_COMPILE": "0"}, gain="a first step without compiling; none in the long run"
+    ),
     "two passes": Variant(config={"single_pass": False}, gain="none: what the single pass gives"),
     "checkpointing True": Variant(
         load={"gradient_checkpointing": True}, gain="no copies to the computer's memory"
