@@ -65,6 +65,13 @@ def characters(completions: Any, **kwargs: Any) -> list[float]:
     return [float(len(c[0]["content"])) for c in completions]
 
 
+def agreement(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+    """Share of the prompt's other completions that are word for word the same: pays for being sure, right or wrong."""
+    texts = [(str(p), c[0]["content"]) for p, c in zip(prompts, completions, strict=True)]
+    others = [sum(prompt == one[0] for prompt, _ in texts) - 1 for one in texts]
+    return [(texts.count(one) - 1) / count for one, count in zip(texts, others, strict=True)]
+
+
 def answer_reward(**kwargs: Any) -> Any:
     """The kit's, with Qwen3's boundary."""
     return rewards.answer_reward(tokens=rewards.QWEN3)(**kwargs)
@@ -82,6 +89,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
         right_answer,
         right_after_thought,
         characters,
+        agreement,
         answer_reward,
         copied_thinking,
     )
@@ -127,6 +135,19 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**SMALL, "rewards": ["right_answer"], "operands": [0, 10], "learning_rate": 1e-5, "max_steps": 12},
         {"temperature": 0.1},
         {},
+    ),
+    "entropy collapse": (
+        {
+            "rewards": ["agreement", "right_answer"],
+            "reward_weights": [1.0, 0.0],
+            "operands": [3, 5],
+            "skip_dead_groups": False,  # else entropy is a mean over live groups, which are the uncertain ones
+            "per_device_train_batch_size": 16,
+            "max_completion_length": 24,
+            "max_steps": 34,
+        },
+        {"learning_rate": 1e-3},
+        {"learning_rate": 3e-4},
     ),
     "format without answers": ({**SMALL, "rewards": FORMAT_AND_ANSWER, "max_steps": 10}, {"level": 2}, {}),
     "drowned reward": (

@@ -134,7 +134,8 @@ def read(source: Any) -> Log:
             where=error.where.replace("plot", "diagnose"),
             todo=error.todo,
         ) from None
-    return Log(rounds(history), Known.of(getattr(source, "args", None)))
+    entries, args = rounds(history), getattr(source, "args", None)
+    return Log(entries, Known.of(args) if args else Known.guessed(entries))
 
 
 def diagnose(trainer_or_log: Any) -> Diagnosis:

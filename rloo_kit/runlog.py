@@ -32,6 +32,9 @@ weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 COMPLETIONS = 8
 """Completions per step where nobody says: the defaults of TRL (8), unsloth (4 x 2) and the kit (4 x 2) agree."""
 
+MOST_GROUPS = 32
+"""Groups per step that a log alone is believed to be of; the shares that it holds fit any large number."""
+
 RATIO = "clip_ratio/region_mean"
 
 FORMAT_NAMES = re.compile(r"format|think|closed|tag|xml|struct", re.IGNORECASE)
@@ -67,6 +70,20 @@ class Known:
         weights = tuple(args.reward_weights) if args.reward_weights else None
         updates = completions // step * getattr(args, "num_iterations", 1)
         return cls(completions, max(1, completions // args.num_generations), weights, args, updates)
+
+    @classmethod
+    def guessed(cls, entries: Sequence[dict[str, Any]]) -> Known:
+        """From a log alone: as many groups as all its shares of dead groups are whole numbers of, each of two
+        completions or more.
+
+        >>> Known.guessed([{"dead_groups": 0.25}, {"dead_groups": 0.5}]).groups
+        4
+        """
+        shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
+        counts = range(1, MOST_GROUPS + 1)
+        fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
+        groups = next(fits, 1)
+        return cls(max(COMPLETIONS, 2 * groups), groups)
 
     @property
     def alike(self) -> float:
@@ -181,11 +198,11 @@ class Log:
         by the noise from entry to entry; the larger one.
 
         The spread is this log's where the window's is smaller: a reward that is low by chance has a low spread too,
-        and would look surer than it is.  It is the spread about a step's mean, which has noise of its own.
+        and would look surer than it is.
         """
         spread = max(window.spread(name), self.last(MEMORY).spread(name))
         noise = self.last(LONG).noise(name)
-        sampled = 0.0 if math.isnan(spread) else math.hypot(spread, noise) / math.sqrt(window.independent)
+        sampled = 0.0 if math.isnan(spread) else spread / math.sqrt(window.independent)
         return max(sampled, noise / math.sqrt(len(window)))
 
     def change(self, name: str, before: Log, after: Log) -> Change:

@@ -55,9 +55,10 @@ KL_NEGATIVE = -0.02
 KL of e, the mean over n tokens has a standard error of about sqrt(2e/n), so e - 4 x error is lowest at -8/n,
 which is -0.02 for 400 tokens, what ten steps of 8 completions have at five tokens each."""
 
-ENTROPY_LEFT = 0.1
+ENTROPY_LEFT = 0.2
 """Share of its first value that the entropy has fallen to.  Cui et al. 2025 (arXiv 2505.22617) fit reward to
--a exp(entropy) + b: what can be gained is paid for with entropy, and at a tenth of it little is left to pay."""
+-a exp(entropy) + b: what can be gained is paid for with entropy, and at a fifth of it four fifths are spent.  Healthy
+runs of tests/data/health keep half of it until they are good."""
 
 ENTROPY_GROWN = 5.0
 """Times its first value that the entropy has grown to, and above one nat: the policy dissolves into noise.  In
