@@ -130,6 +130,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"operands": [25, 50]},
         {"operands": [0, 10]},
     ),
+    "truncation, policy worsened": ({**SMALL, "max_steps": 14}, {"learning_rate": 1e-2}, {}),
     "dead groups, policy worsened": ({**SMALL, "max_steps": 20}, {"learning_rate": 5e-3}, {}),
     "dead groups, completions alike": (
         {**SMALL, "rewards": ["right_answer"], "operands": [0, 10], "learning_rate": 1e-5, "max_steps": 12},

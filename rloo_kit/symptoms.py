@@ -18,7 +18,7 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any
 
-from rloo_kit.runlog import ALIKE, LONG, MEMORY, RATIO, WINDOW, Log, share_of_hits, term
+from rloo_kit.runlog import ALIKE, LONG, MEMORY, RATIO, WINDOW, Change, Log, share_of_hits, term
 
 # --- thresholds, each with its reason ---------------------------------------------------------------------
 
@@ -96,6 +96,8 @@ fewer entries would ask for a faster rise; 100 ask for one more right answer in 
 WORTH = 0.25
 """A rise worth having, in standard deviations of single completions: about Cohen's (1988) small effect.  A log
 that could not have shown it, for noise, is not judged."""
+
+CUT_SHARE = "completions/clipped_ratio"
 
 # --- what flows -------------------------------------------------------------------------------------------
 
@@ -284,20 +286,35 @@ def reward_collapse(log: Log) -> Sign | None:
     return None
 
 
-def truncation(log: Log) -> Sign | None:
-    """Too many completions are cut at the length limit."""
+def truncation(log: Log, kind: str) -> Sign | None:
+    """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
     window = log.last(2 * WINDOW)
-    share = window.mean("completions/clipped_ratio")
+    share = window.mean(CUT_SHARE)
     if len(window) < FEW or not surely_above(share, window.independent, CUT):
         return None
+    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= CUT else None
+    if (kind == "policy worsened") != bool(fall):
+        return None
     limit = window.values("completions/max_length")
+    evidence = f"{share:.0%} of the completions cut{f' at {max(limit):.0f} tokens' if limit else ''} ({window.steps})"
+    if fall:
+        cause = f"completions that ended at first no longer do: reward {fall}"
+        return Sign(evidence, cause, "learning_rate", lower(log, 10), window)
     return Sign(
-        f"{share:.0%} of the completions cut{f' at {max(limit):.0f} tokens' if limit else ''} ({window.steps})",
+        evidence,
         "the limit is shorter than what the policy has to say, and what is cut cannot be right",
         "max_completion_length",
         "double it, or pay for ending with rewards.overlong_reward",
         window,
     )
+
+
+def worsened(log: Log) -> Change | None:
+    """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
+    any update."""
+    windows = [(log.first(before), log.last(after)) for before in (1, FEW) for after in (WINDOW, 2 * WINDOW)]
+    fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
+    return fall if fall.sigmas <= -2.0 else None
 
 
 def format_only(log: Log) -> Sign | None:
@@ -327,8 +344,8 @@ def dead_groups(log: Log, kind: str) -> Sign | None:
     by_chance = dead_by_chance(known.completions // known.groups, min(2 / 3, max(1 / 3, log.height())))
     if not surely_above(share, window.groups, max(DEAD, by_chance)):
         return None
-    found, cause, setting, change = dead_kind(log, window)
-    if found != kind or truncation(log) or format_only(log):  # either of them says why
+    found, cause, setting, change = dead_kind(log)
+    if found != kind or any(SYMPTOMS[other](log) for other in WHY_DEAD):
         return None
     return Sign(
         f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})",
@@ -352,8 +369,8 @@ def dead_by_chance(k: int, right: float) -> float:
     return sum(math.prod((chance * size + i) / (size + i) for i in range(k)) for chance in (right, 1 - right))
 
 
-def dead_kind(log: Log, window: Log) -> tuple[str, str, str, str]:
-    """Why groups of a window are dead, by how high the reward is: in the upper third, in the lower one, or between."""
+def dead_kind(log: Log) -> tuple[str, str, str, str]:
+    """Why groups are dead, by how high the reward is: in the upper third, in the lower one, or between."""
     height, known = log.height(), log.known
     if height >= 2 / 3:
         return (
@@ -362,10 +379,7 @@ def dead_kind(log: Log, window: Log) -> tuple[str, str, str, str]:
             "train_dataset",
             "harder problems; or stop here",
         )
-    # The first entry is of the policy before any update.
-    falls = [log.change("reward", log.first(count), window) for count in (1, FEW)]
-    fall = min(falls, key=lambda one: one.sigmas)
-    if fall.sigmas <= -2.0:
+    if fall := worsened(log):
         return (
             "policy worsened",
             f"prompts that were solved at first no longer are: reward {fall}",
@@ -541,7 +555,8 @@ TIERS: tuple[dict[str, Rule], ...] = (
     },
     {
         "KL negative": kl_negative,
-        "truncation": truncation,
+        "truncation": partial(truncation, kind="too short"),
+        "truncation, policy worsened": partial(truncation, kind="policy worsened"),
         "format without answers": format_only,
         "dead groups, too easy": partial(dead_groups, kind="too easy"),
         "dead groups, too hard": partial(dead_groups, kind="too hard"),
@@ -556,6 +571,9 @@ TIERS: tuple[dict[str, Rule], ...] = (
 )
 """Name -> rule, causes before what they bring along: nothing can be told from NaN; a policy that has been wrecked is
 also cut off, wrong, and without spread; and what is named above says why nothing was learned."""
+
+WHY_DEAD = ("truncation", "truncation, policy worsened", "format without answers")
+"""Symptoms that say why groups are dead, and better."""
 
 SYMPTOMS: dict[str, Rule] = {name: rule for tier in TIERS for name, rule in tier.items()}
 

@@ -143,6 +143,16 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
         "truncation",
         "max_completion_length",
     ),
+    "cut since the policy got worse": (
+        {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": from_step(6, 0.0, 0.6)},
+        "truncation, policy worsened",
+        "learning_rate",
+    ),
+    "cut from the start, and worse since": (
+        {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": 0.6},
+        "truncation",
+        "max_completion_length",
+    ),
     "form without content": (
         {"reward": 0.95, "reward_std": 0.2, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))},
         "format without answers",
