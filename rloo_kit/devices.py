@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.footprint import MIB
@@ -114,6 +115,27 @@ def _known_card(card: str) -> str:
     )
 
 
+def where_computed(model: Any) -> Any:
+    """The torch.device that a model computes on.
+
+    Not that of its first parameter, the embedding, which unsloth keeps in the computer's memory where a card is short
+    (``offload_embedding``).
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+    return next((device for device in devices if device.type != "cpu"), devices[0])
+
+
+def cuda_bytes_within_reach() -> int:
+    """What torch may still allocate on the current GPU, what it has cached included: by the driver, and by the
+    fraction of the card that the process was held to (``torch.cuda.set_per_process_memory_fraction``)."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction())
+    return min(free + reserved, allowed) - torch.cuda.memory_allocated()
+
+
 def _this_machine() -> Device:
     """This machine's GPU with what the driver calls free and what this process already holds; else its CPU."""
     import torch
@@ -125,6 +147,6 @@ def _this_machine() -> Device:
         return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
     from rloo_kit import measure
 
-    free, _ = torch.cuda.mem_get_info()
-    held = max(torch.cuda.memory_reserved(), measure.nvml_process_bytes() or 0)
-    return Device(torch.cuda.get_device_name(), int(free + held))
+    context = max(0, (measure.nvml_process_bytes() or 0) - torch.cuda.memory_reserved())
+    usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + context
+    return Device(torch.cuda.get_device_name(), int(usable))

@@ -68,6 +68,12 @@ class Model:
     kept_bytes: int = 0
 
 
+PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
+"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
+they come: the output, in most a mask; top-p also sorted logits, their int64 indices, softmax and its running sum, min-p
+softmax alone."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What of the configuration decides about memory; the names of ``RLOOConfig`` in brackets.
@@ -83,6 +89,7 @@ class Settings:
         beta: 0 needs no reference.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         fast_sampling: on a CPU, the kit's own loop instead of transformers'.
+        processors: of ``PROCESSORS``, those that change logits before a token is drawn, in their order.
         single_pass: leave out the pass for old log-probabilities where it is not needed.
         optimizer: ``optim``.
         lora_rank, four_bit, checkpointing: as ``load_policy`` takes them.
@@ -102,6 +109,7 @@ class Settings:
     beta: float = 0.05
     reference_copy: bool = False
     fast_sampling: bool = True
+    processors: tuple[str, ...] = ()
     single_pass: bool = True
     optimizer: str = "adamw_torch_fused"
     lora_rank: int = 16
@@ -228,12 +236,17 @@ class Step:
     def sampling(self) -> int:
         """Next-token logits of all rows, in the copies that live at once.
 
-        With transformers' ``_sample``: lm_head's output, its float32 copy, softmax, and the noise that
-        ``torch.multinomial`` draws.  On a CPU with fast sampling (:mod:`rloo_kit.sampling`): logits and softmax.
+        With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
+        the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.sampling`): logits and softmax.
         """
         s = self.settings
         fast = s.fast_sampling and not s.on_gpu
-        per_logit = 2 * 4 if fast else s.dtype_bytes + 3 * 4
+        logits = 4 if fast else s.dtype_bytes + 4
+        per_logit = logits + 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        if s.processors:
+            inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
+            per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
         return s.generation_rows * self.card.vocabulary * per_logit
 
     @property

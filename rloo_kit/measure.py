@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rloo_kit import footprint
+from rloo_kit.devices import where_computed
 
 if TYPE_CHECKING:
     from rloo_kit.memory import Plan
@@ -164,7 +165,7 @@ class Meter:
     @classmethod
     def for_model(cls, model: torch.nn.Module, count_tensors: bool = False) -> Meter:
         """The meter of a run: CUDA's allocator on a GPU; on a CPU tensors, if asked for, else nothing."""
-        if next(model.parameters()).device.type == "cuda":
+        if where_computed(model).type == "cuda":
             return cls(CudaGauge())
         return cls(TensorGauge(standing_tensors(model)) if count_tensors else None)
 

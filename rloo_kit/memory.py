@@ -23,9 +23,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rloo_kit import footprint
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest, nf4_bytes
-from rloo_kit.devices import GIB, Device, device_of
+from rloo_kit.devices import GIB, Device, device_of, where_computed
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.footprint import CONTEXT, FRAGMENTATION, MIB, PARTS, Model, Settings, Step, lora_sizes
+from rloo_kit.footprint import (
+    CONTEXT,
+    FRAGMENTATION,
+    MIB,
+    PARTS,
+    PROCESSORS,
+    Model,
+    Settings,
+    Step,
+    lora_sizes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -421,6 +431,8 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
     fast = bool(getattr(config, "fast_sampling", config is None)) and not getattr(
         config, "generation_kwargs", None
     )
+    idle = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    asked = getattr(config, "generation_kwargs", None) or {}
     settings = Settings(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion,
@@ -431,6 +443,9 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
         iterations=int(read("num_iterations", default.iterations)),
         beta=float(read("beta", default.beta)),
         fast_sampling=fast,
+        processors=tuple(
+            name for name in PROCESSORS if asked.get(name, read(name, idle[name])) != idle[name]
+        ),
         single_pass=bool(getattr(config, "single_pass", config is None)),
         optimizer=str(getattr(optimizer, "value", optimizer)),
     )
@@ -476,7 +491,7 @@ def _kept_in_16_bit(card: Card, config: Path) -> list[str]:
 
 
 def _is_on(model: Any, device: Device) -> bool:
-    return (next(model.parameters()).device.type != "cpu") == device.on_gpu
+    return (where_computed(model).type != "cpu") == device.on_gpu
 
 
 def _loaded_model(model: Any, card: Card) -> tuple[Model, dict[str, Any]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit import environment, sampling, tiny
+from rloo_kit import devices, environment, sampling, tiny
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 
@@ -76,7 +76,7 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return devices.where_computed(self.model)
 
     def tokenize(self, prompts: Sequence[Prompt], **template: Any) -> list[list[int]]:
         """Token ids of each prompt, conversations through the chat template with the reply begun.
@@ -172,12 +172,10 @@ class Policy:
 
         Memory that torch holds without using it, after training for instance, counts as free.
         """
-        import torch
 
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
-        free, _ = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        free = devices.cuda_bytes_within_reach()
         return max(1, min(64, free // 2 // (self.card.kv_bytes_per_token * tokens)))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:

@@ -73,9 +73,11 @@ RAN_OUT = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
-"""What torch's plain RuntimeErrors say where memory has run out."""
+"""What torch's plain RuntimeErrors say where memory has run out.  The assertion is the caching allocator's, which asks
+NVML how much was free and may not, in a container for instance."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -69,6 +69,7 @@ def decode(
         scores = logits_processor(ids, outputs.logits[:, -1].float())
         del outputs
         step = choose(scores).unsqueeze(1)
+        del scores  # or it would stand beside the next token's
         ids = torch.cat([ids, step], dim=1)
         whole[rows, ids.size(1) - 1] = step.squeeze(1)
         going = ~stopping_criteria(ids, None)

@@ -704,15 +704,19 @@ class RLOOTrainer(trl.RLOOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Answers: with a "ref" folder inside a checkpoint, transformers loads that adapter and no other, so
-        a resumed run would go on from untrained weights."""
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        a resumed run would go on from untrained weights; and PEFT casts what it loads to float32, where TRL trains a
+        4-bit policy's adapter in bfloat16 on a CPU."""
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
+        dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
             # That run's reference was the base; the one made for this trainer would be a policy half trained.
             _drop_reference(target)
         elif (folder / "adapter_config.json").is_file():
             target.load_adapter(str(folder), "default", is_trainable=True)
             target.set_adapter("default")
+        for name, parameter in target.named_parameters():
+            parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
 
 
 class _FiniteGradients(TrainerCallback):

@@ -296,6 +296,27 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
     assert "not measured" in str(found).splitlines()[-1], "no driver counts a process on a CPU"
 
 
+@pytest.mark.parametrize(
+    ("fast", "asked"),
+    [
+        (True, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        (True, {"min_p": 0.05}),
+        (False, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        (False, {"repetition_penalty": 1.1}),
+    ],
+)
+def test_what_sampling_holds_is_planned_within_a_hundredth(
+    fast: bool, asked: dict[str, float], make_trainer: Any
+) -> None:
+    trainer = make_trainer(fast_sampling=fast, per_device_train_batch_size=8, **asked)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
+    phases = {row.name: row for row in trainer.memory_plan.compare(trainer).phases}
+    generate = phases["peak in generate"]
+    assert generate.measured_bytes <= generate.planned_bytes
+    assert generate.planned_bytes == pytest.approx(generate.measured_bytes, rel=0.01)
+
+
 def test_without_a_meter_standing_parts_are_compared_and_phases_are_said_to_be_unmeasured(
     policy: Any,
 ) -> None:
@@ -504,6 +525,8 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
         "is_available": True,
         "mem_get_info": (6 * GIB, 8 * GIB),
         "memory_reserved": 0,
+        "memory_allocated": 0,
+        "get_per_process_memory_fraction": 1.0,
         "get_device_name": "a fake card",
         **values,
     }
@@ -512,19 +535,33 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reserved", "by_nvml", "usable", "why"),
+    ("reserved", "by_nvml", "fraction", "usable", "why"),
     [
-        (0, None, 6, "nothing is loaded"),
-        (1, None, 7, "what torch holds is the run's own"),
-        (1, 2, 8, "NVML counts the context too"),
+        (0, None, 1.0, 6, "nothing is loaded"),
+        (1, None, 1.0, 7, "what torch holds is the run's own"),
+        (1, 2, 1.0, 8, "NVML counts the context too"),
+        (1, None, 0.5, 4, "the process is held to half of the card"),
+        (1, 2, 0.5, 5, "and its context is not torch's"),
     ],
 )
 def test_this_machines_card_lends_what_is_free_and_what_the_process_holds(
-    monkeypatch: pytest.MonkeyPatch, reserved: int, by_nvml: int | None, usable: int, why: str
+    monkeypatch: pytest.MonkeyPatch,
+    reserved: int,
+    by_nvml: int | None,
+    fraction: float,
+    usable: int,
+    why: str,
 ) -> None:
-    fake_cuda(monkeypatch, memory_reserved=reserved * GIB)
+    fake_cuda(monkeypatch, memory_reserved=reserved * GIB, get_per_process_memory_fraction=fraction)
     monkeypatch.setattr(measure, "nvml_process_bytes", lambda: by_nvml and by_nvml * GIB)
     assert device_of() == devices.Device("a fake card", usable * GIB), why
+
+
+def test_a_model_is_where_it_computes_and_not_where_its_embedding_lies() -> None:
+    """unsloth's ``offload_embedding`` keeps the first parameter in the computer's memory."""
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Linear(2, 2, device="meta"))
+    assert devices.where_computed(model).type == "meta"
+    assert devices.where_computed(model[0]).type == "cpu"
 
 
 def test_without_a_gpu_the_machines_own_memory_counts() -> None:

@@ -196,6 +196,7 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 * row)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * row)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
     assert policy.fitting_batch_size(1024) == 12, "what torch holds unused counts as free"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 40 * row))
     assert policy.fitting_batch_size(8192) == 1

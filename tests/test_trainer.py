@@ -414,6 +414,25 @@ def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_are(
         trainer.train(resume_from_checkpoint=str(cut_off))
 
 
+def test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped(make_trainer: Any) -> None:
+    """To the bit: precision, optimizer, schedule and draws are those of the checkpoint."""
+
+    def odd(completions: Any, **kwargs: Any) -> list[float]:
+        return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+    settings = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    settings |= {"max_completion_length": 16, "reward_funcs": odd}
+    whole = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))
+    whole.train()
+    resumed = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-1"))
+    pairs = zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True)
+    trained = [(name, a, b) for (name, a), (_, b) in pairs if a.requires_grad]
+    assert {a.dtype for _, a, _ in trained} == {torch.bfloat16}
+    assert any(b.abs().sum() > 0 for name, _, b in trained if "lora_B" in name), "nothing was trained"
+    assert not [name for name, a, b in trained if not torch.equal(a, b)]
+
+
 def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(
     make_trainer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
