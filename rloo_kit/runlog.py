@@ -47,11 +47,12 @@ class Known:
     """What is known of a run beside its log.
 
     Attributes:
-        completions: per generation batch.
-        groups: per generation batch.
+        completions: per update, or per generation batch where that is more.
+        groups: likewise.
         weights: of the reward functions, in the log's order; None where nobody says.
         args: the run's config, or None.
         updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
+        batches: generation batches per update, where it gathers several; a reward's logged spread is that within one.
     """
 
     completions: int = COMPLETIONS
@@ -59,6 +60,7 @@ class Known:
     weights: tuple[float, ...] | None = None
     args: Any = None
     updates: int = 1
+    batches: int = 1
 
     @classmethod
     def of(cls, args: Any) -> Known:
@@ -69,7 +71,9 @@ class Known:
         completions = max(step, args.generation_batch_size or 0)
         weights = tuple(args.reward_weights) if args.reward_weights else None
         updates = completions // step * getattr(args, "num_iterations", 1)
-        return cls(completions, max(1, completions // args.num_generations), weights, args, updates)
+        groups = max(1, completions // args.num_generations)
+        batches = max(1, completions // (args.generation_batch_size or completions))
+        return cls(completions, groups, weights, args, updates, batches)
 
     @classmethod
     def guessed(cls, entries: Sequence[dict[str, Any]]) -> Known:

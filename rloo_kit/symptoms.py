@@ -470,8 +470,8 @@ def high_variance(log: Log) -> Sign | None:
     """A step's mean reward moves by which prompts were drawn, more than by what is learned.
 
     If a step were n independent completions of variance v, its mean would have the variance v / n.  That of the
-    mean is taken from neighbouring steps, which learning leaves alike, and v = (variance within a step) + (variance
-    of its mean).
+    mean is taken from neighbouring steps, which learning leaves alike, and v = (variance within a generation batch)
+    + (variance of its mean, which is that of a step's mean times the batches of a step).
     """
     recent, known = log.last(MEMORY), log.known
     values, spread = recent.values("reward"), recent.spread("reward")
@@ -480,8 +480,8 @@ def high_variance(log: Log) -> Sign | None:
     noise = math.sqrt(
         recent.stride * statistics.fmean((b - a) ** 2 / 2 for a, b in itertools.pairwise(values))
     )
-    within = (1 - 1 / known.completions) * spread**2
-    if noise == 0.0 or (worth := 1 + within / noise**2) >= EFFECTIVE:
+    within = (1 - known.batches / known.completions) * spread**2
+    if noise == 0.0 or (worth := known.batches + within / noise**2) >= EFFECTIVE:
         return None
     return Sign(
         f"reward {recent.mean('reward'):.3f} moves by {noise:.3f} from step to step, completions spread by "

@@ -319,6 +319,30 @@ def test_two_of_a_step_are_too_few_and_eight_are_enough() -> None:
     assert "high variance" not in enough
 
 
+def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() -> None:
+    """TRL logs the spread within each of them, which leaves out how they differ."""
+    one = chance_rewards(0, 1, 2, steps=400)
+    gathered = [
+        {
+            "step": step,
+            "reward": statistics.mean(entry["reward"] for entry in four),
+            "reward_std": statistics.mean(entry["reward_std"] for entry in four),
+        }
+        for step, four in enumerate(zip(*[iter(one)] * 4, strict=True), 1)
+    ]
+    config = SimpleNamespace(
+        per_device_train_batch_size=2,
+        world_size=1,
+        gradient_accumulation_steps=4,
+        generation_batch_size=2,
+        num_generations=2,
+        reward_weights=None,
+    )
+    assert Known.of(config).batches == 4
+    assert "high variance" not in symptoms(gathered, Known.of(config))
+    assert "high variance" in symptoms(one, Known(2, 1))
+
+
 def test_what_a_step_is_worth_does_not_depend_on_how_many_steps_an_entry_is_the_mean_of() -> None:
     steps = chance_rewards(1, 1, 2, steps=400)
     pairs = zip(steps[::2], steps[1::2], strict=True)
