@@ -284,12 +284,15 @@ def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_re
 # --- what chance alone does -------------------------------------------------------------------------------
 
 
-def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100) -> list[dict[str, Any]]:
-    """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved."""
+def chance_rewards(
+    seed: int, prompts: int, k: int, steps: int = 100, ends: float = 1.0
+) -> list[dict[str, Any]]:
+    """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved,
+    nearer to 0 or 1 the smaller ``ends``."""
     rng = random.Random(seed)
     entries = []
     for step in range(1, steps + 1):
-        chances = [rng.betavariate(1.4, 2.6) for _ in range(prompts)]
+        chances = [rng.betavariate(1.4 * ends, 2.6 * ends) for _ in range(prompts)]
         groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
         scores = [score for group in groups for score in group]
         dead = sum(len(set(group)) == 1 for group in groups) / prompts
@@ -320,8 +323,8 @@ def test_two_of_a_step_are_too_few_and_eight_are_enough() -> None:
 
 
 def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() -> None:
-    """TRL logs the spread within each of them, which leaves out how they differ."""
-    one = chance_rewards(0, 1, 2, steps=400)
+    """TRL logs the spread within each of them, which leaves out how they differ: here nearly all of it."""
+    one = chance_rewards(0, 1, 2, steps=400, ends=0.05)
     gathered = [
         {
             "step": step,
