@@ -423,7 +423,9 @@ def _attributes_of(who: str, kind: type) -> Iterator[tuple[str, object]]:
 
 _DELAY_SECONDS = 1.0  # for the cell's answer to reach whoever waits for it
 _GRACE_SECONDS = 4.0  # for an orderly end; a Jupyter server kills after 5
-_PARENT_PID, _VSCODE = "JPY_PARENT_PID", "VSCODE_"
+_PARENT_PID = "JPY_PARENT_PID"
+# VS Code's extension host has these, and its terminal has not; its notebooks have the name.
+_VSCODE_VARIABLES, _VSCODE_NAME = ("VSCODE_PID", "VSCODE_CWD"), "__vsc_ipynb_file__"
 
 _pending: threading.Timer | None = None
 
@@ -443,8 +445,9 @@ def shutdown_kernel() -> None:
     - A script, a terminal IPython: nothing.
 
     If another cell starts first (Run All with cells below), the shutdown is called off.  A thread that
-    does not end is no obstacle: after a grace period the process ends without it.  Call it in a cell, not
-    in a widget's callback.  It prints nothing, returns nothing and raises nothing.
+    does not end is no obstacle: after a grace period the process ends without it.  Models are released first, since
+    an orderly end takes some seconds.  Call it in a cell, not in a widget's callback.  It prints nothing, returns
+    nothing and raises nothing.
 
     Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel
     7.4; the runners above with cells below and without.  Not tried: VS Code itself (its environment
@@ -458,9 +461,13 @@ def shutdown_kernel() -> None:
     if kernel is None or (_pending is not None and not _pending.finished.is_set()):
         return
     server = _find_server()
-    if server is not None or any(name.startswith(_VSCODE) for name in os.environ):
+    if server is not None or _in_vscode(shell):
         _collect()
         _pending = _once_answered(shell, partial(_end, kernel, server))
+
+
+def _in_vscode(shell: Any) -> bool:
+    return _VSCODE_NAME in shell.user_ns or any(name in os.environ for name in _VSCODE_VARIABLES)
 
 
 def _once_answered(shell: Any, action: Callable[[], None]) -> threading.Timer:
@@ -486,16 +493,22 @@ def _once_answered(shell: Any, action: Callable[[], None]) -> threading.Timer:
 def _end(kernel: Any, server: _Server | None) -> None:
     """End the process, by the server if there is one; runs in a thread that dies with the process."""
     try:
-        if server is not None and server.end_kernel() is False:
+        if server is not None and server.end_kernel(first=_release_quietly) is False:
             return  # a runner inside the server started this kernel and will end it
         asked = server is not None
     except Exception:  # no connection, a refusal, an answer that is none
         asked = False
     if not asked:
+        _release_quietly()
         with contextlib.suppress(Exception):
             kernel.io_loop.add_callback(kernel.do_shutdown, False)
         time.sleep(_GRACE_SECONDS)
     os._exit(0)  # reached only where a thread or an exit handler keeps the process alive
+
+
+def _release_quietly() -> None:
+    with contextlib.suppress(Exception):
+        release()
 
 
 @dataclass(frozen=True)
@@ -510,8 +523,11 @@ class _Server:
     base_url: str
     token: str = field(repr=False)
 
-    def end_kernel(self) -> bool:
+    def end_kernel(self, first: Callable[[], None]) -> bool:
         """End the kernel's session; False where the server does not know the kernel.
+
+        Args:
+            first: what is done before, once a session of this kernel is found.
 
         Raises:
             OSError: no connection, no answer or a refusal.
@@ -520,6 +536,8 @@ class _Server:
         if status != 200:
             raise ConnectionRefusedError(f"the server answered {status}")
         mine = [one["id"] for one in sessions if one["kernel"]["id"] == self.kernel_id]
+        if mine:
+            first()
         what = f"api/sessions/{mine[0]}" if mine else f"api/kernels/{self.kernel_id}"
         try:
             status, _ = self._ask("DELETE", what)

@@ -112,7 +112,7 @@ IN_VSCODE_TERMINAL = {"VSCODE_GIT_IPC_HANDLE": "x"}
     ("runner", "variables"),
     [
         *((runner, {}) for runner in RUNNERS),
-        # There the shutdown is armed, and only the cell below calls it off.
+        # A terminal of VS Code is not its notebook.
         ("nbval strict", IN_VSCODE_TERMINAL),
     ],
 )
@@ -392,6 +392,32 @@ def test_a_kernel_of_vs_code_ends_after_its_cell_was_answered(before: str) -> No
         assert run(before) == ""
         assert run(SHUT_DOWN) == ""
         assert seconds_until(lambda: gone(pid), 15) < GONE_WITHIN_SECONDS
+
+
+def test_a_notebook_of_vs_code_is_known_by_the_name_it_is_given() -> None:
+    with kernel_of() as (pid, run):
+        assert run("__vsc_ipynb_file__ = 'a.ipynb'") == ""
+        assert run(SHUT_DOWN) == ""
+        assert seconds_until(lambda: gone(pid), 15) < GONE_WITHIN_SECONDS
+
+
+def test_in_a_terminal_of_vs_code_a_kernel_is_left_to_whoever_started_it() -> None:
+    with kernel_of(**IN_VSCODE_TERMINAL) as (pid, run):
+        assert run(SHUT_DOWN) == ""
+        assert seconds_until(lambda: gone(pid), 3) >= 3
+
+
+def test_models_go_before_the_process_does(tmp_path: Path) -> None:
+    """An orderly end takes seconds; here a thread keeps the process alive, so that nothing else frees the model."""
+    model = f"""
+import torch, weakref, pathlib
+model = torch.nn.Linear(2, 2)
+freed = weakref.finalize(model, pathlib.Path({str(tmp_path / "freed")!r}).touch)
+"""
+    with kernel_of(VSCODE_CWD="/") as (pid, run):
+        assert run(HUNG_THREAD) == run(model) == run(SHUT_DOWN) == ""
+        assert seconds_until((tmp_path / "freed").exists, 15) < 15
+        assert not gone(pid), "freed by the end of the process, which this is not about"
 
 
 def test_a_kernel_that_its_server_does_not_know_is_left_alone(server: Server) -> None:
