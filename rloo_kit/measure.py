@@ -87,7 +87,7 @@ def nvml_process_bytes() -> int | None:
     """What NVML counts for this process on the current card; None where nobody can say: no Python binding
     (nvidia-ml-py), no permission, or a container that hides process ids."""
     try:
-        import pynvml  # type: ignore[import-not-found,unused-ignore]
+        import pynvml
 
         pynvml.nvmlInit()
         uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
