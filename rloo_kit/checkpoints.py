@@ -46,17 +46,22 @@ def _checkpoints(output_dir: str | Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name; 0 for a folder of another name."""
+    """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
     digits = folder.name.split("-")[-1]
-    return int(digits) if digits.isdigit() else 0
+    return int(digits) if digits.isdigit() else _saved_step(folder) or 0
+
+
+def _saved_step(folder: Path) -> int | None:
+    try:
+        step = json.loads((folder / "trainer_state.json").read_text()).get("global_step")
+    except (OSError, ValueError):
+        return None
+    return int(step) if step is not None else None
 
 
 def _is_whole(folder: Path) -> bool:
-    try:
-        state = json.loads((folder / "trainer_state.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(state.get("global_step") == step_of(folder))
+    saved = _saved_step(folder)
+    return saved is not None and saved == step_of(folder)
 
 
 def remove_broken(output_dir: str | Path) -> None:

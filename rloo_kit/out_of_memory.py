@@ -41,23 +41,20 @@ def phase(trainer: Any, name: str) -> Iterator[None]:
     meter = getattr(trainer, "memory", None)
     counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
     planned = getattr(trainer, "memory_plan", None)
-    with explain_out_of_memory(name, planned, getattr(trainer, "args", None)), counted:
+    with explain_out_of_memory(name, planned), counted:
         yield
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(
-    name: str, planned: Plan | Callable[[], Plan] | None = None, args: Any = None
-) -> Iterator[None]:
+def explain_out_of_memory(name: str, planned: Plan | Callable[[], Plan] | None = None) -> Iterator[None]:
     """Turn the device's out-of-memory error into one that says where, how much and what to do.
 
     Args:
         name: the phase, for the message.
         planned: the plan, or what makes it.
-        args: the run's configuration, whose ``output_dir`` holds its checkpoints.
 
     Raises:
-        OutOfMemoryError: the phase, the plan's table, the change to make, and the checkpoint to go on from.
+        OutOfMemoryError: the phase, the plan's table, and the change to make.
     """
     try:
         yield
@@ -65,7 +62,7 @@ def explain_out_of_memory(
         if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
             raise
         _empty_cuda_cache()
-        raise _explained(name, planned() if callable(planned) else planned, args, error) from error
+        raise _explained(name, planned() if callable(planned) else planned, error) from error
 
 
 RAN_OUT = (
@@ -90,13 +87,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
 
 
-def _explained(name: str, planned: Plan | None, args: Any, error: BaseException) -> OutOfMemoryError:
+def _explained(name: str, planned: Plan | None, error: BaseException) -> OutOfMemoryError:
     where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if planned is not None:
         where += f"\n\n{planned}"
-    return OutOfMemoryError(
-        f"memory ran out in the phase {name!r}", where=where, todo=f"{_mend(planned)}. {_way_on(args)}"
-    )
+    return OutOfMemoryError(f"memory ran out in the phase {name!r}", where=where, todo=_mend(planned))
 
 
 def _mend(planned: Plan | None) -> str:
@@ -110,14 +105,16 @@ def _mend(planned: Plan | None) -> str:
     )
 
 
-def _way_on(args: Any) -> str:
-    kept = last_whole_checkpoint(getattr(args, "output_dir", None) or ".")
-    if kept is None:
-        return "No checkpoint was written yet: rloo_kit.release(), load the policy anew and start again"
-    return (
-        f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on "
-        "from there"
-    )
+def with_way_on(error: OutOfMemoryError, output_dir: str) -> OutOfMemoryError:
+    """The error of a run that has stopped, with the checkpoint that the run goes on from."""
+    kept = last_whole_checkpoint(output_dir)
+    way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
+    if kept is not None:
+        way_on = (
+            f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes "
+            "on from there"
+        )
+    return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 
 def _empty_cuda_cache() -> None:

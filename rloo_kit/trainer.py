@@ -91,6 +91,9 @@ ARGUMENTS = (
 ROW = "rloo_kit_row"
 """The dataset column that tells an informative sampler which prompt a group was of; rewards do not see it."""
 
+HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
+"""Of an optimizer's parameter groups: what a configuration sets.  Some optimizers keep state beside it."""
+
 UNSCORED_BATCHES = 3
 """After so many batches in a row without a single score a reward is reported."""
 
@@ -632,9 +635,12 @@ class RLOOTrainer(trl.RLOOTrainer):
         try:
             with out_of_memory.phase(self, "optimizer"):
                 result = super().train(resume_from_checkpoint=resume_from_checkpoint or None, **kwargs)
-        except (KeyboardInterrupt, OutOfMemoryError):
+        except KeyboardInterrupt:
             self._keep_what_is_done()
             raise
+        except OutOfMemoryError as error:
+            self._keep_what_is_done()
+            raise out_of_memory.with_way_on(error, self.args.output_dir) from error.__cause__
         self.save_state()
         return result
 
@@ -684,10 +690,11 @@ class RLOOTrainer(trl.RLOOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Answers: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so
-        that a learning_rate lowered to mend a run would silently stay as it was."""
+        that a learning_rate lowered to mend a run would silently stay as it was.  (DeepSpeed loads its own before
+        this, and keeps them.)"""
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         groups = self.optimizer.param_groups
-        asked = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not isinstance(scheduler, LambdaLR):
             return
@@ -699,7 +706,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         for group, settings, rate in zip(self.optimizer.param_groups, asked, rates, strict=True):
             group.update(settings, lr=rate)
         scheduler._last_lr = rates
-        if saved != scheduler.base_lrs:
+        if saved != scheduler.base_lrs and self.accelerator.is_main_process:
             print(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -716,7 +723,8 @@ class RLOOTrainer(trl.RLOOTrainer):
             target.load_adapter(str(folder), "default", is_trainable=True)
             target.set_adapter("default")
         for name, parameter in target.named_parameters():
-            parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
+            if parameter.dtype != dtypes.get(name, parameter.dtype):
+                parameter.data = parameter.data.to(dtypes[name])
 
 
 class _FiniteGradients(TrainerCallback):

@@ -48,23 +48,27 @@ OUT = [
 
 
 @pytest.mark.parametrize(("error", "why"), OUT, ids=[why for _, why in OUT])
-def test_running_out_of_memory_names_the_phase_the_table_the_change_and_the_checkpoint(
-    error: Exception, why: str, tmp_path: Path
-) -> None:
-    for step in (25, 50, 100):
-        (folder := tmp_path / f"checkpoint-{step}").mkdir()
-        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+def test_running_out_of_memory_names_the_phase_the_table_and_the_change(error: Exception, why: str) -> None:
     planned = rloo_kit.plan("qwen3-4b", LARGE, "8GB")
-    args = SimpleNamespace(output_dir=str(tmp_path))
-    with pytest.raises(OutOfMemoryError) as caught, explain_out_of_memory("generate", planned, args):
+    with pytest.raises(OutOfMemoryError) as caught, explain_out_of_memory("generate", planned):
         raise error
     text = str(caught.value)
     assert "memory ran out in the phase 'generate'" in text
     assert str(planned) in text
     assert f"What to do: first {planned.changes[0]}" in text
-    assert "checkpoint-100 is kept" in text
     assert caught.value.__cause__ is error
     assert isinstance(caught.value, MemoryError)
+
+
+def test_the_checkpoint_to_go_on_from_is_the_last_whole_one(tmp_path: Path) -> None:
+    error = OutOfMemoryError("memory ran out", where="generate", todo="less")
+    assert "less. No checkpoint was written" in str(out_of_memory.with_way_on(error, str(tmp_path)))
+    for step, state in ((25, '{"global_step": 25}'), (100, '{"global_step": 100}'), (125, '{"global')):
+        (folder := tmp_path / f"checkpoint-{step}").mkdir()
+        (folder / "trainer_state.json").write_text(state)
+    assert "less. " + str(tmp_path / "checkpoint-100 is kept") in str(
+        out_of_memory.with_way_on(error, str(tmp_path))
+    )
 
 
 def test_a_real_allocation_that_fails_is_recognised() -> None:
@@ -84,10 +88,10 @@ def test_where_the_plan_fitted_something_else_holds_the_memory() -> None:
     caught = pytest.raises(OutOfMemoryError, match="something else holds the memory")
     with caught as error, explain_out_of_memory("train", lambda: planned):
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    assert "No checkpoint was written yet" in str(error.value)
+    assert "nvidia-smi" in str(error.value)
 
 
-def test_a_run_that_starves_while_generating_keeps_its_last_checkpoint(
+def test_a_run_that_starves_while_generating_keeps_its_last_step_and_names_it(
     fresh_policy: Any, make_trainer: Any, tmp_path: Path
 ) -> None:
     bound, calls = fresh_policy.model.generate, itertools.count(1)
@@ -98,7 +102,7 @@ def test_a_run_that_starves_while_generating_keeps_its_last_checkpoint(
         return bound(*args, **kwargs)
 
     fresh_policy.model.generate = generate
-    trainer = make_trainer(model=fresh_policy, max_steps=3, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(model=fresh_policy, max_steps=3, save_strategy="steps", save_steps=100)
     with pytest.raises(OutOfMemoryError, match="phase 'generate'") as caught:
         trainer.train()
     assert "checkpoint-1 is kept" in str(caught.value)

@@ -414,6 +414,17 @@ def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_are(
         trainer.train(resume_from_checkpoint=str(cut_off))
 
 
+def test_a_whole_checkpoint_under_another_name_is_taken(make_trainer: Any, tmp_path: Path) -> None:
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    best = (tmp_path / "run" / "checkpoint-1").rename(tmp_path / "best")
+    trainer = make_trainer(max_steps=2)
+    trainer.train(resume_from_checkpoint=str(best))
+    assert trainer.state.global_step == 2
+    assert make_trainer(max_steps=1).train(resume_from_checkpoint=str(best)).global_step == 1, (
+        "nothing is left"
+    )
+
+
 def test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped(make_trainer: Any) -> None:
     """To the bit: precision, optimizer, schedule and draws are those of the checkpoint."""
 

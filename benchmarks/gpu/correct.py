@@ -10,6 +10,7 @@ import math
 import tempfile
 from typing import Any
 
+from . import device
 from .checks import Check, Found, Place, add, at_least, at_most, check, holds, seen
 from .written import leave_the_reference, load, trained, trainer_of
 
@@ -20,7 +21,6 @@ def patched(place: Place) -> Found:
     import rloo_kit
 
     env = rloo_kit.prepare(dotenv=None, offline=True, seed=0)
-    import torch
     import trl
 
     generated = trl.RLOOTrainer.__name__.startswith("Unsloth")
@@ -33,10 +33,7 @@ def patched(place: Place) -> Found:
             holds("ours is a subclass of it", trl.RLOOTrainer in rloo_kit.RLOOTrainer.__mro__),
             holds("and our config of its", issubclass(rloo_kit.RLOOConfig, trl.RLOOConfig)),
             holds("learning rate, seed and optimizer are ours", _defaults_are_ours(config)),
-            holds(
-                "precision follows the device",
-                config.bf16 == (env.device == "cuda" and torch.cuda.is_bf16_supported()),
-            ),
+            holds("precision follows the device", config.bf16 == device.computes_bf16()),
             holds("the hub is left alone", env.offline),
             seen("warnings of prepare()", len(env.warnings)),
         ],
@@ -58,8 +55,9 @@ def precision(options: dict[str, Any], settings: dict[str, Any], four_bit: bool,
 
     from rloo_kit import measure
 
-    half = settings.get("fp16", False)
-    if half:
+    asked = settings.get("fp16", False)
+    half = asked or (torch.cuda.is_available() and not device.computes_bf16())
+    if asked:
         options = {**options, "dtype": torch.float16}
     policy = load(**options)
     steps, needed = (6, 1) if half else (2, 2)

@@ -94,6 +94,13 @@ def used_bytes() -> int:
         return int(answer) * MIB
 
 
+def computes_bf16() -> bool:
+    """Whether the card itself computes in bfloat16: torch says so too of older ones, which emulate it."""
+    import torch
+
+    return torch.cuda.is_available() and bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
+
 def peaks(on_gpu: bool) -> dict[str, int]:
     """The allocator's peaks since they were last set back, in bytes: live tensors, and blocks held for them."""
     if not on_gpu:
@@ -111,6 +118,7 @@ def forget_peaks(on_gpu: bool) -> None:
         import torch
 
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what loading left behind counts as held
         torch.cuda.reset_peak_memory_stats()
     else:
         from phases import reset_peak

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import device, shapes
-from .checks import Check, Figure, Found, Place, add, at_most, holds, seen
+from .checks import Check, Figure, Found, Place, add, at_least, at_most, holds, seen
 from .workload import REHEARSAL_TOKENS, dataset, every_other, full_length, settings
 
 PROMPT_TOKENS = 256
@@ -127,6 +127,9 @@ def measure(case: Case, place: Place) -> Found:
         [
             *_whole(plan, peaks, place),
             *(seen(f"tensors in {name}, measured / planned", ratio) for name, ratio in by_phase.items()),
+            at_least(
+                "longest completion, of its limit", _longest(trainer) / config.max_completion_length, 1.0
+            ),
             holds("every phase was measured", by_phase.keys() == planned.keys()),
             holds("the policy is still fresh", not _is_trained(policy)),
         ],
@@ -150,6 +153,11 @@ def _whole(plan: Any, peaks: Any, place: Place) -> list[Figure]:
     held = max(peak.reserved_bytes for peak in peaks.values()) + device.context_bytes()
     never_under = at_most("peak of the process, measured / planned", held / plan.peak_bytes, 1.0)
     return [never_under, dataclasses.replace(never_under, low=0.9, high=None, is_goal=True)]
+
+
+def _longest(trainer: Any) -> float:
+    """Tokens of the longest completion: the plan is for full ones, and shorter ones would flatter it."""
+    return max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
 
 
 def _is_trained(policy: Any) -> bool:

@@ -103,7 +103,8 @@ def plain_model(folder: str) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     on = {"": 0} if torch.cuda.is_available() else "cpu"
-    base = AutoModelForCausalLM.from_pretrained(folder, device_map=on, dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if device.computes_bf16() else torch.float16
+    base = AutoModelForCausalLM.from_pretrained(folder, device_map=on, dtype=dtype)
     return base, AutoTokenizer.from_pretrained(folder)
 
 
@@ -146,7 +147,7 @@ def _precision() -> dict[str, bool]:
 
     if not torch.cuda.is_available():
         return {"bf16": False, "fp16": False}
-    bf16 = torch.cuda.is_bf16_supported()
+    bf16 = device.computes_bf16()
     return {"bf16": bf16, "fp16": not bf16}
 
 
@@ -170,12 +171,14 @@ def _train(variant: Variant, model: Any, tokenizer: Any, tokens: int, folder: st
     return meter
 
 
-def graph_counts(model: Any) -> dict[str, int]:
-    """How often unsloth captured and replayed a decode step; empty where it keeps no count."""
+def graph_counts(model: Any) -> dict[str, Any]:
+    """How often unsloth captured and replayed a decode step, and why it gave that up, if it did; empty where it
+    keeps no count."""
     for module in model.modules():
         state = vars(module).get("_unsloth_decode_graphs")
         if state is not None:
-            return {name: getattr(state, name, 0) for name in ("captures", "replays", "eager_steps")}
+            kept = ("captures", "replays", "eager_steps", "disabled")
+            return {name: getattr(state, name, None) for name in kept}
     return {}
 
 

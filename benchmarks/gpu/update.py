@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 from .checks import CPU, HIDDEN, Figure, Found, Place, at_least, at_most, check, holds, seen
-from .written import gradient_of, leave_the_reference, load, trainer_of
+from .written import WITH, WITHOUT, gradient_of, leave_the_reference, load, trainer_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "rloo": {"beta": 0.05},
@@ -92,6 +92,7 @@ def update(place: Place) -> Found:
     expected = torch.load(place.scratch / "reference.pt", weights_only=True)
     figures: list[Figure] = []
     mine: dict[str, Any] = {}
+    seen_of: dict[str, dict[str, float]] = {}
     logged: list[float] = []
     for base, options in {"16 bit": {"load_in_4bit": False}, "4 bit": {}}.items():
         policy = load(**sixteen_bit(place), **options)
@@ -100,13 +101,18 @@ def update(place: Place) -> Found:
                 continue
             flat, log = gradient_of(policy, **settings)
             theirs, their_log = expected[f"{base} {name}"]
-            mine[name] = mine.get(name, flat)
+            mine[name], seen_of[name] = mine.get(name, flat), log
             figures.append(at_most(f"{name}, {base}: gradient off by", off_by(flat, theirs), TOLERANCE))
-            logged += [abs(log[metric] - their_log[metric]) for metric in ("reward", "dead_groups")]
+            compared = ("reward", "dead_groups", WITH, WITHOUT)
+            logged += [abs(log[metric] - their_log[metric]) for metric in compared]
     for one, other in ALIKE:
         figures.append(at_most(f"{one} and {other}: off by", off_by(mine[other], mine[one]), SAME_DEVICE))
-    figures.append(at_most("rewards and dead groups off by", max(logged), 1e-6))
-    return Found(figures)
+    figures.append(at_most("rewards, dead groups and rows passed off by", max(logged), 1e-6))
+    single, double = (seen_of[name][WITHOUT] for name in ALIKE[0])
+    skipped, whole = (seen_of[name][WITH] for name in ALIKE[1])
+    figures.append(holds("the single pass leaves a pass out", single < double))
+    figures.append(holds("dead groups are left out", 0 < skipped < whole))
+    return Found(figures, {"seen": seen_of})
 
 
 # --- on the card alone ------------------------------------------------------------------------------------
@@ -171,14 +177,24 @@ def _keep_mask(model: Any, keep: bool) -> None:
 
 @check("correct/gradient checkpointing", seconds=180, takes=20, rank=13)
 def checkpointing(place: Place) -> Found:
-    """The same gradient with "unsloth", True and False."""
-    found = {}
+    """The same gradient with "unsloth", True and False, each of them in force.
+
+    On a CPU TRL's config switches checkpointing on whatever the policy was loaded with.
+    """
+    found, is_on = {}, {}
     for mode in (False, True, "unsloth"):
         policy = load(gradient_checkpointing=mode)
-        found[mode], _ = gradient_of(policy, beta=0.05)
+        found[mode], log = gradient_of(policy, beta=0.05)
+        is_on[mode] = bool(log["checkpointed"])
     return Found(
         [
-            at_most(f"{mode!r}: gradient off by", off_by(found[mode], found[False]), SAME_DEVICE)
-            for mode in (True, "unsloth")
+            *(
+                at_most(f"{mode!r}: gradient off by", off_by(found[mode], found[False]), SAME_DEVICE)
+                for mode in (True, "unsloth")
+            ),
+            *(
+                holds(f"{mode!r}: in force", is_on[mode] == (bool(mode) or place.is_rehearsal))
+                for mode in is_on
+            ),
         ]
     )

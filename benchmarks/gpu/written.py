@@ -10,6 +10,8 @@ import tempfile
 from typing import Any
 
 K = 4
+WITH, WITHOUT = "rows with a gradient", "rows without"
+"""What :func:`gradient_of` counts: a row that passes through the model twice counts twice."""
 
 
 def load(**options: Any) -> Any:
@@ -55,7 +57,7 @@ def trainer_of(
         "max_steps": 1,
         "max_completion_length": 12,
         "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
+        "max_grad_norm": 1e9,  # clips nothing; 0 would leave the loss scaler's factor in float16's gradients
         "save_strategy": "no",
         "live_plot": False,
         "seed": 7,
@@ -81,29 +83,44 @@ def leave_the_reference(model: Any) -> None:
 
 
 def gradient_of(policy: Any, **settings: Any) -> tuple[Any, dict[str, float]]:
-    """The gradient of one update, flat and on the CPU, and what was logged."""
+    """The gradient of one update, flat and on the CPU, and what was seen of it: metrics, how many rows passed through
+    the model with a gradient and without, and whether layers were checkpointed."""
     import torch
     from transformers import TrainerCallback
 
     class Keep(TrainerCallback):
         flat: Any = None
+        checkpointed = False
 
         def on_pre_optimizer_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
         ) -> None:
             named = sorted((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
             self.flat = torch.cat([grad.float().cpu().flatten() for _, grad in named])
+            self.checkpointed = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+
+    rows = {True: 0, False: 0}
+
+    def count(module: Any, args: Any, kwargs: Any) -> None:
+        rows[torch.is_grad_enabled()] += len(kwargs["input_ids"])
 
     keep = Keep()
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(policy, folder, learning_rate=0.0, **settings)
         trainer.add_callback(keep)
         leave_the_reference(trainer.model)
+        hook = trainer.model.register_forward_pre_hook(count, with_kwargs=True)
         trainer.train()
+        hook.remove()
     log = next(entry for entry in trainer.state.log_history if "reward" in entry)
     _make_fresh(policy.model)
     kept = ("reward", "dead_groups", "kl", "entropy", "completions/mean_length")
-    return keep.flat, {name: log[name] for name in kept if name in log}
+    return keep.flat, {
+        **{name: log[name] for name in kept if name in log},
+        WITH: rows[True],
+        WITHOUT: rows[False],
+        "checkpointed": keep.checkpointed,
+    }
 
 
 def _make_fresh(model: Any) -> None:
