@@ -20,6 +20,10 @@ CAPS = {8: "qwen3-4b", 12: "qwen3-8b", 16: "qwen3-8b", 24: "qwen3-8b"}
 
 CAP_TOKENS = 128
 
+SMALL_CARD = {"UNSLOTH_FUSED_LINEAR_FLASH_MIN_ROWS": "0"}
+"""The route to log-probabilities that unsloth takes on cards of up to 24.5 GiB, whatever this one has
+(unsloth_zoo/fused_losses/fused_linear.py): the plan for a smaller card counts its tiles."""
+
 
 def on_a_smaller_card(gigabytes: int, place: Place) -> Found:
     """The most rows that the plan says fit run; rows that clearly do not end in our error; then a small run goes on."""
@@ -118,6 +122,7 @@ for _gigabytes, _shape in CAPS.items():
             takes=40,
             rank=40,
             home="capped",
+            variables=SMALL_CARD,
             card_gib=_gigabytes + 0.5,
             needs=(f"shape/{_shape}",),
         )
