@@ -52,6 +52,11 @@ PADDING_TOLERANCE = 0.15
 pads attended to, 5.2."""
 
 
+SAME_TOKENS, OTHER_TOKENS = 0.6, 0.4
+"""Shares of tokens.  In bfloat16 on a CPU all are alike, and with the pads attended to 0.20; where two are nearly as
+probable, a GPU's rounding may decide otherwise, and the rest of that completion then differs."""
+
+
 def off_by(found: Any, reference: Any) -> float:
     """The distance of two gradients as a share of the second one's length; NaN where there is none."""
     if found is None or found.shape != reference.shape or not reference.norm():
@@ -173,6 +178,59 @@ def _keep_mask(model: Any, keep: bool) -> None:
     for module in model.modules():
         if hasattr(module, "embed_tokens"):
             module._unsloth_keep_padding_mask = keep
+
+
+@check("correct/left-padded sampling", seconds=120, takes=10, rank=41)
+def left_padded_sampling(place: Place) -> Found:
+    """The most probable completions of prompts of mixed length, sampled in one batch as the trainer samples, against
+    each prompt's alone."""
+    policy = load(**sixteen_bit(place))
+    prompts = policy.tokenize(_conversations(8))
+    longest, pad = max(map(len, prompts)), policy.tokenizer.pad_token_id
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trainer_of(policy, folder, written_down=False, max_completion_length=24)
+    trainer.generation_config.do_sample = False
+    trainer.model.for_training()
+
+    def sampled(rows: list[list[int]]) -> list[list[int]]:
+        ids: list[list[int]] = trainer._generate_single_turn(rows, None, {})
+        return ids
+
+    alone = [sampled([prompt])[0] for prompt in prompts]
+    together = sampled(prompts)
+    seen_pads = sampled([[pad] * (longest - len(p)) + p for p in prompts])
+    return Found(
+        [
+            at_least("tokens alike", _alike(together, alone), SAME_TOKENS),
+            at_most("control: with the pads attended to", _alike(seen_pads, alone), OTHER_TOKENS),
+            seen("longest prompt, of the shortest", longest / min(map(len, prompts))),
+        ],
+        {"together": together, "alone": alone, "pads attended to": seen_pads},
+    )
+
+
+def _conversations(count: int) -> list[list[dict[str, str]]]:
+    """A sum to do, after none, one, two ... that are done."""
+    import rloo_kit
+
+    task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0).held_out
+    turns = list(zip(task["prompt"][:count], task["answer"][:count], strict=True))
+    return [
+        [
+            message
+            for question, answer in turns[:before]
+            for message in (*question, {"role": "assistant", "content": str(answer)})
+        ]
+        + turns[before][0]
+        for before in range(count)
+    ]
+
+
+def _alike(found: list[list[int]], expected: list[list[int]]) -> float:
+    """Tokens at whose place the same one stands, as a share of all."""
+    pairs = list(zip(found, expected, strict=True))
+    same = sum(one == other for a, b in pairs for one, other in zip(a, b, strict=False))
+    return same / sum(max(len(a), len(b)) for a, b in pairs)
 
 
 @check("correct/gradient checkpointing", seconds=180, takes=20, rank=13)
