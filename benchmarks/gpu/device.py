@@ -17,6 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 GIB, MIB = 2**30, 2**20
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes", "triton")
 
+NUMBERING = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Lets CUDA number cards as nvidia-smi and NVML do, where there are several."""
+
 PROBE = """
 import json, torch
 found = torch.cuda.is_available()
@@ -31,7 +34,12 @@ def machine() -> dict[str, str]:
     import json
 
     done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **NUMBERING},
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines()

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from . import device, shapes
-from .checks import BARE, Found, Place, at_most, check, holds, seen
+from .checks import BARE, Found, Place, at_least, at_most, check, holds, seen
 
 SHAPE = "qwen3-0.6b"
 
@@ -184,10 +184,14 @@ def comes_back(place: Place) -> Found:
     finally:
         kernel.close()
     said = "release(): seconds until the card's count is back", "shutdown_kernel(): seconds until all is back"
+    watched = at_least(
+        "control: used more, trained", (full - before) / device.MIB, loaded["held"] / device.MIB, "MiB"
+    )
     growth = at_most(said[0], slack, BACK_WITHIN_SECONDS, "s")
     ended = at_most(said[1], back, SHUTDOWN_DELAY_SECONDS + BACK_WITHIN_SECONDS, "s")
     if place.is_rehearsal:  # a CPU hands pages back when it likes, and a busy one takes seconds to end Python
         growth, ended = seen(said[0], slack, "s"), seen(said[1], back, "s")
+        watched = seen("used more, trained", (full - before) / device.MIB, "MiB")
     return Found(
         [
             holds("it trained", trained["step"] == 1),
@@ -199,7 +203,7 @@ def comes_back(place: Place) -> Found:
             ),
             growth,
             ended,
-            seen("used more, trained", (full - before) / device.MIB, "MiB"),
+            watched,
             seen("used more, released", (after_release - before) / device.MIB, "MiB"),
             seen("used more, shut down", (after - before) / device.MIB, "MiB"),
         ],

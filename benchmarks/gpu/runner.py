@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .checks import Check
+from .device import NUMBERING
 from .report import NOT_RUN, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ def environment(variables: dict[str, str], inherited: dict[str, str] | None = No
     return {
         **kept,
         **OFFLINE,
+        **NUMBERING,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "",
