@@ -24,19 +24,17 @@ from typing import Any
 
 import rloo_kit
 from rloo_kit.health import watched
-from rloo_kit.runlog import Known, Log, rounds
+from rloo_kit.runlog import ALIKE, Known, Log, rounds
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, RESULT = ROOT / "tests" / "data" / "health", ROOT / "benchmarks" / "results" / "health_alarms.md"
-BATCHES = ((1, 2), (4, 2), (2, 4), (1, 8), (4, 8))
+BATCHES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (4, 8))
 """Prompts per step, and K."""
 
 STEPS = 100
 RISES = {"rising by 0.003 a step": 0.003, "flat": 0.0}
-ALIKE = 0.2
-"""Correlation of two completions of a prompt, whose chance is then from a beta distribution of size 1 / 0.2 - 1."""
-
 SIZE = 1 / ALIKE - 1
+"""Of the beta distribution of a prompt's chance, for which two of its completions correlate by ``ALIKE``."""
 
 
 def main() -> None:

@@ -163,7 +163,8 @@ class HealthCallback(TrainerCallback):
 
     Args:
         on_unhealthy: "warn" prints; "stop" prints, saves a checkpoint and ends the training; a callable gets the
-            :class:`Finding` in place of the print.  None takes the config's ``on_unhealthy``, or "warn".
+            :class:`Finding` in place of the print, on the main process.  None takes the config's ``on_unhealthy``,
+            or "warn".
         said: the symptoms that somebody else has spoken of, and more exactly, so that they are not printed.
 
     Raises:
@@ -192,9 +193,11 @@ class HealthCallback(TrainerCallback):
             return
         wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", None)) or "warn"
         for finding in self._watch.look(log):
-            if callable(wanted):
+            if not state.is_world_process_zero:
+                pass
+            elif callable(wanted):
                 wanted(finding)
-            elif state.is_world_process_zero and (wanted == "stop" or finding.symptom not in self.said()):
+            elif wanted == "stop" or finding.symptom not in self.said():
                 print(f"unhealthy: {finding}", flush=True)
             if wanted == "stop":
                 control.should_training_stop = True

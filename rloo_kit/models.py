@@ -75,7 +75,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Where the model computes."""
         return devices.where_computed(self.model)
 
     def tokenize(self, prompts: Sequence[Prompt], **template: Any) -> list[list[int]]:

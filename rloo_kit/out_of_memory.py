@@ -1,12 +1,13 @@
 """What a run says when memory is short: a warning before the first step, and an error that names phase and mend.
 
-For the trainer.  It measures nothing itself (:mod:`rloo_kit.measure` does) and frees nothing but torch's cache: what
-still holds memory is for ``rloo_kit.release()``.
+For the trainer.  It measures nothing itself (:mod:`rloo_kit.measure` does), and frees what the failed step held; the
+policy is for ``rloo_kit.release()``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,7 +62,7 @@ def explain_out_of_memory(name: str, planned: Plan | Callable[[], Plan] | None =
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
             raise
-        _empty_cuda_cache()
+        let_go(error)
         raise _explained(name, planned() if callable(planned) else planned, error) from error
 
 
@@ -117,8 +118,14 @@ def with_way_on(error: OutOfMemoryError, output_dir: str) -> OutOfMemoryError:
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 
-def _empty_cuda_cache() -> None:
+def let_go(error: BaseException) -> None:
+    """Free what an error's finished frames hold, the key-value cache for instance: a notebook keeps its last error, and
+    a smaller run in the next cell would run out of memory too."""
     import torch
 
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

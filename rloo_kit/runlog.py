@@ -19,8 +19,12 @@ WINDOW = 5
 """Log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15."""
 
 LONG = 20
-"""Entries from which a step-to-step noise is known to +-20 %: its variance has about 2/3 x 19 degrees of freedom
-(von Neumann et al. 1941)."""
+"""Entries from which a step-to-step noise is known to +-20 % by its mean square, which has about 2/3 x 19 degrees of
+freedom (von Neumann et al. 1941), and to +-30 % by its median."""
+
+STEADY = 1.2
+"""Ratio of the largest to the smallest E[r^2] / E[r] of a log up to which a reward is taken to be 0 or one value c,
+for which it is c in every batch."""
 
 MEMORY = 100
 """Entries back that a symptom looks, apart from the run's first ones: its cost does not grow with the run."""
@@ -37,7 +41,7 @@ MOST_GROUPS = 32
 
 RATIO = "clip_ratio/region_mean"
 
-FORMAT_NAMES = re.compile(r"format|think|closed|tag|xml|struct", re.IGNORECASE)
+FORMAT_NAMES = re.compile(r"format|think|closed|(?<![a-z])tags?(?![a-z])|xml|(?<![a-z])struct", re.IGNORECASE)
 ANSWER_NAMES = re.compile(r"answer|correct|accura|right|solve|exact|math|gold", re.IGNORECASE)
 """How reward functions are called that pay for form, and for being right; the second wins where both match."""
 
@@ -86,7 +90,10 @@ class Known:
         shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
         counts = range(1, MOST_GROUPS + 1)
         fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
-        groups = next(fits, 1)
+        stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
+        groups = max(
+            1, next(fits, 1) // max(1, stride)
+        )  # shares of several batches' mean fit several times as many
         return cls(max(COMPLETIONS, 2 * groups), groups)
 
     @property
@@ -186,7 +193,10 @@ class Log:
         return sum(values) / len(values) if values else math.nan
 
     def spread(self, name: str) -> float:
-        """Standard deviation of a reward's single completions: root of the mean of the steps' variances."""
+        """Standard deviation of a reward's single completions within a generation batch, as the root of the mean
+        square.  Where an entry is the mean of several batches (``logging_steps``), TRL has averaged the deviations
+        themselves, so this is somewhat too low.
+        """
         values = self.values(spread_name(name))
         return math.sqrt(sum(value**2 for value in values) / len(values)) if values else math.nan
 
@@ -202,9 +212,12 @@ class Log:
         by the noise from entry to entry; the larger one.
 
         The spread is this log's where the window's is smaller: a reward that is low by chance has a low spread too,
-        and would look surer than it is.
+        and would look surer than it is.  It is that within a batch, which leaves out how the batch's prompts differ
+        from others: of n completions that weigh as n / a independent ones, (n - a) / (n - 1) of the variance is left.
         """
-        spread = max(window.spread(name), self.last(MEMORY).spread(name))
+        size = self.known.completions / self.known.batches
+        whole = math.sqrt((size - 1) / (size - self.known.alike))
+        spread = whole * max(window.spread(name), self.last(MEMORY).spread(name))
         noise = self.last(LONG).noise(name)
         sampled = 0.0 if math.isnan(spread) else spread / math.sqrt(window.independent)
         return max(sampled, noise / math.sqrt(len(window)))
@@ -230,10 +243,37 @@ class Log:
         """The reward functions that, by their names, pay for form alone."""
         return [name for name in self.names if FORMAT_NAMES.search(name) and not ANSWER_NAMES.search(name)]
 
-    def best(self, names: Iterable[str]) -> tuple[float, str] | None:
-        """Of some reward functions the one that pays most completions, after its share."""
-        shares = [(share_of_hits(self.mean(term(name)), self.spread(term(name))), name) for name in names]
+    def best(self, names: Iterable[str], window: Log) -> tuple[float, str] | None:
+        """Of some reward functions the one that pays most completions of a window, after its share.
+
+        Only those count that pay 0 or one value, by all of this log: of others, -1 and 1 for instance, the share
+        cannot be told from mean and spread.
+        """
+        shares = [
+            (share_of_hits(window.mean(term(name)), window.spread(term(name))), name)
+            for name in names
+            if self.is_all_or_nothing(term(name))
+        ]
         return max(shares, default=None)
+
+    def is_all_or_nothing(self, name: str) -> bool:
+        """Whether a reward seems to be 0 or one value c: never negative on average, and E[r^2] / E[r] steady, as it
+        is c then.  True where no spread is logged."""
+        if min(self.values(name), default=0.0) < 0.0:
+            return False
+        largest = self.largest(name)
+        return not largest or max(largest) <= STEADY * min(largest)
+
+    def largest(self, name: str) -> list[float]:
+        """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
+        negative, and equal to it where the reward is all or nothing."""
+        both = [(entry.get(name), entry.get(spread_name(name))) for entry in self.entries]
+        # TRL's spread is the sample's, with n - 1.
+        part = 1 - self.known.batches / self.known.completions
+        known = [(mean, spread) for mean, spread in both if mean is not None and spread is not None]
+        return [
+            mean + part * spread**2 / mean for mean, spread in known if mean > 0.0 and math.isfinite(spread)
+        ]
 
     def terms(self) -> dict[str, float]:
         """The reward functions' names with their weights; empty where the weights are not known.
@@ -251,22 +291,19 @@ class Log:
         )
         return dict(zip(names, weights, strict=True)) if self.known.weights or adds_up else {}
 
-    def height(self) -> float:
-        """How good the policy now is: where its mean reward lies between the lowest, 0, and the highest, 1, that a
-        completion can get, and at most the share of right answers, where a reward function is named so.
+    def height(self, now: Log | None = None) -> float:
+        """How good the policy is in a window, the last one unless told: where its mean reward lies between the
+        lowest, 0, and the highest, 1, that a completion can get, and at most the share of right answers, where a
+        reward function is named so.
 
-        Rewards are taken to run from 0 to 1 unless the log shows otherwise.  E[r^2] / E[r] never exceeds the
-        largest value of a reward that is not negative, and equals it where the reward is all or nothing.
+        Rewards are taken to run from 0 to 1 unless the log shows otherwise.
         """
+        now = now or self.last(WINDOW)
         means = self.values("reward")
         low, high = min(0.0, *means), max(1.0, *means)
         if low == 0.0:
-            both = [
-                (e["reward"], e.get("reward_std") or 0.0) for e in self.entries if (e["reward"] or 0.0) > 0.0
-            ]
-            high = max([high, *(mean + spread**2 / mean for mean, spread in both if math.isfinite(spread))])
-        now = self.last(WINDOW)
-        right = now.best(self.answers)
+            high = max([high, *self.largest("reward")])
+        right = self.best(self.answers, now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)
 
     @property

@@ -12,13 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import Any
 
 from rloo_kit.runlog import ALIKE, LONG, MEMORY, RATIO, WINDOW, Change, Log, share_of_hits, term
+from rloo_kit.truncation import ENOUGH
 
 # --- thresholds, each with its reason ---------------------------------------------------------------------
 
@@ -31,9 +32,10 @@ FEW = 3
 SURE = 3.0
 """Standard errors for a change to count.  One look in 700 errs by chance, and a run has about 100."""
 
-COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (MEMORY**2 / 2))
-"""The same, 4.6, where the best window of many is compared with the last: the best one was lucky too, and it is
-compared again at every entry.  All pairs of windows together err in at most one run of 100 (Bonferroni)."""
+COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
+"""The same, 4.8, where the best window of many is compared with the last: the best one was lucky too, and it is
+compared again at every entry.  All pairs of windows, of two sizes, in :data:`MEMORY` entries together err in at most
+one run of 100 (Bonferroni), as far as their means are near normal; those of two completions a step are not."""
 
 DEAD = 0.5
 """Share of dead groups that is surely exceeded: more than half of what is sampled then teaches nothing.  With few
@@ -74,9 +76,12 @@ DROWNED = 10.0
 REACHED, MISSED = 0.8, 0.15
 """Shares of completions with the format, and surely at most with the right answer."""
 
-EFFECTIVE = 1.8
-"""Independent completions that a step is worth: leave-one-out needs two, and a tenth is left for what the estimate
-errs.  How often which batch falls below: benchmarks/results/health_alarms.md."""
+EFFECTIVE = 2.0
+"""Independent completions that a step is worth, below which there are too few: leave-one-out needs two.  How often
+which batch falls below: benchmarks/results/health_alarms.md."""
+
+LIKELY = 1.5
+"""Standard errors by which it has to be below: fewer than :data:`SURE`, since the mend does no harm."""
 
 CLIPPED = 0.3
 """Share of completions whose ratio left the clip range.  They give no gradient (Schulman et al. 2017), so a
@@ -206,7 +211,8 @@ def kl_negative(log: Log) -> Sign | None:
 
 def entropy_explosion(log: Log) -> Sign | None:
     """The policy dissolves into noise."""
-    start, window = log.first(1).mean("entropy"), log.last(SHORT)
+    # The first that there is: a step without a live group has none.
+    start, window = next(iter(log.values("entropy")), math.nan), log.last(SHORT)
     now = window.mean("entropy")
     if not (now >= ENTROPY_GROWN * start and now >= 1.0):
         return None
@@ -265,16 +271,11 @@ def reward_collapse(log: Log) -> Sign | None:
     policy before any update; as long as there are no two windows to compare, it is taken.
     """
     recent = log.last(MEMORY)
-    window = log.last(min(WINDOW, len(recent) // 2))
-    if len(window) < FEW:
-        return None
-    earlier = recent.first(len(recent) - len(window))
-    choices = [(earlier.highest("reward", WINDOW), COLLAPSE_SURE)]
-    if len(earlier) <= WINDOW:
-        choices.append((log.first(1), SURE))
-    for before, sure in choices:
+    lowest = min(0.0, *recent.values("reward"))
+    for before, window, sure in compared(log, recent):
         fall = log.change("reward", before, window)
-        lost = COLLAPSE * max(before.spread("reward"), fall.before - min(0.0, *recent.values("reward")))
+        spread = before.spread("reward")
+        lost = COLLAPSE * max(fall.before - lowest, 0.0 if math.isnan(spread) else spread)
         if -fall.sigmas >= sure and -fall.gain >= lost:
             return Sign(
                 f"reward {fall}, {before.steps} against {window.steps}",
@@ -286,13 +287,24 @@ def reward_collapse(log: Log) -> Sign | None:
     return None
 
 
+def compared(log: Log, recent: Log) -> Iterator[tuple[Log, Log, float]]:
+    """Windows before and after a fall, and how sure it has to be: short ones soon, long ones where those are few."""
+    for size in (WINDOW, 2 * WINDOW):
+        window = log.last(min(size, len(recent) // 2))
+        earlier = recent.first(len(recent) - len(window))
+        if len(window) >= FEW:
+            yield earlier.highest("reward", size), window, COLLAPSE_SURE
+        if len(window) >= FEW and len(earlier) <= WINDOW:
+            yield log.first(1), window, SURE
+
+
 def truncation(log: Log, kind: str) -> Sign | None:
     """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
     window = log.last(2 * WINDOW)
     share = window.mean(CUT_SHARE)
     if len(window) < FEW or not surely_above(share, window.independent, CUT):
         return None
-    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= CUT else None
+    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= ENOUGH else None
     if (kind == "policy worsened") != bool(fall):
         return None
     limit = window.values("completions/max_length")
@@ -320,7 +332,7 @@ def worsened(log: Log) -> Change | None:
 def format_only(log: Log) -> Sign | None:
     """The format is there and the answers are not."""
     window = log.last(2 * WINDOW)
-    reached, right = log.last(WINDOW).best(log.formats), window.best(log.answers)
+    reached, right = log.best(log.formats, log.last(WINDOW)), log.best(log.answers, window)
     if len(window) < WINDOW or reached is None or right is None or reached[0] < REACHED:
         return None
     if not surely_above(1 - right[0], window.independent, 1 - MISSED):
@@ -429,15 +441,17 @@ def length_hacking(log: Log) -> Sign | None:
     before, window = log.first(WINDOW), log.last(WINDOW)
     length = log.change("completions/mean_length", before, window)
     paid = log.change("reward", before, window)
-    right = max((log.change(term(name), before, window) for name in answers), key=lambda one: one.sigmas)
+    changes = {name: log.change(term(name), before, window) for name in answers}
+    name = max(answers, key=lambda name: changes[name].sigmas)
+    right = changes[name]
     longer = length.after >= LONGER * length.before and length.sigmas >= SURE
     if not longer or paid.sigmas < 2.0 or right.sigmas >= 1.0:
         return None
     return Sign(
-        f"length {length.before:.1f} -> {length.after:.1f}, reward {paid}, {answers[0]} {right} ({window.steps})",
+        f"length {length.before:.1f} -> {length.after:.1f}, reward {paid}, {name} {right} ({window.steps})",
         "length is paid for, and being right is not",
         "reward_weights",
-        f"more on {answers[0]}, or pay for length only where the answer is right (rewards.gated)",
+        f"more on {name}, or pay for length only where the answer is right (rewards.gated)",
         window,
     )
 
@@ -471,25 +485,27 @@ def high_variance(log: Log) -> Sign | None:
 
     If a step were n independent completions of variance v, its mean would have the variance v / n.  That of the
     mean is taken from neighbouring steps, which learning leaves alike, and v = (variance within a generation batch)
-    + (variance of its mean, which is that of a step's mean times the batches of a step).
+    + (variance of its mean, which is that of a step's mean times the batches of a step).  By von Neumann et al. 1941
+    the mean square of n successive differences is known to a share of sqrt(3 / n).
     """
     recent, known = log.last(MEMORY), log.known
     values, spread = recent.values("reward"), recent.spread("reward")
-    if len(values) < LONG or not spread > 0.0:
+    # Where an entry is the mean of several batches, their spread cannot be had from it.
+    if len(values) < LONG or not spread > 0.0 or recent.stride > 1:
         return None
-    noise = math.sqrt(
-        recent.stride * statistics.fmean((b - a) ** 2 / 2 for a, b in itertools.pairwise(values))
-    )
+    noise = math.sqrt(statistics.fmean((b - a) ** 2 / 2 for a, b in itertools.pairwise(values)))
     within = (1 - known.batches / known.completions) * spread**2
-    if noise == 0.0 or (worth := known.batches + within / noise**2) >= EFFECTIVE:
+    at_most = math.exp(LIKELY * math.sqrt(3 / len(values)))
+    if noise == 0.0 or known.batches + at_most * within / noise**2 >= EFFECTIVE:
         return None
+    worth = known.batches + within / noise**2
     return Sign(
         f"reward {recent.mean('reward'):.3f} moves by {noise:.3f} from step to step, completions spread by "
         f"{spread:.3f}: a step is worth about {worth:.1f} independent ones ({recent.steps})",
         "too few completions per step for a gradient that is more than chance",
         "gradient_accumulation_steps",
-        f"four times as much{known.now('gradient_accumulation_steps')}; "
-        f"then num_generations, up{known.now('num_generations')}",
+        f"four times as much{known.now('gradient_accumulation_steps')}, with steps_per_generation as it is"
+        f"{known.now('steps_per_generation')}; then num_generations, up{known.now('num_generations')}",
         recent,
     )
 
@@ -502,8 +518,8 @@ def nothing_learned(log: Log) -> Sign | None:
     rise = log.change("reward", before := log.first(third), after := log.last(third))
     if rise.sigmas >= 2.0 or rise.gain + 2.0 * rise.error >= WORTH * before.spread("reward"):
         return None
-    if log.height() >= 2 / 3:
-        return None
+    if log.height(after) >= 2 / 3 or log.change("reward", log.first(WINDOW), after).sigmas >= 2.0:
+        return None  # good, or better than at first: most is learned early
     return Sign(
         f"reward {rise}, {before.steps} against {after.steps}",
         "the updates are too small to be seen",
@@ -521,7 +537,7 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
 
     The exact binomial tail: rewards of 0 and 1 in small batches are far from normal.
     """
-    if math.isnan(share):
+    if not share > threshold:  # NaN is not
         return False
     trials = round(count)
     hits = round(share * trials)

@@ -639,6 +639,7 @@ class RLOOTrainer(trl.RLOOTrainer):
             self._keep_what_is_done()
             raise
         except OutOfMemoryError as error:
+            out_of_memory.let_go(error)
             self._keep_what_is_done()
             raise out_of_memory.with_way_on(error, self.args.output_dir) from error.__cause__
         self.save_state()

@@ -18,7 +18,7 @@ BATCHES = 3
 MANY = 0.5
 """The share of cut completions from which on it is said."""
 
-ENOUGH = 0.1
+ENOUGH = 0.2
 """The share of cut completions in a run's first batch up to which the limit was long enough for that policy."""
 
 WANTED = 0.9

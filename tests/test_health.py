@@ -17,7 +17,7 @@ import trl
 import rloo_kit
 from rloo_kit import health
 from rloo_kit.errors import ConfigError
-from rloo_kit.runlog import WINDOW, Known, Log, rounds
+from rloo_kit.runlog import ALIKE, WINDOW, Known, Log, rounds
 from rloo_kit.symptoms import SYMPTOMS, surely_above
 
 RECORDED = Path(__file__).parent / "data" / "health"
@@ -243,6 +243,20 @@ WELL: dict[str, dict[str, Any]] = {
     "a fifth of the ratios clipped": {"clip_ratio__region_mean": 0.2},
     "a gradient that grows with the reward": {"grad_norm": lambda step: 1.5 * 1.2**step},
     "rewards from -1 to 1": {"reward": lambda step: -0.5 + 0.04 * step, "reward_std": 0.8},
+    "right or wrong as 1 or -1, beside a format": {
+        "completions__mean_length": 16.0,
+        **terms(format=(0.95, 0.2), correct=(lambda step: -0.1 + 0.01 * step, 1.0)),
+    },
+    "the same, a little more right than wrong": {
+        "completions__mean_length": 16.0,
+        **terms(format=(0.95, 0.2), correct=(lambda step: 0.05 + 0.01 * step, 1.0)),
+    },
+    "below zero, but no surer than noise": {"kl": lambda step: -0.03 + 0.2 * (-1) ** step},
+    "a reward of up to 5": {
+        "reward": lambda step: 2.0 + 0.1 * step,
+        "reward_std": 2.4,
+        "dead_groups": 0.7,
+    },
 }
 
 
@@ -251,6 +265,32 @@ def test_nothing_is_said_where_nothing_is_wrong(name: str) -> None:
     entries = history(30, **WELL[name])
     assert symptoms(entries) == []
     assert symptoms(entries, Known()) == [], "nor where the settings are not known"
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        (lambda step: min(0.6, 0.3 + 0.02 * step), "learned early, and level since"),
+        (0.85, "good from the start"),
+    ],
+)
+def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn(reward: Any, why: str) -> None:
+    assert symptoms(history(130, reward=reward)) == [], why
+
+
+def test_a_long_run_that_stays_where_it_was_has_learned_nothing() -> None:
+    assert symptoms(history(130, reward=0.3)) == ["nothing learned"]
+
+
+def test_entropy_is_watched_where_the_first_step_has_none() -> None:
+    """All its groups were dead, and without a KL term nothing was then run through the policy."""
+    entropy = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
+    assert "entropy explosion" in symptoms(history(12, **entropy))
+
+
+def test_a_collapse_is_seen_where_no_spread_is_logged() -> None:
+    fallen = {"reward": from_step(15, 0.9, 0.0), "reward_std": None}
+    assert "reward collapse" in symptoms(history(30, **fallen))
 
 
 def test_a_loss_of_zero_means_nothing() -> None:
@@ -290,9 +330,10 @@ def chance_rewards(
     """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved,
     nearer to 0 or 1 the smaller ``ends``."""
     rng = random.Random(seed)
+    size = ends * (1 / ALIKE - 1)
     entries = []
     for step in range(1, steps + 1):
-        chances = [rng.betavariate(1.4 * ends, 2.6 * ends) for _ in range(prompts)]
+        chances = [rng.betavariate(0.35 * size, 0.65 * size) for _ in range(prompts)]
         groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
         scores = [score for group in groups for score in group]
         dead = sum(len(set(group)) == 1 for group in groups) / prompts
@@ -346,15 +387,32 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() ->
     assert "high variance" in symptoms(one, Known(2, 1))
 
 
-def test_what_a_step_is_worth_does_not_depend_on_how_many_steps_an_entry_is_the_mean_of() -> None:
+def test_nothing_is_said_of_a_steps_worth_where_an_entry_is_the_mean_of_several() -> None:
+    """transformers averages over ``logging_steps``, and the spread of single steps cannot be had from that."""
     steps = chance_rewards(1, 1, 2, steps=400)
-    pairs = zip(steps[::2], steps[1::2], strict=True)
     logged = [
-        {"step": b["step"], **{name: (a[name] + b[name]) / 2 for name in ("reward", "dead_groups")}}
-        | {"reward_std": math.hypot(a["reward_std"], b["reward_std"]) / math.sqrt(2)}
-        for a, b in pairs
+        {
+            "step": b["step"],
+            **{name: (a[name] + b[name]) / 2 for name in ("reward", "reward_std", "dead_groups")},
+        }
+        for a, b in zip(steps[::2], steps[1::2], strict=True)
     ]
-    assert "high variance" in symptoms(logged, Known(2, 1))
+    assert "high variance" in symptoms(steps, Known(2, 1))
+    assert "high variance" not in symptoms(logged, Known(2, 1))
+
+
+def test_a_batch_that_several_updates_use_is_counted_once() -> None:
+    config = SimpleNamespace(
+        per_device_train_batch_size=2,
+        world_size=1,
+        gradient_accumulation_steps=4,
+        generation_batch_size=32,
+        num_generations=4,
+        reward_weights=None,
+    )
+    known = Known.of(config)
+    assert (known.completions, known.groups, known.updates, known.batches) == (32, 8, 4, 1)
+    assert Log([{"step": 4}, {"step": 8}], known).completions == 64
 
 
 def test_a_second_pass_over_a_batch_is_no_further_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,21 @@ def test_the_checkpoint_to_go_on_from_is_the_last_whole_one(tmp_path: Path) -> N
 def test_a_real_allocation_that_fails_is_recognised() -> None:
     with pytest.raises(OutOfMemoryError), explain_out_of_memory("train"):
         torch.empty(2**52)
+
+
+def test_what_the_failed_step_held_is_free_while_its_error_is_kept() -> None:
+    """A notebook keeps the last error, and with it every frame that it went through."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def starve() -> None:
+        cache = torch.ones(10)
+        held.append(weakref.ref(cache))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(OutOfMemoryError) as kept, explain_out_of_memory("generate"):
+        starve()
+    assert kept.value.__cause__ is not None
+    assert held[0]() is None
 
 
 def test_other_errors_pass_unchanged_and_an_explained_one_is_not_explained_twice() -> None:
