@@ -45,7 +45,7 @@ notebooks: $(STAMP)
 	    -o addopts= -o testpaths=notebooks --timeout=0 --durations=5 notebooks
 
 # PY=python3 takes an interpreter that has the stack, and installs nothing; ARGS="--only speed" runs a part.
-gpu-check: $(if $(PY),,$(STAMP))  ## check this machine's GPU: correct, memory, speed; at most 9 minutes, offline
+gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 9 minutes at most, offline
 	@$(or $(PY),$(BIN)/python) -m benchmarks.gpu $(ARGS)
 
 lock: $(STAMP)  ## write the installed versions into requirements/constraints.txt
