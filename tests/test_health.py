@@ -270,8 +270,8 @@ def test_nothing_is_said_where_nothing_is_wrong(name: str) -> None:
 @pytest.mark.parametrize(
     ("reward", "why"),
     [
-        (lambda step: min(0.6, 0.3 + 0.02 * step), "learned early, and level since"),
-        (0.85, "good from the start"),
+        (lambda step: 0.3 if step <= WINDOW else 0.6, "learned early, and level since"),
+        (lambda step: 0.85 if step <= 125 else 0.6, "good from the start, and a little less so of late"),
     ],
 )
 def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn(reward: Any, why: str) -> None:
@@ -291,6 +291,26 @@ def test_entropy_is_watched_where_the_first_step_has_none() -> None:
 def test_a_collapse_is_seen_where_no_spread_is_logged() -> None:
     fallen = {"reward": from_step(15, 0.9, 0.0), "reward_std": None}
     assert "reward collapse" in symptoms(history(30, **fallen))
+
+
+def test_a_means_error_counts_how_a_batchs_prompts_differ_from_others() -> None:
+    """Four completions of one prompt weigh as 4 / 1.9; the spread among them is (4 - 1.9) / 3 of the variance."""
+    log = Log([{"step": step, "reward": 0.5, "reward_std": 0.3} for step in range(1, 11)], Known(4, 1))
+    assert log.error("reward", log) == pytest.approx(0.3 * math.sqrt(3 / 2.1) / math.sqrt(40 / 1.9))
+
+
+def test_how_good_a_policy_is_is_told_by_the_most_that_its_reward_pays() -> None:
+    """0 or 5 to 4 of 10: mean 2; TRL's deviation is the sample's."""
+    spread = 5 * math.sqrt(0.4 * 0.6 * 10 / 9)
+    log = Log([{"step": step, "reward": 2.0, "reward_std": spread} for step in range(1, 11)], Known(10, 1))
+    assert log.height() == pytest.approx(0.4)
+
+
+def test_a_log_of_means_over_several_steps_has_no_more_groups_than_its_batches() -> None:
+    shares = [0.2, 0.4, 0.6]
+    one = [{"step": step, "dead_groups": share} for step, share in enumerate(shares, 1)]
+    of_five = [{"step": 5 * step, "dead_groups": share} for step, share in enumerate(shares, 1)]
+    assert (Known.guessed(one).groups, Known.guessed(of_five).groups) == (5, 1)
 
 
 def test_a_loss_of_zero_means_nothing() -> None:
