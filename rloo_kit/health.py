@@ -193,16 +193,18 @@ class HealthCallback(TrainerCallback):
             return
         wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", None)) or "warn"
         for finding in self._watch.look(log):
-            if not state.is_world_process_zero:
-                pass
-            elif callable(wanted):
-                wanted(finding)
-            elif wanted == "stop" or finding.symptom not in self.said():
-                print(f"unhealthy: {finding}", flush=True)
+            if state.is_world_process_zero:
+                self._tell(finding, wanted)
             if wanted == "stop":
                 control.should_training_stop = True
                 # A checkpoint of weights that are not finite would hide the last good one from a resume.
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
+
+    def _tell(self, finding: Finding, wanted: Any) -> None:
+        if callable(wanted):
+            wanted(finding)
+        elif wanted == "stop" or finding.symptom not in self.said():
+            print(f"unhealthy: {finding}", flush=True)
 
 
 def checked(on_unhealthy: Any) -> Any:

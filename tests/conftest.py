@@ -16,6 +16,7 @@ import pytest
 # unsloth writes into os.environ when it is imported; a process of its own starts as a user's does.
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -73,6 +74,14 @@ def make_trainer(policy: Any, task: Any, tmp_path: Path) -> Callable[..., Any]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def qwen3_config() -> Callable[[Any], Any]:
+    """``qwen3_config(card)``: the transformers configuration of a catalogue entry."""
+    from benchmarks.gpu.shapes import config_of
+
+    return config_of
 
 
 @pytest.fixture(scope="session")

@@ -18,27 +18,12 @@ from rloo_kit.catalogue import (
 )
 
 
-def _config_of(card: Card) -> Any:
-    from transformers import Qwen3Config
-
-    return Qwen3Config(
-        vocab_size=card.vocabulary,
-        hidden_size=card.hidden_size,
-        intermediate_size=card.ffn_size,
-        num_hidden_layers=card.layers,
-        num_attention_heads=card.heads,
-        num_key_value_heads=card.kv_heads,
-        head_dim=card.head_dim,
-        tie_word_embeddings=card.tied,
-    )
-
-
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_parameter_count_is_that_of_the_model(card: Card) -> None:
+def test_the_parameter_count_is_that_of_the_model(card: Card, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(_config_of(card))
+        model = Qwen3ForCausalLM(qwen3_config(card))
     assert sum(p.numel() for p in model.parameters()) == card.parameters
 
 
@@ -85,11 +70,11 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[in
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_projections_are_those_of_the_model(card: Card) -> None:
+def test_the_projections_are_those_of_the_model(card: Card, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     with torch.device("meta"):
-        layer = Qwen3ForCausalLM(_config_of(card)).model.layers[0]
+        layer = Qwen3ForCausalLM(qwen3_config(card)).model.layers[0]
     found = {name.split(".")[-2]: tuple(p.shape) for name, p in layer.named_parameters() if "_proj" in name}
     assert found == card.projections
 
@@ -99,9 +84,9 @@ def test_16_bit_weights_take_two_bytes_each() -> None:
     assert card.weight_bytes(four_bit=False) == 2 * card.parameters
 
 
-def test_a_card_is_read_off_an_unknown_checkpoint() -> None:
+def test_a_card_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
     known = CATALOGUE["qwen3-0.6b"]
-    card = card_from_config("mine", _config_of(known), "{% if enable_thinking %}")
+    card = card_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
     assert card.parameters == known.parameters
     assert (card.name, card.thinks) == ("mine", "by choice")
 

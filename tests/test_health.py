@@ -18,7 +18,7 @@ import rloo_kit
 from rloo_kit import health
 from rloo_kit.errors import ConfigError
 from rloo_kit.runlog import ALIKE, WINDOW, Known, Log, rounds
-from rloo_kit.symptoms import SYMPTOMS, surely_above
+from rloo_kit.symptoms import SYMPTOMS, median_norm, surely_above
 
 RECORDED = Path(__file__).parent / "data" / "health"
 TIMED = Path(__file__).parent.parent / "benchmarks" / "results" / "time_to_accuracy.json"
@@ -65,6 +65,19 @@ def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
 def symptoms(entries: list[dict[str, Any]], known: Known | None = None) -> list[str]:
     log = Log(rounds(entries), known or Known(completions=32, groups=4))
     return [finding.symptom for finding in health.watched(log).episodes]
+
+
+def trl_config(**changed: Any) -> SimpleNamespace:
+    """What a log is read with, of a config: 32 completions of 4 prompts in one pass, unless changed."""
+    values = {
+        "per_device_train_batch_size": 32,
+        "world_size": 1,
+        "gradient_accumulation_steps": 1,
+        "generation_batch_size": 32,
+        "num_generations": 8,
+        "reward_weights": None,
+    }
+    return SimpleNamespace(**{**values, **changed})
 
 
 def from_step(first: int, before: float, after: float) -> Any:
@@ -394,13 +407,11 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() ->
         }
         for step, four in enumerate(zip(*[iter(one)] * 4, strict=True), 1)
     ]
-    config = SimpleNamespace(
+    config = trl_config(
         per_device_train_batch_size=2,
-        world_size=1,
         gradient_accumulation_steps=4,
         generation_batch_size=2,
         num_generations=2,
-        reward_weights=None,
     )
     assert Known.of(config).batches == 4
     assert "high variance" not in symptoms(gathered, Known.of(config))
@@ -422,14 +433,7 @@ def test_nothing_is_said_of_a_steps_worth_where_an_entry_is_the_mean_of_several(
 
 
 def test_a_batch_that_several_updates_use_is_counted_once() -> None:
-    config = SimpleNamespace(
-        per_device_train_batch_size=2,
-        world_size=1,
-        gradient_accumulation_steps=4,
-        generation_batch_size=32,
-        num_generations=4,
-        reward_weights=None,
-    )
+    config = trl_config(per_device_train_batch_size=2, gradient_accumulation_steps=4, num_generations=4)
     known = Known.of(config)
     assert (known.completions, known.groups, known.updates, known.batches) == (32, 8, 4, 1)
     assert Log([{"step": 4}, {"step": 8}], known).completions == 64
@@ -437,15 +441,7 @@ def test_a_batch_that_several_updates_use_is_counted_once() -> None:
 
 def test_a_second_pass_over_a_batch_is_no_further_batch() -> None:
     entries = [{**entry, "step": 2 * entry["step"]} for entry in chance_rewards(0, 1, 8)]
-    twice = SimpleNamespace(
-        per_device_train_batch_size=8,
-        world_size=1,
-        gradient_accumulation_steps=1,
-        generation_batch_size=8,
-        num_generations=8,
-        reward_weights=None,
-        num_iterations=2,
-    )
+    twice = trl_config(per_device_train_batch_size=8, generation_batch_size=8, num_iterations=2)
     log = Log(entries, Known.of(twice))
     assert (log.stride, log.completions) == (1, 800)
     assert replace(log, known=Known(8, 1)).completions == 1600
@@ -521,14 +517,7 @@ def test_a_symptom_that_flickers_is_one_episode() -> None:
 
 def play(entries: list[dict[str, Any]], callback: Any, main: bool = True) -> Any:
     """Give a log to a callback as a Trainer does, entry by entry, until it stops the run."""
-    args = SimpleNamespace(
-        per_device_train_batch_size=32,
-        world_size=1,
-        gradient_accumulation_steps=1,
-        generation_batch_size=32,
-        num_generations=8,
-        reward_weights=None,
-    )
+    args = trl_config()
     state = SimpleNamespace(log_history=[], is_world_process_zero=main)
     control = SimpleNamespace(should_save=False, should_training_stop=False)
     callback.on_train_begin(args, state, control)
@@ -582,14 +571,7 @@ def test_a_callable_gets_the_finding_in_place_of_the_print(capsys: pytest.Captur
 
 def test_a_resumed_run_does_not_say_again_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
     entries = history(20, completions__clipped_ratio=0.6)
-    args = SimpleNamespace(
-        per_device_train_batch_size=32,
-        world_size=1,
-        gradient_accumulation_steps=1,
-        generation_batch_size=32,
-        num_generations=8,
-        reward_weights=None,
-    )
+    args = trl_config()
     state = SimpleNamespace(log_history=entries[:10], is_world_process_zero=True)
     callback = health.HealthCallback()
     callback.on_train_begin(args, state, None)
@@ -715,6 +697,20 @@ def timed_runs() -> list[Log]:
         entries = [{"step": i, "reward": r, "dead_groups": dead} for i, (r, dead) in enumerate(columns, 1)]
         logs.append(Log(entries, Known(completions=32, groups=4)))
     return logs
+
+
+def test_thresholds_stand_as_far_from_healthy_runs_as_they_say() -> None:
+    runs = [recorded(file) for file in CALM]
+    cut = max(max(log.values("completions/clipped_ratio"), default=0.0) for log in runs)
+    kl = max(max(log.values("kl"), default=0.0) for log in runs)
+    assert (round(cut, 3), round(kl, 2)) == (0.125, 0.31)
+    for log in runs:
+        start = median_norm(log.first(WINDOW))
+        for end in range(2 * WINDOW, len(log) + 1):
+            now, so_far = log.first(end).last(WINDOW), log.first(end)
+            assert not median_norm(now) > 5 * start
+            kept = now.mean("entropy") / log.first(3).mean("entropy")
+            assert not (kept < 0.5 and so_far.height() < 2 / 3)
 
 
 def test_healthy_and_mended_runs_give_no_false_alarm() -> None:

@@ -76,25 +76,14 @@ def test_a_loaded_policy_counts_itself(policy: Any) -> None:
 
 
 @pytest.mark.parametrize("card", REAL, ids=lambda card: card.name)
-def test_real_sizes_take_what_bitsandbytes_would_store_of_each_matrix(card: Card) -> None:
+def test_real_sizes_take_what_bitsandbytes_would_store_of_each_matrix(card: Card, qwen3_config: Any) -> None:
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     from rloo_kit.models import PROJECTIONS
 
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=card.vocabulary,
-                hidden_size=card.hidden_size,
-                intermediate_size=card.ffn_size,
-                num_hidden_layers=card.layers,
-                num_attention_heads=card.heads,
-                num_key_value_heads=card.kv_heads,
-                head_dim=card.head_dim,
-                tie_word_embeddings=card.tied,
-            )
-        )
+        model = Qwen3ForCausalLM(qwen3_config(card))
         quantised = [p for name, p in model.named_parameters() if "_proj" in name]
         rest = sum(p.numel() for name, p in model.named_parameters() if "_proj" not in name)
         peft_model = get_peft_model(model, LoraConfig(r=16, target_modules=list(PROJECTIONS)))

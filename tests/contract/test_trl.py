@@ -45,6 +45,12 @@ OVERRIDDEN = {
 RELIED_ON = {
     "_tokenize_prompts": "3176f24bb39a",
 }
+# transformers' own, where TRL has none: how a run is resumed.
+RESUMING = {
+    "_load_callback_state": "b08121261b7f",
+    "_load_from_checkpoint": "3ceae24659dd",
+    "_load_optimizer_and_scheduler": "574f91b51261",
+}
 # How TRL shuffles a generation batch, and in which order it wants prompts.
 FUNCTIONS = {"shuffle_sequence_dict": "9360e298941a", "RepeatSampler": "72b4c5fad94e"}
 
@@ -58,8 +64,9 @@ def fingerprint(function: Any) -> str:
 
 def explain(name: str) -> str:
     return (
-        f"TRL's RLOOTrainer.{name} is not the one that rloo_kit/trainer.py was written against. Read its diff, check "
-        "the override's docstring against it, run tests/test_trainer.py, and put the new fingerprint here."
+        f"The trainer's {name}, of TRL or transformers, is not the one that rloo_kit/trainer.py was written against. "
+        "Read its diff, check the override's docstring against it, run tests/test_trainer.py, and put the new "
+        "fingerprint here."
     )
 
 
@@ -76,6 +83,11 @@ def test_a_method_that_the_overrides_count_on_is_unchanged(name: str) -> None:
     assert fingerprint(getattr(Stock, name)) == RELIED_ON[name], explain(name)
 
 
+@pytest.mark.parametrize("name", RESUMING)
+def test_resuming_is_what_its_overrides_were_written_against(name: str) -> None:
+    assert fingerprint(getattr(Trainer, name)) == RESUMING[name], explain(name)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_that_the_overrides_count_on_is_unchanged(name: str) -> None:
     assert fingerprint(getattr(trl.trainer.utils, name)) == FUNCTIONS[name], explain(name)
@@ -88,6 +100,7 @@ def test_the_list_above_names_every_override_of_trls_own_methods() -> None:
         if inspect.isfunction(vars(rloo_kit.trainer.RLOOTrainer)[name])
     }
     assert (ours & set(vars(Stock))) - {"__init__"} == set(OVERRIDDEN)
+    assert (ours & set(vars(Trainer))) - set(vars(Stock)) == {*RESUMING, "train"}
 
 
 def test_the_trainers_arguments_are_known() -> None:
