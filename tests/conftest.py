@@ -21,13 +21,29 @@ Script = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def policy() -> Any:
-    """The tiny policy, loaded once; its weights may be those of any test's run."""
-    return rloo_kit.load_policy("tiny", seed=0)
+def loaded_once() -> tuple[Any, dict[str, Any]]:
+    """The tiny policy, and its LoRA as it was loaded."""
+    policy = rloo_kit.load_policy("tiny", seed=0)
+    lora = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    return policy, {name: p.detach().clone() for name, p in lora.items()}
+
+
+@pytest.fixture
+def policy(loaded_once: tuple[Any, dict[str, Any]]) -> Any:
+    """The tiny policy with its weights as loaded: workers share out the tests, so no order is to be relied on."""
+    policy, lora = loaded_once
+    if "ref" in policy.model.peft_config:
+        policy.model.delete_adapter("ref")
+    policy.model.set_adapter("default")
+    for name, weight in lora.items():
+        parameter = policy.model.get_parameter(name)
+        parameter.data, parameter.grad = weight.clone(), None
+    return policy
 
 
 @pytest.fixture
 def fresh_policy() -> Any:
+    """A policy of its own, for a test that changes more of it than the LoRA's weights."""
     return rloo_kit.load_policy("tiny", seed=0)
 
 

@@ -213,7 +213,7 @@ def by_hand(
 
 
 @pytest.fixture(scope="module")
-def on_paper(policy: Any, task: Any, tmp_path_factory: Any) -> Any:
+def on_paper(task: Any, tmp_path_factory: Any) -> Any:
     """A trainer whose completions and log-probabilities are those written down."""
     config = rloo_kit.RLOOConfig(
         output_dir=str(tmp_path_factory.mktemp("paper")),
@@ -224,6 +224,7 @@ def on_paper(policy: Any, task: Any, tmp_path_factory: Any) -> Any:
         epsilon=EPSILON,
         beta=BETA,
     )
+    policy = rloo_kit.load_policy("tiny", seed=0)
     trainer = rloo_kit.RLOOTrainer(
         model=policy, reward_funcs=some_dead, args=config, train_dataset=task.train
     )
