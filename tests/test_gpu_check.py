@@ -12,12 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import device, learn, memory, report, shapes, smaller, speed, update, workload
+from benchmarks.gpu import (
+    device,
+    learn,
+    memory,
+    prefill,
+    report,
+    shapes,
+    smaller,
+    speed,
+    update,
+    variants,
+    workload,
+)
 from benchmarks.gpu.checks import Check, Figure, Found, Place, at_least, at_most, holds, ordered, seen
 from benchmarks.gpu.report import FAILED, MEASURED, MISSED, NOT_RUN, PASSED, Outcome
 from benchmarks.gpu.runner import Worker, environment, run_all
@@ -532,3 +545,35 @@ def test_a_timed_run_has_its_full_length_in_its_phases(place: Place) -> None:
     assert found.details["tokens"] == 8 * workload.REHEARSAL_TOKENS
     assert {"generate", "loss forward", "backward", "rest"} <= named.keys()
     assert named["completions"].value == pytest.approx(8 / named["a step"].value)
+
+
+def test_each_prompt_is_prefilled_once_and_its_completions_are_those_of_rows_prefilled_alone(
+    policy: Any,
+) -> None:
+    """Greedy, of prompts of several lengths, padded on the left; the forward passes' rows are counted."""
+    from transformers import GenerationConfig
+
+    k, prompts = 3, ["2 + 3", "What is 17 + 28?", "7"]
+    texts = policy.tokenizer(prompts, padding=True, return_tensors="pt")
+    asked = {name: texts[name].repeat_interleave(k, dim=0) for name in ("input_ids", "attention_mask")}
+    config = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id)
+    rows: list[tuple[int, int]] = []
+    hook = policy.model.get_input_embeddings().register_forward_hook(
+        lambda module, given, out: rows.append(tuple(given[0].shape))
+    )
+    try:
+        expected = policy.model.generate(**asked, generation_config=config)
+        long = rows[0]
+        rows.clear()
+        found = prefill.prefilled_once(policy.model.generate, k)(**asked, generation_config=config)
+    finally:
+        hook.remove()
+    assert len({tuple(row) for row in expected[:, -6:].tolist()}) > 1, "three prompts, several answers"
+    assert torch.equal(found, expected)
+    assert long == (len(prompts) * k, texts["input_ids"].size(1))
+    assert rows[:2] == [(len(prompts), long[1]), (len(prompts) * k, 1)]
+
+
+def test_the_candidate_that_prefills_once_samples_full_completions(place: Place) -> None:
+    found = speed.run(variants.CANDIDATES["long prompts, prefilled once"], 256, place)
+    assert found.details["tokens"] == 8 * workload.REHEARSAL_TOKENS

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import device, shapes
 from .checks import KIT, PLAIN, Check, Figure, Found, Place, add, at_least, check, seen
+from .prefill import prefilled_once
 from .report import NOT_RUN, Outcome, verdict
-from .variants import CANDIDATES, TRAINERS, Variant
+from .variants import CANDIDATES, PROMPT_TOKENS, TRAINERS, Variant
 from .workload import REHEARSAL_TOKENS, HalfDead, dataset, every_other, full_length, settings
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 SHAPE = "qwen3-4b"
 K = 8
 LENGTHS = (256, 1024)
-PROMPT_TOKENS = 128
 LORA_RANK = 16
 
 
@@ -134,10 +134,12 @@ def trainer_of(variant: Variant, model: Any, tokenizer: Any, tokens: int, folder
         processing_class=tokenizer,
         reward_funcs=HalfDead(K) if variant.half_dead else every_other,
         args=config_kind(**{**shared, **own, **variant.config}),
-        train_dataset=dataset(32 if place.is_rehearsal else PROMPT_TOKENS),
+        train_dataset=dataset(32 if place.is_rehearsal else variant.prompt_tokens),
         callbacks=[lengths],
         **({"peft_config": plain_lora()} if variant.trainer == "plain" else {}),
     )
+    if variant.prefill_once:
+        trainer.model.generate = prefilled_once(trainer.model.generate, K)
     lengths.begin(trainer)
     return trainer
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+PROMPT_TOKENS, LONG_PROMPT_TOKENS = 128, 1024
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -17,6 +19,8 @@ class Variant:
         variables: of its process.
         groups: prompts sampled at once.
         half_dead: pay every other group alike.
+        prompt_tokens: of each prompt, about.
+        prefill_once: sample as ``prefill.prefilled_once`` does.
         gain: what it is tried for, in words.
     """
 
@@ -26,6 +30,8 @@ class Variant:
     variables: dict[str, str] = field(default_factory=dict)
     groups: int = 1
     half_dead: bool = False
+    prompt_tokens: int = PROMPT_TOKENS
+    prefill_once: bool = False
     gain: str = ""
 
 
@@ -54,9 +60,16 @@ CANDIDATES = {
     "decode buffers whole": Variant(
         variables={"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}, gain="graphs are captured once, not at each growth"
     ),
+    "long prompts, prefilled once": Variant(
+        config={"fast_sampling": False},
+        prompt_tokens=LONG_PROMPT_TOKENS,
+        prefill_once=True,
+        gain="a prompt of 1024 tokens goes forward once, not eight times",
+    ),
+    "long prompts": Variant(prompt_tokens=LONG_PROMPT_TOKENS, gain="none: the pair of the above"),
     "continuous batching": Variant(
         config={"use_transformers_continuous_batching": True},
-        gain="shared prompt prefill",
+        gain="shared prompt prefill, in transformers' own engine",
     ),
     "layers not compiled": Variant(
         variables={"UNSLOTH_BLOCK_COMPILE": "0"}, gain="a first step without compiling; none in the long run"
