@@ -547,11 +547,12 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     import hashlib
 
     count = count_of((), kwargs) or 0
-    skip = {"completions"} if kwargs.get("completion_ids") is not None else {"completion_ids"}
+    text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
+    skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
     columns = [
         value.tolist() if hasattr(value, "tolist") else value
         for key, value in sorted(kwargs.items())
-        if key not in skip | {"trainer_state", "log_extra", "log_metric"} and hasattr(value, "__len__")
+        if key not in skip and hasattr(value, "__len__")
     ]
     columns = [column for column in columns if len(column) == count]
     rows = (repr([column[i] for column in columns]) for i in range(count))

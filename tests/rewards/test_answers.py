@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import rewards
 from rewards import answer_reward
-from rewards.answers import assertions, is_right, to_number
+from rewards.answers import is_right
+from rewards.assertions import assertions
+from rewards.quantities import to_number
 
 # (gold, text after the thought, why it is right)
 NUMBERS_RIGHT = [

@@ -1,0 +1,210 @@
+r"""What number a text means: digits, LaTeX, fractions, percentages, units, a true equation.
+
+For ``rewards.answers``, and for a comparison of your own.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.
+
+It does not search a solution for its number: it is given the words that state one, and gives None where they
+state none, several or an expression.  It reads neither algebra nor numbers written out, as in "forty".
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
+_MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
+_NOISE = re.compile(
+    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>"
+    r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
+)
+_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
+_UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|oz|ml|l|s|sec|min|h|hr|hrs|km/h|mph|m/s|°C|°F|°|c|usd|eur"
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_.\\])[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+)"
+    r"(?:[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+))?"
+    rf"(?:\s*/\s*\d+(?:\.\d+)?)?(?:\s?\\?%)?(?=(?:{_UNITS})?(?![A-Za-z0-9]))(?!\.\d)"
+)
+_UNIT_POWER = re.compile(
+    r"(\d\s*(?:[A-Za-zµ°]{2,}|m))(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])(?!\d))?(?![A-Za-z])"
+)
+_SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_OPERATOR = re.compile(
+    r"[+*/^=_|{}()\[\]±]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi|pm|mp)|\d"
+)
+
+
+def plain(text: str) -> str:
+    r"""LaTeX and Markdown that change no value taken off a number.
+
+    >>> plain(r"$\boldsymbol{x}$ = **1{,}000**"), plain(r"\dfrac{84}{2}")
+    ('\\boldsymbol{x} = 1000', '84/2')
+    """
+    for _ in range(3):  # text in text in a box is as deep as models go
+        text = _WRAPPERS.sub(r" \1 ", text)
+    text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
+    text = re.sub(r"(?<=\d)\s+(?:equals|is equal to)\s+(?=[-\d])", " = ", text)
+    text = _FRACTION.sub(lambda m: " " + _fraction(m[1] or m[2], m[3] or m[4]), text)
+    text = _MIXED.sub(lambda m: f"{m[1]}{int(m[2]) * int(m[4]) + int(m[3])}/{m[4]}", text)
+    return _NOISE.sub("", text).strip()
+
+
+def _fraction(above: str, below: str) -> str:
+    simple = all(re.fullmatch(r"-?\d+(?:\.\d+)?", part) for part in (above, below))
+    return f"{above}/{below}" if simple and not below.startswith("-") else f"({above})/({below})"
+
+
+class Number(NamedTuple):
+    """A number as written: its exact value, whether a percent sign follows, and which word does."""
+
+    value: Fraction
+    percent: bool = False
+    unit: str = ""
+
+    def same(self, gold: Number, tolerance: float = 0.0) -> bool:
+        """Whether it is the gold answer; 50% is both 50 and one half, as questions mean either."""
+        mine = {self.value, self.value / 100} if self.percent else {self.value}
+        golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
+        close = any(abs(a - b) <= _slack(b, tolerance) for a in mine for b in golds)
+        return close and _same_unit(self.unit, gold.unit)
+
+
+def _slack(gold: Fraction, tolerance: float) -> Fraction:
+    """The allowed error; 1/3 cannot be written as a decimal, so six digits of it will do."""
+    below = gold.denominator
+    for prime in (2, 5):
+        while below % prime == 0:
+            below //= prime
+    return max(Fraction(tolerance), Fraction(0 if below == 1 else 1, 10**6)) * abs(gold)
+
+
+def _same_unit(mine: str, gold: str) -> bool:
+    """A missing unit contradicts none, and "km" or "metres" stand for "kilometers" and "meters"."""
+    if not mine or not gold:
+        return True
+    short, long = sorted((mine, gold), key=len)
+    letters = iter(long)
+    abbreviates = len(short) <= 3 and short[0] == long[0] and all(letter in letters for letter in short)
+    return abbreviates or short[:3] == long[:3]
+
+
+def to_number(text: str) -> Number | None:
+    r"""The one number that a span of text states, or None if it states none, several, or an expression.
+
+    Units, currencies, scale words, an unknown's name before "=" and a true equation are understood.
+
+    >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42")]
+    ['1000', '42', '21', '42']
+    >>> [to_number(s) for s in ("41 or 42", "4^2", "41 = 42", "forty", "142 + 1")]
+    [None, None, None, None, None]
+    """
+    text = plain(text).rstrip(" .,;:!。，；！\n")
+    if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() refuses to read it
+        return None
+    if "=" in text:
+        return _equation(text.split("="))
+    text = _UNIT_POWER.sub(r"\1", text)
+    found = list(_NUMBER.finditer(text))
+    if len(found) != 1:
+        return None
+    match = found[0]
+    before, after = text[: match.start()], text[match.end() :]
+    if _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)):
+        return None
+    number = _parse(match[0])
+    word = re.match(r"\s*([^\W\d]+)", after)
+    if number is None or word is None:
+        return number
+    unit = word[1].lower().removesuffix("s")
+    if unit in _SCALES:
+        return Number(number.value * _SCALES[unit], number.percent)
+    if len(unit) == 1 and unit not in "mgshlcjkvw":  # an unknown times the number
+        return None
+    return Number(number.value, number.percent, unit)
+
+
+def _bare_brackets(text: str) -> str:
+    """A pair of brackets around the number alone, as in "(42)", is no operator."""
+    return text.strip().strip("()[]{}")
+
+
+def _parse(text: str) -> Number | None:
+    text = re.sub(r"\s+|\\(?=%)", "", text)
+    percent = text.endswith("%")
+    match = re.fullmatch(
+        r"([-+]?(?:\d+(?:\.\d+)?|\.\d+))(?:[eE]([-+]?\d+)|(?:\\times|\\cdot|\*)10\^\{?([-+]?\d+)\}?)?(?:/(\d+(?:\.\d+)?))?",
+        text.rstrip("%"),
+    )
+    if match is None:
+        return None
+    power = int(match[2] or match[3] or 0)
+    below = Fraction(match[4] or 1)
+    if abs(power) > 400 or below == 0:
+        return None
+    return Number(Fraction(match[1]) * Fraction(10) ** power / below, percent)
+
+
+def _equation(sides: Sequence[str]) -> Number | None:
+    """The last side's number, if every other side is a name or has the same value."""
+    last = to_number(sides[-1])
+    if last is None:
+        return None
+    for side in sides[:-1]:
+        tail = side.strip().split(":")[-1].split(",")[-1]
+        if not re.search(r"\d", tail) or re.fullmatch(r"\s*[A-Za-z]\w*\s*\(.*\)\s*", tail):  # x, or f(4)
+            continue
+        value = _evaluate(tail)
+        if value is None or value != last.value:
+            return None
+    return last
+
+
+def _evaluate(expression: str) -> Fraction | None:
+    """The value of sums, differences, products and quotients of numbers; None for anything else."""
+    source = re.sub(r"\^\s*(?:\{\s*(-?\d+)\s*\}|(-?\d+))", r"**(\1\2)", expression)
+    source = re.sub(r"\\(?:times|cdot)", "*", source)
+    source = re.sub(r"^[^\d(.+-]*|[^\d).]*$", "", source)
+    if len(source) > 200:
+        return None
+    try:
+        return _value(ast.parse(source.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        for kind, result in _OPERATIONS:
+            if isinstance(node.op, kind):
+                return result(left, right)
+    raise ValueError("not arithmetic")
+
+
+_OPERATIONS: tuple[tuple[type[ast.operator], Callable[[Fraction, Fraction], Fraction]], ...] = (
+    (ast.Add, lambda a, b: a + b),
+    (ast.Sub, lambda a, b: a - b),
+    (ast.Mult, lambda a, b: a * b),
+    (ast.Div, lambda a, b: a / b),
+    (ast.Pow, lambda a, b: _power(a, b)),
+)
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or abs(exponent) > 99 or abs(base) > 10**6:
+        raise ValueError("too large to be worked out for a reward")
+    return base ** int(exponent)
