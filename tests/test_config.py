@@ -102,7 +102,7 @@ def test_every_old_name_leads_to_a_name_that_exists() -> None:
     assert not set(config.OLD_NAMES) & fields
 
 
-def test_old_names_of_the_trainer_are_taken_too(make_trainer: Any, policy: Any, task: Any) -> None:
+def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
     with pytest.warns(FutureWarning, match="policy is now model") as caught:
         trainer = rloo_kit.RLOOTrainer(
             policy=policy.model,

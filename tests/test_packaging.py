@@ -99,7 +99,7 @@ def test_an_installation_without_a_gpu_leaves_out_what_needs_one() -> None:
         assert f"{package}; sys_platform == 'never'" in cpu
 
 
-def test_a_step_that_fails_says_which_and_what_to_do(tmp_path: Path) -> None:
+def test_a_step_that_fails_says_which_and_what_to_do() -> None:
     code = "import sys; sys.path.insert(0, 'scripts'); import install; install.step('do it', ['false'], 'try this')"
     done = subprocess.run(["python3", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1

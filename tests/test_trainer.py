@@ -19,6 +19,7 @@ from rloo_kit import progress
 from rloo_kit.checkpoints import last_whole_checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.trainer import dead_groups, total_rewards
+from tests.conftest import CLEAN_ENVIRONMENT
 
 METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
 
@@ -160,8 +161,14 @@ def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_traine
 
 
 def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_trainer: Any, task: Any) -> None:
+    groups: list[int] = []
+
+    def counted(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+        groups.append(max(prompts.count(prompt) for prompt in prompts))
+        return random_rewards(completions)
+
     trainer = make_trainer(
-        reward_funcs=random_rewards,
+        reward_funcs=counted,
         eval_dataset=task.held_out.select(range(4)),
         num_generations_eval=2,
         per_device_eval_batch_size=4,
@@ -169,7 +176,9 @@ def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_traine
         num_generations=4,
     )
     trainer.train()
+    groups.clear()
     evaluated = trainer.evaluate()
+    assert groups == [2, 2], "4 prompts twice, 4 completions at a time"
     assert {"eval_reward", "eval_dead_groups", "eval_kl"} <= set(evaluated)
     assert trainer.evaluate()["eval_samples_per_second"] > 0, "and again"
 
@@ -365,7 +374,11 @@ def test_a_run_killed_while_it_saves_resumes_with_the_rewards_of_one_that_was_no
 ) -> None:
     whole = script(RESUMABLE, str(tmp_path / "whole")).stdout.splitlines()
     killed = tmp_path / "killed"
-    process = subprocess.Popen([sys.executable, "-c", RESUMABLE, str(killed)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RESUMABLE, str(killed)],
+        stdout=subprocess.DEVNULL,
+        env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1"},
+    )
     deadline = time.monotonic() + 240
     while not (killed / "checkpoint-4").exists() and time.monotonic() < deadline:
         time.sleep(0.0005)
@@ -428,11 +441,11 @@ def test_a_whole_checkpoint_under_another_name_is_taken(make_trainer: Any, tmp_p
 def test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped(make_trainer: Any) -> None:
     """To the bit: precision, optimizer, schedule and draws are those of the checkpoint."""
 
-    def odd(completions: Any, **kwargs: Any) -> list[float]:
-        return [float(len(completion[0]["content"]) % 2) for completion in completions]
+    def every_other(completions: Any, **kwargs: Any) -> list[float]:
+        return [float(index % 2) for index in range(len(completions))]
 
     settings = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
-    settings |= {"max_completion_length": 16, "reward_funcs": odd}
+    settings |= {"max_completion_length": 16, "reward_funcs": every_other}
     whole = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))
     whole.train()
     resumed = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -197,9 +198,15 @@ def test_where_every_completion_is_cut_and_masked_it_is_said_and_no_weight_moves
 
 
 def test_where_most_are_cut_the_user_is_told_with_a_length(
-    make_trainer: Any, capsys: pytest.CaptureFixture[str]
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tiny policy's completions take some 7 to 30 tokens."""
+    """Of each 12 completions 5 end, after 5 to 9 tokens."""
+
+    def written(trainer: Any, prompt_ids: Any, *args: Any) -> list[list[int]]:
+        ends = [[17] * (length - 1) + trainer.eos_token_ids[:1] for length in range(5, 10)]
+        return ends + [[17] * 9] * (len(prompt_ids) - len(ends))
+
+    monkeypatch.setattr(trl.RLOOTrainer, "_generate_single_turn", written)
     trainer = make_trainer(
         reward_funcs=paid_by_tokens,
         max_completion_length=9,
@@ -216,4 +223,5 @@ def test_where_nothing_is_cut_nothing_is_said(make_trainer: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         trainer._look_for_truncation([[17, trainer.eos_token_ids[0]]] * 8)
-        trainer._look_for_truncation([[17, 18]] * 3 + [[17, trainer.eos_token_ids[0]]] * 5)
+        for _ in range(2 * BATCHES):
+            trainer._look_for_truncation([[17, 18]] * 3 + [[17, trainer.eos_token_ids[0]]] * 5)

@@ -33,14 +33,9 @@ def run(code: str, *, isolated: bool = False, cwd: Path | None = None, timeout: 
     return result.stdout
 
 
-def test_importing_rewards_is_quick_and_imports_nothing_heavy():
-    code = (
-        "import sys, time; start = time.perf_counter(); import rewards; took = time.perf_counter() - start\n"
-        f"print(took, [m for m in {HEAVY} if m in sys.modules])"
-    )
-    outputs = [run(code).split(" ", 1) for _ in range(3)]
-    assert min(float(took) for took, _ in outputs) < 0.1
-    assert {loaded.strip() for _, loaded in outputs} == {"[]"}
+def test_importing_rewards_imports_nothing_heavy():
+    code = f"import sys, rewards; print([m for m in {HEAVY} if m in sys.modules])"
+    assert run(code).strip() == "[]"
 
 
 def test_using_the_pure_rewards_imports_nothing_heavy():
@@ -84,11 +79,8 @@ def test_every_public_name_exists_and_an_unknown_one_is_told():
         rewards.accuracy  # noqa: B018
 
 
-def test_audit_is_callable_however_it_was_imported():
-    code = (
-        "import rewards.audit, rewards; print(len(rewards.audit(rewards.answer_reward('choice')).exploits))"
-    )
-    assert run(code).strip() == "0"
+def test_no_module_has_a_public_name_which_importing_it_would_hide():
+    assert not {module.stem for module in PACKAGE.glob("*.py")} & set(rewards.__all__)
 
 
 EVERY = [
