@@ -24,7 +24,7 @@ _HOMES = {
     "compose": ("cached", "check_signature", "clipped", "gated", "guarded", "only_for", "scaled", "weighted"),
     "errors": ("RewardCallError", "RewardSignatureError", "RewardValueError"),
     "corpus": ("CASES", "Band", "Case"),
-    "audit": ("Audit", "AuditFailed", "audit"),
+    "auditing": ("Audit", "AuditFailed", "audit"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -13,12 +13,11 @@ import html
 import math
 import random
 import re
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from rewards.compose import Reward, Scores, call_reward, reward_name
@@ -632,13 +631,3 @@ def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:
         for row in rows
     )
     return fmean(pstdev(group) if group else 0.0 for group in groups)
-
-
-class _CallableModule(ModuleType):
-    """Keeps ``rewards.audit(...)`` callable where ``import rewards.audit`` has put this module there."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Audit:
-        return audit(*args, **kwargs)
-
-
-sys.modules[__name__].__class__ = _CallableModule
