@@ -14,8 +14,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from rloo_kit import plots
 from rloo_kit.errors import ConfigError
+from rloo_kit.history import read_history
 from rloo_kit.runlog import WINDOW, Known, Log, rounds, term
 from rloo_kit.symptoms import Finding, judged
 
@@ -126,14 +126,7 @@ def read(source: Any) -> Log:
     Raises:
         ConfigError: there is no training step in it.
     """
-    try:
-        history, _ = plots.read_history(source)
-    except ConfigError as error:
-        raise ConfigError(
-            error.what.replace("to draw", "to diagnose"),
-            where=error.where.replace("plot", "diagnose"),
-            todo=error.todo,
-        ) from None
+    history, _ = read_history(source, "diagnose")
     entries, args = rounds(history), getattr(source, "args", None)
     return Log(entries, Known.of(args) if args else Known.guessed(entries))
 
@@ -177,7 +170,7 @@ class HealthCallback(TrainerCallback):
         said: Callable[[], Iterable[str]] = tuple,
     ) -> None:
         self.on_unhealthy, self.said = checked(on_unhealthy), said
-        self._watch, self._seen = Watch(), 0
+        self._watch = Watch()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""

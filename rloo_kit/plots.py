@@ -8,7 +8,6 @@ panel whose metric is missing is left out.  It changes nothing, and does not jud
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError
+from rloo_kit.history import read_history, training_steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
     Raises:
         ConfigError: it has nothing that could be drawn.
     """
-    log = _training_steps(history)
+    log = training_steps(history)
     found = [
         _reward_panel(log, history),
         *_terms_panels(log),
@@ -260,9 +260,9 @@ def plot(source: Any, path: str | os.PathLike[str] | None = None) -> Figure:
         The matplotlib figure, which a notebook shows when it is a cell's last value.
 
     Raises:
-        ConfigError: there is no training step to draw, or no log where ``source`` points.
+        ConfigError: there is no training step to plot, or no log where ``source`` points.
     """
-    history, folder = read_history(source)
+    history, folder = read_history(source, "plot")
     figure = draw(history)
     target = Path(path) if path else folder / PICTURE if folder else None
     if target:
@@ -283,7 +283,7 @@ def draw(history: Sequence[dict[str, Any]]) -> Figure:
     heights = [TALL_INCHES if row[0].wide else ROW_INCHES for row in rows]
     figure = _shown_figure(history, figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-    window = window_of(len(_training_steps(history)))
+    window = window_of(len(training_steps(history)))
     for index, row in enumerate(rows):
         for column, panel in enumerate(row):
             place = grid[index, :] if len(row) == 1 else grid[index, column]
@@ -387,77 +387,6 @@ def _shortened(name: str, width: int = 26) -> str:
     return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
 
 
-# --- reading a log ----------------------------------------------------------------------------------------
-
-
-def read_log(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
-    """The log entries of training steps, and the run's folder where it is known.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    history, folder = read_history(source)
-    return _training_steps(history), folder
-
-
-def read_history(source: Any) -> tuple[list[dict[str, Any]], Path | None]:
-    """Every entry of a run's log, evaluations too, and its folder where it is known.
-
-    Raises:
-        ConfigError: this is no run, or it has no training step.
-    """
-    folder: Path | None = None
-    if hasattr(source, "state"):
-        history, output_dir = source.state.log_history, source.args.output_dir
-        folder = Path(output_dir) if output_dir else None
-    elif isinstance(source, str | os.PathLike):
-        folder = Path(source) if Path(source).is_dir() else Path(source).parent
-        history = _read_state(_state_file(Path(source)))
-    elif isinstance(source, list | tuple):
-        history = source
-    else:
-        raise ConfigError(
-            "this is no run",
-            where=f"plot, got {type(source).__name__}",
-            todo="pass a trainer, its state.log_history, a trainer_state.json or the run's folder",
-        )
-    if not _training_steps(history):
-        raise ConfigError(
-            "there is no training step to draw",
-            where="plot" if folder is None else f"plot, {folder}",
-            todo="call trainer.train() first, or name its folder",
-        )
-    return list(history), folder
-
-
-def _training_steps(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [entry for entry in history if entry.get("reward") is not None]
-
-
-def _state_file(path: Path) -> Path:
-    """A run's ``trainer_state.json``; stock trainers leave it in their checkpoints alone."""
-    if not path.is_dir() or (path / "trainer_state.json").is_file():
-        return path / "trainer_state.json" if path.is_dir() else path
-    found = {
-        int(file.parent.name.rpartition("-")[2]): file
-        for file in path.glob("checkpoint-*/trainer_state.json")
-        if file.parent.name.rpartition("-")[2].isdecimal()
-    }
-    return found[max(found)] if found else path / "trainer_state.json"
-
-
-def _read_state(file: Path) -> list[dict[str, Any]]:
-    try:
-        history: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["log_history"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            "there is no log of a run to read",
-            where=f"plot, {file} ({type(error).__name__})",
-            todo="name a trainer_state.json, a checkpoint, or an output_dir that has one of them",
-        ) from error
-    return history
-
-
 # --- text -------------------------------------------------------------------------------------------------
 
 
@@ -484,7 +413,7 @@ def as_text(source: Any, width: int | None = None) -> str:
         source: as for :func:`plot`.
         width: characters per line; None takes the terminal's.
     """
-    history, _ = read_history(source)
+    history, _ = read_history(source, "plot")
     rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
     label_width = max(len(_shortened(curve.label)) for _, curve in rows) + 1
     unit_width = max(len(panel.unit) for panel, _ in rows)

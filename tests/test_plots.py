@@ -18,6 +18,7 @@ import pytest
 import rloo_kit
 from rloo_kit import live, plots
 from rloo_kit.errors import ConfigError
+from rloo_kit.history import read_history
 from tests.conftest import CLEAN_ENVIRONMENT
 
 
@@ -262,9 +263,8 @@ def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -
     trainer = SimpleNamespace(
         state=SimpleNamespace(log_history=LOG), args=SimpleNamespace(output_dir=tmp_path)
     )
-    from_trainer = plots.read_log(trainer)
-    assert from_trainer == plots.read_log(tmp_path) == plots.read_log(tmp_path / "trainer_state.json")
-    assert len(from_trainer[0]) == 10
+    for source in (trainer, tmp_path, tmp_path / "trainer_state.json"):
+        assert read_history(source, "plot") == (LOG, tmp_path)
 
 
 def test_the_picture_is_saved_with_the_run(tmp_path: Path) -> None:
@@ -279,10 +279,12 @@ def test_of_a_stock_run_the_newest_checkpoint_is_read(tmp_path: Path) -> None:
     for number in (5, 10):  # "10" sorts before "5" as text
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": LOG[:number]}))
-    log, folder = plots.read_log(str(tmp_path))
-    assert (len(log), folder) == (10, tmp_path)
-    assert len(plots.read_log(tmp_path / "checkpoint-5")[0]) == 5
+        state = {"global_step": number, "log_history": LOG[:number]}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    assert read_history(str(tmp_path), "plot") == (LOG[:10], tmp_path)
+    assert read_history(tmp_path / "checkpoint-5", "plot") == (LOG[:5], tmp_path / "checkpoint-5")
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
+    assert read_history(tmp_path, "plot") == (LOG[:5], tmp_path)
 
 
 @pytest.mark.parametrize(
