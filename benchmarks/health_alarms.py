@@ -1,6 +1,6 @@
 """What the diagnosis makes of runs: the recorded ones, and simulated ones with nothing wrong.
 
-    OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs 100 --seed 1000
+    OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs 100 --seed 5000
 
 A simulated run draws rewards and nothing else: each prompt has a chance of being solved, from a beta distribution
 whose mean rises with the steps; its K completions get 0.2 for form and 0.8 more for being right.  It says how

@@ -95,9 +95,6 @@ REWARDS: dict[str, Callable[..., Any]] = {
     )
 }
 
-CALM = 1e-3
-"""The learning rate at which the tiny policy learns well."""
-
 FORMAT_AND_ANSWER = ["closed_thought", "right_answer"]
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {

@@ -149,8 +149,9 @@ class RLOOConfig(trl.RLOOConfig):
     Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
     ``beta`` 0.05, batch 4 x accumulation 2, a checkpoint every 25 steps of which two are kept, a log line
     every step.  What unsloth would change on a GPU stands at TRL's own value.  Precision follows the device:
-    bfloat16 where a GPU has it, else float16; float32 on a CPU.  ``seed`` (42, TRL's) governs the run:
-    the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s, the rest ``prepare``'s.
+    bfloat16 where a GPU has it, else float16; a CPU computes in what its policy was loaded in.  ``seed`` (42, TRL's)
+    governs the run: the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s, the rest
+    ``prepare``'s.
 
     Added, the method:
         advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a function of the rewards (groups, K)

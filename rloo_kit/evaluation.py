@@ -7,7 +7,6 @@ calls reward functions as TRL does.  It does not train, and it does not decide w
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import random
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
+from rewards.compose import call_reward
 from rloo_kit import guards, tasks
 from rloo_kit.errors import DatasetError
 
@@ -113,7 +113,7 @@ def evaluate(
     """
     funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     if funcs:
-        guards.check_rewards(funcs, reward_weights)
+        guards.check_rewards(funcs, reward_weights, where="evaluate")
     if isinstance(dataset, tasks.Task):
         answer_of, dataset = answer_of or dataset.answer_of, dataset.held_out
     rows = _rows(dataset, n)
@@ -175,19 +175,7 @@ def score(
     }
     guarded = [rewards.guarded(func) for func in reward_funcs]
     names = guards.distinct([func.__name__ for func in guarded])
-    return {name: _call(func, keywords) for name, func in zip(names, guarded, strict=True)}
-
-
-def _call(func: Callable[..., Any], keywords: dict[str, Any]) -> list[float | None]:
-    result = func(**keywords)
-    if inspect.iscoroutine(result):
-        import asyncio
-        from concurrent.futures import ThreadPoolExecutor
-
-        # A notebook's own event loop is running in this thread.
-        with ThreadPoolExecutor(1) as pool:
-            result = pool.submit(asyncio.run, result).result()
-    return list(result)
+    return {name: call_reward(func, **keywords) for name, func in zip(names, guarded, strict=True)}
 
 
 def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> list[float | None]:

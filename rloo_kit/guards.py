@@ -262,8 +262,12 @@ def check_lengths(
         )
 
 
-def check_rewards(reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None) -> None:
+def check_rewards(reward_funcs: Sequence[Any], reward_weights: Sequence[float] | None, where: str) -> None:
     """Check that there are rewards, and as many weights, all finite and not all zero.
+
+    Args:
+        reward_funcs, reward_weights: as the user gave them.
+        where: the call that takes the weights, for the message: "RLOOConfig".
 
     Raises:
         RewardError: none, or weights that do not match them.
@@ -279,13 +283,13 @@ def check_rewards(reward_funcs: Sequence[Any], reward_weights: Sequence[float] |
     if len(reward_weights) != len(reward_funcs):
         raise RewardError(
             f"there are {len(reward_weights)} reward_weights for {len(reward_funcs)} reward functions",
-            where=f"RLOOConfig(reward_weights={list(reward_weights)})",
+            where=f"{where}(reward_weights={list(reward_weights)})",
             todo="give one weight per function, in the same order",
         )
     if not all(map(math.isfinite, reward_weights)) or not any(reward_weights):
         raise RewardError(
             "reward_weights must be finite and not all 0",
-            where=f"RLOOConfig(reward_weights={list(reward_weights)})",
+            where=f"{where}(reward_weights={list(reward_weights)})",
             todo="1.0 each weighs all functions alike",
         )
 

@@ -180,9 +180,14 @@ class Plan:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
+        return f"{self.fits}: {self.takes}"
+
+    @property
+    def takes(self) -> str:
+        """The peak, of what there is, and where it lies."""
         scale, unit = _unit(self.peak_bytes)
         peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
-        return f"{self.fits}: {peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
+        return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
 
     @property
     def title(self) -> str:
@@ -197,7 +202,7 @@ class Plan:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table: a header, a row per part, and the totals; figures in :func:`unit`."""
+        """The table: a header, a row per part, and the totals; figures in :func:`_unit`."""
         scale, unit = _unit(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:

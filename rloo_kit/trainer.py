@@ -798,8 +798,8 @@ def _unwrap_policy(given: dict[str, Any]) -> dict[str, Any]:
 def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
     funcs = given.get("reward_funcs")
     funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
-    guards.check_rewards(funcs, given["args"].reward_weights)
-    limit = getattr(given["args"], "reward_limit", 1e6)
+    guards.check_rewards(funcs, given["args"].reward_weights, where="RLOOConfig")
+    limit = _config.own(given["args"], "reward_limit")
     dataset = given.get("train_dataset")
     columns = guards.reward_columns(dataset) if hasattr(dataset, "column_names") else None
     kept = (str, torch.nn.Module)  # reward models: TRL calls them itself

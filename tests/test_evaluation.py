@@ -102,7 +102,7 @@ def test_rewards_are_weighed_as_in_training() -> None:
     result = evaluate(Scripted(*"1234"), QUESTIONS, [one, ten], reward_weights=[1.0, 0.0])
     assert result.rewards == (1.0, 1.0, 1.0, 1.0)
     assert result.reward_means == {"one": 1.0, "ten": 10.0}
-    with pytest.raises(RewardError, match="1 reward_weights for 2"):
+    with pytest.raises(RewardError, match=r"1 reward_weights for 2[\s\S]*evaluate\(reward_weights=\[1.0\]\)"):
         evaluate(Scripted(*"1234"), QUESTIONS, [one, ten], reward_weights=[1.0])
 
 
