@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from rloo_kit.environment import Environment, prepare
     from rloo_kit.evaluation import Evaluation, evaluate
     from rloo_kit.health import Diagnosis, Finding, HealthCallback, diagnose
-    from rloo_kit.kernel import release, shutdown_kernel
+    from rloo_kit.kernel import shutdown_kernel
     from rloo_kit.memory import Plan, fit, plan
     from rloo_kit.models import CATALOGUE, Card, Completion, Policy, load_policy
     from rloo_kit.plots import plot
+    from rloo_kit.releasing import release
     from rloo_kit.trainer import RLOOTrainer
 
 __version__ = "0.1.0"
@@ -48,7 +49,7 @@ _ROOM_OF = {
     "Diagnosis": "health",
     "Finding": "health",
     "HealthCallback": "health",
-    "release": "kernel",
+    "release": "releasing",
     "shutdown_kernel": "kernel",
 }
 

@@ -32,7 +32,7 @@ import torch
 import websocket
 from jupyter_client.manager import start_new_kernel
 
-from rloo_kit.kernel import Released, release
+from rloo_kit.releasing import Released, release
 
 MIB = 2**20
 GONE_WITHIN_SECONDS = 20.0  # a hung thread takes 5.4 s by design, a busy machine more
@@ -680,8 +680,8 @@ def test_called_twice_it_is_harmless() -> None:
 
 
 def test_torch_and_ipython_are_not_loaded_for_it() -> None:
-    code = "import sys; from rloo_kit.kernel import *; from rloo_kit import kernel as k\n"
-    code += "k.shutdown_kernel(); model = [1]; print(k.release(model), 'torch' in sys.modules, "
+    code = "import sys, rloo_kit\n"
+    code += "rloo_kit.shutdown_kernel(); model = [1]; print(rloo_kit.release(model), 'torch' in sys.modules, "
     code += "'IPython' in sys.modules, 'model' in globals())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "Released 0 MiB; 0 MiB still held. False False False\n"
@@ -689,7 +689,7 @@ def test_torch_and_ipython_are_not_loaded_for_it() -> None:
 
 FREED_AND_KEPT = """
 from pathlib import Path
-from rloo_kit import environment, kernel
+from rloo_kit import environment, releasing
 
 def resident():
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
@@ -698,7 +698,7 @@ environment._keep_freed_memory()
 blocks = [bytearray(20 * 2**20) for _ in range(10)]
 del blocks
 kept = resident()
-kernel.release()
+releasing.release()
 print(kept >> 20, resident() >> 20)
 """
 

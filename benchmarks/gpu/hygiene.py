@@ -43,12 +43,12 @@ from benchmarks.gpu.workload import dataset, every_other, settings
 on_gpu = torch.cuda.is_available()
 def held():
     import gc
-    from rloo_kit.kernel import _bytes_in_use
+    from rloo_kit.releasing import bytes_in_use
     if on_gpu:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         return torch.cuda.memory_allocated()
-    return _bytes_in_use()
+    return bytes_in_use()
 if on_gpu:
     (torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda")).sum().item()
 empty = held()
