@@ -16,6 +16,7 @@ import importlib.machinery
 import io
 import logging
 import os
+import platform
 import re
 import sys
 import threading
@@ -472,10 +473,11 @@ def _describe(
 
     if torch.cuda.is_available():
         device, name = "cuda", torch.cuda.get_device_name()
-        free, total = torch.cuda.mem_get_info()
+        if _spills():
+            notes.append(SPILLS)
     else:
         device, name = "cpu", f"{torch.get_num_threads()} threads"
-        free, total = _machine_memory()
+    free, total = device_memory()
     return Environment(
         device=device,
         device_name=name,
@@ -488,6 +490,18 @@ def _describe(
         variables=tuple(_variables(from_file, notes)),
         warnings=tuple(notes),
     )
+
+
+SPILLS = (
+    "Windows' driver may put what does not fit on the card into the computer's memory: steps then take many times "
+    "longer, where other systems raise an error. Keep to rloo_kit.plan(), and set 'CUDA - Sysmem Fallback Policy' to "
+    "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL does not heed it)."
+)
+
+
+def _spills() -> bool:
+    """Whether the card's driver is Windows', under WSL too."""
+    return os.name == "nt" or "microsoft" in platform.uname().release.lower()
 
 
 def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
@@ -522,8 +536,13 @@ def _short(value: str) -> str:
     return value.replace(str(Path.home()), "~", 1)
 
 
-def _machine_memory() -> tuple[int, int]:
+def device_memory() -> tuple[int, int]:
+    """Bytes that are free, and all of them: the card's, or without one the computer's."""
     import psutil
+    import torch
 
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
     memory = psutil.virtual_memory()
     return memory.available, memory.total

@@ -297,9 +297,10 @@ class Step:
         return rows * tokens * per_token * self.settings.dtype_bytes + self.mask(rows, tokens)
 
     def mask(self, rows: int, tokens: int) -> int:
-        """The causal mask of a padded batch, rows x T x T: additive in 16 bit on a GPU (unsloth's
-        models/llama.py), one byte on a CPU (transformers' masking_utils)."""
-        return rows * tokens * tokens * (2 if self.settings.on_gpu else 1)
+        """The causal mask of a batch padded on the left, rows x T x T: on a GPU additive in 16 bit (unsloth's
+        models/llama.py) beside two bool copies (its utils/attention_dispatch.py), one byte on a CPU (transformers'
+        masking_utils)."""
+        return rows * tokens * tokens * (4 if self.settings.on_gpu else 1)
 
     @property
     def layer_with_gradient(self) -> int:

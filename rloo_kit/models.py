@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit import devices, environment, sampling, tiny
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -124,10 +125,12 @@ class Policy:
             chat_template_kwargs: for the chat template.
 
         Raises:
-            ConfigError: a string given for the list of prompts, no prompts, or a number out of range.
+            ConfigError: a string given for the list of prompts, no prompts, a number out of range, or a prompt longer
+                than the policy was loaded for.
         """
         _check_generation(prompts, n, max_new_tokens, temperature, greedy, batch_size)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
+        _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
         how = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
@@ -234,7 +237,9 @@ def load_policy(
     environment.import_unsloth()
     source = _resolve(name, load_in_4bit, kwargs.get("token"))
     with _portable(source.path) as path, _explained(source.card, source.path, load_in_4bit), _hushed():
-        model, tokenizer = _load(path, max_seq_length, load_in_4bit, gradient_checkpointing, seed, kwargs)
+        longest = min(max_seq_length, _trained_length(path, source.is_adapter, kwargs))
+        model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
+        _check_on_card(model)
         card = source.card or card_from_config(str(name), model.config, tokenizer.chat_template)
         _complete_tokens(model, tokenizer)
         if not source.is_adapter:
@@ -400,12 +405,8 @@ def _load(
     seed: int,
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
-    from transformers import AutoConfig
     from unsloth import FastLanguageModel
 
-    if (Path(path) / "config.json").is_file():
-        limit = AutoConfig.from_pretrained(path).get_text_config().max_position_embeddings
-        max_seq_length = min(max_seq_length, limit)
     return FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=max_seq_length,
@@ -414,6 +415,29 @@ def _load(
         random_state=seed,
         **kwargs,
     )
+
+
+def _trained_length(path: str, is_adapter: bool, kwargs: dict[str, Any]) -> int:
+    """Tokens that the base was trained for.  Answers: on a GPU unsloth stretches the position embedding beyond them,
+    with a warning, and the policy is another one."""
+    from peft import PeftConfig
+    from transformers import AutoConfig
+
+    asked = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
+    if is_adapter:
+        path = PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
+        asked.pop("revision", None)
+    return int(AutoConfig.from_pretrained(path, **asked).get_text_config().max_position_embeddings)
+
+
+def _check_on_card(model: Any) -> None:
+    """Answers: transformers puts layers that do not fit into the computer's memory, and only a quantised model's loader
+    refuses that."""
+    import torch
+
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if torch.cuda.is_available() and places & {"cpu", "disk"}:
+        raise torch.OutOfMemoryError("some of the model's layers do not fit on the card")
 
 
 def _with_lora(model: Any, rank: int, alpha: int, checkpointing: bool | str, seed: int) -> Any:
@@ -488,15 +512,15 @@ def _explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
 
     try:
         yield
-    except (torch.OutOfMemoryError, ValueError) as error:
-        if isinstance(error, ValueError) and not any(text in str(error) for text in SPILLED):
+    except (RuntimeError, MemoryError, ValueError) as error:
+        if not is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
         torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
+        free, total = environment.device_memory()
         need = card.weight_bytes(four_bit) if card else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(
-            "the weights do not fit into the GPU's memory",
+            f"the weights do not fit into the memory of the {'GPU' if torch.cuda.is_available() else 'computer'}",
             where=f"load_policy, {path}: needs {need or 'an unknown number of'} bytes for the weights alone, "
             f"and {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
@@ -523,6 +547,17 @@ def _check_generation(
             where=f"Policy.generate(n={n}, max_new_tokens={max_new_tokens}, batch_size={batch_size}, "
             f"temperature={temperature})",
             todo="for the most probable completion use greedy=True",
+        )
+
+
+def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
+    """Answers: on a GPU unsloth cuts a prompt's ids at its length, and not their positions."""
+    index, longest = max(enumerate(map(len, rows)), key=lambda pair: pair[1])
+    if limit is not None and longest >= limit:
+        raise ConfigError(
+            "a prompt leaves no room for a completion",
+            where=f"prompts[{index}] has {longest} tokens, and the policy was loaded for {limit}",
+            todo=f"shorten it, or load_policy(max_seq_length={longest + 1}) or more",
         )
 
 

@@ -71,6 +71,7 @@ RAN_OUT = (
     "CUDA error: out of memory",
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )

@@ -29,6 +29,10 @@ SHORT = 2
 FEW = 3
 """The fewest entries that anything else is told from."""
 
+OVERFLOWS = 17
+"""As often as fp16's loss scaler halves its first scale, torch's 65536, until it is below 1: to overflow less often is
+its search for a scale."""
+
 SURE = 3.0
 """Standard errors for a change to count.  One look in 700 errs by chance, and a run has about 100."""
 
@@ -154,12 +158,13 @@ class Finding:
 def non_finite(log: Log) -> Sign | None:
     """A metric that is NaN or infinite.
 
-    The gradient's norm counts only where it is so for :data:`FEW` entries in a row: in fp16 the loss scaler
-    finds its scale by overflowing, and skips those steps.
+    The gradient's norm counts only where it is so for :data:`FEW` entries in a row, in fp16 for :data:`OVERFLOWS`:
+    there the loss scaler finds its scale by overflowing, and skips those steps.
     """
-    entry, window = log.entries[-1], log.last(FEW)
+    few = OVERFLOWS if getattr(log.known.args, "fp16", False) else FEW
+    entry, window = log.entries[-1], log.last(few)
     bad = [name for name in entry if name != "grad_norm" and is_bad(entry[name])]
-    gradient = len(window) == FEW and all(is_bad(one.get("grad_norm")) for one in window.entries)
+    gradient = len(window) == few and all(is_bad(one.get("grad_norm")) for one in window.entries)
     if not bad and not gradient:
         return None
     if any(name.startswith("reward") for name in bad):

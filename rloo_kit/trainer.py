@@ -37,20 +37,20 @@ from rloo_kit import (
     truncation,
 )
 from rloo_kit import config as _config
-from rloo_kit.errors import ArgumentError, ConfigError, NonFiniteError, OutOfMemoryError
+from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 
 environment.import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
-from transformers import PrinterCallback, TrainerCallback, TrainerState  # noqa: E402
+from transformers import PrinterCallback, TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import use_adapter  # noqa: E402
 
 import rewards  # noqa: E402
-from rloo_kit import prompts  # noqa: E402
+from rloo_kit import gradients, prompts  # noqa: E402
 from rloo_kit.health import HealthCallback  # noqa: E402
 from rloo_kit.live import LivePlot  # noqa: E402
 from rloo_kit.progress import ProgressCallback  # noqa: E402
@@ -163,13 +163,14 @@ class RLOOTrainer(trl.RLOOTrainer):
         if self.beta == 0 or _is_fresh(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             _drop_reference(self.model)
-        _keep_padding_mask(self.model)
+        self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         self.remove_callback(PrinterCallback)
         if _config.own(self.args, "live_plot"):
             self.add_callback(LivePlot())
         self.add_callback(ProgressCallback())
         self.add_callback(HealthCallback(_config.on_unhealthy(self.args), self._said))
-        self.add_callback(_FiniteGradients())
+        self.add_callback(gradients.FiniteGradients(self.accelerator))
+        gradients.begin_low(self.accelerator)
         if self._history is not None:
             self.add_callback(self._history)
         self._start_afresh()
@@ -437,9 +438,18 @@ class RLOOTrainer(trl.RLOOTrainer):
         """
         if self._log_probs_wait:
             return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        self._keep_padding_mask(attention_mask)
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
+
+    def _keep_padding_mask(self, attention_mask: torch.Tensor) -> None:
+        """Answers: in training mode unsloth's fast forward drops the attention mask, so that prompts padded on the left
+        are attended to, unless this flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
+        Without padding on the left the mask says no more than causal attention does, whose kernels are faster."""
+        padded = bool((attention_mask[:, 0] == 0).any())
+        for backbone in self._backbones:
+            backbone._unsloth_keep_padding_mask = padded
 
     # --- micro-batches ------------------------------------------------------------------------------------
 
@@ -651,6 +661,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
         self._unscored.clear()
+        gradients.forget_step(self.accelerator)
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
 
     def _recall_prompts(self, checkpoint: Any) -> None:
@@ -726,24 +737,6 @@ class RLOOTrainer(trl.RLOOTrainer):
         for name, parameter in target.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
-
-
-class _FiniteGradients(TrainerCallback):
-    """Answers: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN."""
-
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        if args.fp16:  # the loss scaler skips such steps itself
-            return
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
-            model.zero_grad()
-            raise NonFiniteError(
-                "the gradient is not finite; the weights are those of the last good step",
-                where=f"step {state.global_step + 1}",
-                todo="look at the last rewards, lower learning_rate, and train(resume_from_checkpoint=True)",
-            )
 
 
 def total_rewards(
@@ -882,11 +875,3 @@ def _drop_reference(model: Any) -> None:
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
         model.set_adapter("default")
-
-
-def _keep_padding_mask(model: Any) -> None:
-    """Answers: in training mode unsloth's fast forward drops the attention mask, so that left-padded prompts are
-    attended to, unless this flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py)."""
-    for module in model.modules():
-        if hasattr(module, "embed_tokens"):
-            module._unsloth_keep_padding_mask = True

@@ -80,6 +80,16 @@ def trl_config(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**values, **changed})
 
 
+@pytest.mark.parametrize(
+    ("fp16", "overflows", "ill"),
+    [(False, 2, False), (False, 3, True), (True, 16, False), (True, 17, True)],
+)
+def test_an_fp16_run_may_look_for_its_loss_scale(fp16: bool, overflows: int, ill: bool) -> None:
+    entries = history(overflows, grad_norm=math.nan)
+    known = Known(completions=32, groups=4, args=trl_config(fp16=fp16))
+    assert ("non-finite figures" in symptoms(entries, known)) is ill
+
+
 def from_step(first: int, before: float, after: float) -> Any:
     return lambda step: before if step < first else after
 

@@ -221,13 +221,14 @@ def test_a_rank_below_one_is_refused() -> None:
         torch.OutOfMemoryError("CUDA out of memory"),
         ValueError("Unsloth: this model does not fit in GPU memory"),
         ValueError("Some modules are dispatched on the CPU or the disk."),
+        RuntimeError("CUDA error: out of memory"),
     ],
-    ids=["torch", "unsloth", "transformers"],
+    ids=["torch", "unsloth", "transformers", "CUDA"],
 )
 def test_running_out_of_memory_gives_bytes_and_smaller_choices(
     raised: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
+    monkeypatch.setattr(models, "_trained_length", lambda *args: 40960)
 
     def load(*args: Any) -> Any:
         raise raised
@@ -270,3 +271,36 @@ def test_a_repository_that_is_there_is_known_for_a_model_or_an_adapter(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub, "model_info", lambda *args, **kwargs: there)
     assert models._check_hub("somebody/else", None) is adapter
+
+
+def test_layers_that_a_loader_put_into_the_computers_memory_are_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers does so in silence with a model in 16 bit."""
+    spilled = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "cpu"})
+    whole = SimpleNamespace(hf_device_map={"": 0})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(torch.OutOfMemoryError):
+        models._check_on_card(spilled)
+    models._check_on_card(whole)
+
+
+def test_the_length_is_cut_to_what_the_base_was_trained_for_an_adapters_too(
+    fresh_policy: Any, tmp_path: Path
+) -> None:
+    """Beyond it unsloth stretches the position embedding on a GPU: another policy."""
+    folder = fresh_policy.save(tmp_path / "adapter")
+    base = fresh_policy.model.config._name_or_path
+    trained = fresh_policy.model.config.max_position_embeddings
+    assert models._trained_length(base, False, {}) == trained
+    assert models._trained_length(str(folder), True, {"revision": "of the adapter"}) == trained
+    assert rloo_kit.load_policy(folder, max_seq_length=10 * trained).model.max_seq_length == trained
+
+
+def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, monkeypatch: Any) -> None:
+    tokens = len(policy.tokenize(["What is 1 + 2?"])[0])
+    monkeypatch.setattr(policy.model, "max_seq_length", tokens, raising=False)
+    with pytest.raises(ConfigError, match=rf"prompts\[0\] has {tokens} tokens"):
+        policy.generate(["What is 1 + 2?"], max_new_tokens=1)
+    monkeypatch.setattr(policy.model, "max_seq_length", tokens + 1, raising=False)
+    assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)

@@ -42,6 +42,10 @@ OUT = [
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "torch's own"),
     (RuntimeError("CUDA error: out of memory"), "the driver, through torch"),
     (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "cuBLAS"),
+    (
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        "full before",
+    ),
     (RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"), "a container"),
     (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "a CPU"),
     (MemoryError(), "Python"),

@@ -137,10 +137,10 @@ def left_padding(place: Place) -> Found:
     with torch.no_grad():
         without, attended = _padding_difference(trainer), _padding_difference(trainer, hide_pads=False)
     with_gradient = _padding_difference(trainer)
-    _keep_mask(model, False)
+    trainer._keep_padding_mask(torch.ones(1, 1))
+    trainer._backbones = []  # which leaves the flag off
     with torch.no_grad():
         unflagged = _padding_difference(trainer)
-    _keep_mask(model, True)
     return Found(
         [
             at_most("log-probability off by, without gradient", without, PADDING_TOLERANCE),
@@ -172,12 +172,6 @@ def _padding_difference(trainer: Any, width: int = 12, hide_pads: bool = True) -
         )
         apart.append(logps)
     return float((together - torch.cat(apart)).detach().float().square().mean().sqrt())
-
-
-def _keep_mask(model: Any, keep: bool) -> None:
-    for module in model.modules():
-        if hasattr(module, "embed_tokens"):
-            module._unsloth_keep_padding_mask = keep
 
 
 @check("correct/left-padded sampling", seconds=120, takes=10, rank=41)

@@ -85,3 +85,60 @@ def test_a_policy_knows_its_length_and_both_modes(policy: Any) -> None:
 
 def test_the_name_for_bfloat16_exists_on_this_device_too() -> None:
     assert isinstance(unsloth.is_bfloat16_supported(), bool)
+
+
+MASKED = """
+import os, sys
+os.environ["UNSLOTH_ALLOW_CPU"] = "1"
+os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
+import json
+import unsloth, torch
+from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
+from unsloth.utils import attention_dispatch as dispatch
+from rloo_kit.measure import TensorGauge
+
+ROWS, LONG, HEADS, WIDTH = 3, 256, 4, 8
+draw = torch.Generator().manual_seed(0)
+q, k, v = (torch.randn(ROWS, HEADS, LONG, WIDTH, generator=draw).bfloat16() for _ in range(3))
+
+def attended(mask):
+    config = dispatch.AttentionConfig(
+        backend=dispatch.SDPA, n_kv_heads=HEADS, n_groups=1,
+        flash_dense_kwargs={"causal": True}, flash_varlen_kwargs={})
+    context = dispatch.AttentionContext(
+        bsz=ROWS, q_len=LONG, kv_seq_len=LONG, n_heads=HEADS, head_dim=WIDTH, requires_grad=True, seq_info=None,
+        training=True, attention_mask=mask, causal_mask=None, prefix_seg_info=None)
+    return dispatch.run_attention(config=config, context=context, Q=q, K=k, V=v)
+
+def additive(padded):
+    states = torch.zeros(ROWS, LONG, HEADS * WIDTH, dtype=torch.bfloat16)
+    return _prepare_4d_causal_attention_mask_for_sdpa(padded, (ROWS, LONG), states, 0, sliding_window=None)
+
+right = torch.ones(ROWS, LONG, dtype=torch.long)
+right[:, -7:] = 0
+right[0, -50:] = 0
+differs = (attended(additive(right)) - attended(None)).abs().amax((2, 3))
+
+left = torch.ones(ROWS, LONG, dtype=torch.long)
+left[0, :5] = 0
+mask = additive(left)
+torch.nn.functional.scaled_dot_product_attention = lambda q, *args, **kwargs: q
+gauge = TensorGauge([q, k, v])
+with gauge:
+    attended(mask)
+beside = gauge.peak_bytes - gauge.live_bytes
+pairs = ROWS * LONG * LONG
+print(json.dumps([mask.nbytes / pairs, beside / pairs,
+                  float(differs[right.bool()].max()), float(differs[~right.bool()].max())]))
+"""
+
+
+def test_the_mask_is_four_bytes_a_pair_of_tokens_and_says_nothing_where_no_prompt_is_padded(
+    script: Any, tmp_path: Path
+) -> None:
+    """Which ``footprint.Step.mask`` plans, and which lets the trainer drop it where all prompts are of one length."""
+    additive, beside, read, unread = json.loads(script(MASKED, str(tmp_path)).stdout.splitlines()[-1])
+    assert additive == 2
+    assert 1.9 < beside < 2.1, "two bool copies"
+    assert read == 0, "padding on the right is hidden by causal attention"
+    assert unread > 0, "the padding's own rows, which nobody reads"
