@@ -1,8 +1,9 @@
 """What training changed, read with one's own eyes: completions of the same prompts, before and after.
 
 For whoever has two :class:`~rloo_kit.Evaluation` of one dataset and wants more than two means.  It pairs
-completions, sorts them by how far their reward moved, up or down, and shows where the thought begins and
-ends.  It samples nothing and grades nothing.
+completions, says how far reward and accuracy moved with an interval for the change itself, sorts the pairs by
+how far their reward moved, up or down, and shows where the thought begins and ends.  It samples nothing and
+grades nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit.errors import DatasetError
+from rloo_kit.evaluation import bootstrap
 
 if TYPE_CHECKING:
-    from rloo_kit.evaluation import Evaluation
+    from rloo_kit.evaluation import Evaluation, Interval
     from rloo_kit.models import Completion
+
+    _Graded = tuple[Completion, float | None, bool | None]
 
 EOS_TEXTS = {151645: "<|im_end|>", 151643: "<|endoftext|>"}
 """Qwen3's ends; the text of a completion does not hold them."""
@@ -54,18 +59,28 @@ class Pair:
         prompt: as it was given to ``evaluate``.
         before, after: the completions.
         rewards: their weighted sums; None where no function applied.
+        correct: whether they assert the row's answer; None where it has none.
     """
 
     prompt: Any
     before: Completion
     after: Completion
     rewards: tuple[float | None, float | None]
+    correct: tuple[bool | None, bool | None] = (None, None)
 
     @property
     def change(self) -> float | None:
         """Reward after minus reward before; None where one of them is missing."""
-        first, last = self.rewards
-        return None if first is None or last is None else last - first
+        return _difference(*self.rewards)
+
+    @property
+    def accuracy_change(self) -> float | None:
+        """1 where the answer became right, -1 where it became wrong, else 0; None where it was not graded."""
+        return _difference(*self.correct)
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,12 +92,18 @@ class Comparison:
     Attributes:
         pairs: all of them, sorted: by the size of the change of reward, then those whose tokens changed,
             then in the dataset's order.
+        reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
+            after, so this interval, not the overlap of two, says whether the mean moved: a percentile bootstrap
+            of the prompts' own differences (Efron 1979).
+        accuracy_change: the same of the share of right answers; None where answers are not known.
         n: how many are shown.
         tokens: which ids open and close a thought.
         chars: most characters shown of a thought, and of an answer; the middle is left out beyond it.
     """
 
     pairs: tuple[Pair, ...]
+    reward_change: Interval | None
+    accuracy_change: Interval | None
     n: int
     tokens: ThinkTokens = QWEN3
     chars: int = 600
@@ -95,14 +116,20 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """How many rewards rose, fell and stayed."""
+        """How far the means moved; how many rewards rose, fell and stayed."""
+        parts = [f"{len(self.pairs)} pairs", *self._means_changed()]
         changes = [pair.change for pair in self.pairs if pair.change is not None]
-        parts = [f"{len(self.pairs)} pairs"]
         if changes:
             rose, fell = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
             parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(changes) - rose - fell}")
-        shown = min(self.n, len(self.pairs))
-        return ", ".join([*parts, f"{shown} shown"])
+        return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
+
+    def _means_changed(self) -> list[str]:
+        named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
+        found = {name: change for name, change in named.items() if change is not None}
+        changes = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
+        method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
+        return [f"{changes} (after - before{method})"] if found else []
 
     def text(self, width: int | None = None) -> str:
         """Two columns, or one above the other in less than 72 characters.
@@ -185,18 +212,36 @@ def compare(
             where=f"compare, {len(before.completions)} and {len(after.completions)} completions",
             todo="evaluate the same dataset before and after training, such as task.held_out",
         )
-    return Comparison(tuple(sorted(pairs, key=_by_change)), n, tokens, chars)
+    pairs.sort(key=_by_change)
+    reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
+    accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
+    return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
 
 
 def _paired(before: Evaluation, after: Evaluation) -> Iterator[Pair]:
-    waiting: defaultdict[str, list[tuple[Completion, float | None]]] = defaultdict(list)
-    for completion, reward in zip(after.completions, after.rewards, strict=True):
-        waiting[_key(completion.prompt)].append((completion, reward))
-    for completion, reward in zip(before.completions, before.rewards, strict=True):
+    waiting: defaultdict[str, list[_Graded]] = defaultdict(list)
+    for graded in _each(after):
+        waiting[_key(graded[0].prompt)].append(graded)
+    for completion, reward, correct in _each(before):
         partners = waiting[_key(completion.prompt)]
         if partners:
-            partner, later = partners.pop(0)
-            yield Pair(completion.prompt, completion, partner, (reward, later))
+            partner, later_reward, later_correct = partners.pop(0)
+            rewards = (reward, later_reward)
+            yield Pair(completion.prompt, completion, partner, rewards, (correct, later_correct))
+
+
+def _each(evaluation: Evaluation) -> Iterator[_Graded]:
+    correct = evaluation.correct or (None,) * len(evaluation.completions)
+    return zip(evaluation.completions, evaluation.rewards, correct, strict=True)
+
+
+def _mean_change(changes: Sequence[tuple[Any, float | None]]) -> Interval | None:
+    """The mean of (prompt, change), each prompt's mean counting as one value."""
+    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for prompt, change in changes:
+        if change is not None:
+            by_prompt[_key(prompt)].append(change)
+    return bootstrap([fmean(group) for group in by_prompt.values()])
 
 
 def _key(prompt: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import rloo_kit
 from rewards import ThinkTokens
 from rloo_kit.comparison import Piece, compare, display_width, pieces, wrapped
 from rloo_kit.errors import DatasetError
-from rloo_kit.evaluation import Evaluation
+from rloo_kit.evaluation import Evaluation, bootstrap
 from rloo_kit.models import Completion
 
 OPEN, CLOSE, END = 151667, 151668, 151645
@@ -21,7 +23,9 @@ def completion(prompt: Any, text: str, ids: tuple[int, ...] = (1, END), finished
     return Completion(prompt, text, ids, finished)
 
 
-def evaluation(*rows: tuple[Any, str, float | None]) -> Evaluation:
+def evaluation(
+    *rows: tuple[Any, str, float | None], correct: tuple[bool | None, ...] = (), samples: int = 1
+) -> Evaluation:
     """An evaluation of (prompt, text, reward)."""
     return Evaluation(
         accuracy=None,
@@ -31,19 +35,81 @@ def evaluation(*rows: tuple[Any, str, float | None]) -> Evaluation:
         truncated=0.0,
         completions=tuple(completion(prompt, text) for prompt, text, _ in rows),
         rewards=tuple(reward for _, _, reward in rows),
+        samples=samples,
+        correct=correct,
     )
 
 
 def test_those_whose_reward_moved_most_come_first_up_or_down() -> None:
-    before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("d", "x", None))
-    after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("d", "y", 1.0))
+    before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("another prompt", "x", None))
+    after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
     result = rloo_kit.compare(before, after, n=2)
-    assert [pair.prompt for pair in result.pairs] == ["b", "c", "a", "d"]
+    assert [pair.prompt for pair in result.pairs] == ["b", "c", "a", "another prompt"]
     assert result.pairs[0].change == pytest.approx(-0.9)
     assert result.pairs[3].change is None
-    assert result.headline == "4 pairs, reward rose on 2, fell on 1, stayed on 0, 2 shown"
-    assert "prompt" not in str(result)
+    assert result.headline.startswith(
+        "4 pairs; mean reward -0.100 [-0.900, +0.500] (after - before, 95 % boot"
+    )
+    assert result.headline.endswith("; reward rose on 2, fell on 1, stayed on 0; 2 shown")
+    assert "another prompt" not in str(result)
     assert str(result).count("before: ") == 2
+
+
+def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> None:
+    before = evaluation(
+        *((str(i), "x", r) for i, r in enumerate((0.1, 0.9, 0.4))), correct=(False, True, None)
+    )
+    after = evaluation(*((str(i), "y", r) for i, r in enumerate((0.3, 0.9, 0.9))), correct=(True, True, True))
+    result = compare(before, after)
+    changes = [pair.change for pair in result.pairs if pair.change is not None]
+    assert changes == pytest.approx([0.5, 0.2, 0.0])
+    assert result.reward_change == bootstrap(changes)
+    assert result.accuracy_change == bootstrap([1.0, 0.0])  # the third was not graded before
+    assert (
+        "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap over prompts);" in result.headline
+    )
+    assert result.headline in result._repr_html_()
+
+
+def test_several_completions_of_a_prompt_are_one_difference() -> None:
+    before = evaluation(*((prompt, "x", 0.0) for prompt in "aabb"), samples=2)
+    after = evaluation(*zip("aabb", "yyyy", (1.0, 0.0, 0.0, 0.0), strict=True), samples=2)
+    assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
+
+
+def test_where_every_reward_moved_alike_no_interval_is_claimed() -> None:
+    before, after = (evaluation(("a", "x", r), ("b", "x", r)) for r in (0.0, 1.0))
+    assert (
+        "2 pairs; mean reward +1.000 (no interval: no spread) (after - before);"
+        in compare(before, after).headline
+    )
+
+
+def drawn(rng: random.Random, prompts: int = 40) -> tuple[Evaluation, Evaluation]:
+    """Prompts that are easy or hard before and after alike; after is better by 0.1 on average."""
+    levels = [rng.gauss(0.0, 1.0) for _ in range(prompts)]
+    before = evaluation(*((str(i), "x", x + rng.gauss(0.0, 0.3)) for i, x in enumerate(levels)))
+    after = evaluation(*((str(i), "y", x + rng.gauss(0.1, 0.3)) for i, x in enumerate(levels)))
+    return before, after
+
+
+def test_the_interval_of_the_change_covers_it_about_95_times_in_100() -> None:
+    rng, covered = random.Random(0), 0
+    for _ in range(200):
+        change = compare(*drawn(rng)).reward_change
+        assert change is not None
+        covered += change.low <= 0.1 <= change.high
+    assert 180 <= covered <= 199
+
+
+def test_pairing_narrows_the_interval_where_a_prompt_is_as_hard_after_as_before() -> None:
+    before, after = drawn(random.Random(0))
+    paired = compare(before, after).reward_change
+    alone = [bootstrap([r for r in side.rewards if r is not None]) for side in (before, after)]
+    assert paired is not None
+    # Of the unpaired difference: levels and noise of both sides, sqrt(2 * (1 + 0.09)), against the noise's 0.42.
+    unpaired = math.hypot(*(one.high - one.low for one in alone if one is not None))
+    assert (paired.high - paired.low) / unpaired == pytest.approx(0.42 / 1.48, rel=0.25)
 
 
 def test_without_rewards_those_whose_tokens_changed_come_first() -> None:
@@ -53,7 +119,7 @@ def test_without_rewards_those_whose_tokens_changed_come_first() -> None:
     result = compare(before, after)
     assert [pair.prompt for pair in result.pairs] == ["b", "a"]
     assert "no reward" in str(result)
-    assert result.headline == "2 pairs, 2 shown"
+    assert result.headline == "2 pairs; 2 shown"
 
 
 def test_completions_are_paired_by_prompt_not_by_place() -> None:
