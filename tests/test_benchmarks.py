@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import mmap
+import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import runs
 import step
+import student
 import time_to_accuracy
 from phases import PHASES, Meter, PhaseClock, Spent, peak_bytes, reset_peak
 from phases import Step as Update
@@ -299,15 +301,17 @@ class TestTimeToAccuracy:
     def test_the_ratio_is_a_geometric_mean_and_its_interval_holds_it(self) -> None:
         found = time_to_accuracy.geometric_mean([0.125, 0.25, 0.5])
         assert found.value == pytest.approx(0.25)
-        assert 0.125 <= found.low < 0.25 < found.high <= 0.5
+        # By hand: the logarithms to base 2 are -3, -2, -1 with deviation 1; t of 2 degrees of freedom is 4.303.
+        assert found.low == pytest.approx(0.25 / 2 ** (4.303 / 3**0.5), rel=1e-3)
+        assert found.high == pytest.approx(0.25 * 2 ** (4.303 / 3**0.5), rel=1e-3)
 
     def test_seeds_that_agree_leave_no_interval(self) -> None:
-        found = time_to_accuracy.geometric_mean([0.25] * 5)
-        assert (found.low, found.value, found.high) == (0.25, 0.25, 0.25)
+        assert (
+            time_to_accuracy.spelled([0.25] * 5, "cpu_seconds") == "0.25 CPU seconds (no interval: no spread)"
+        )
 
-    def test_one_endless_run_of_the_kit_makes_the_ratio_endless(self) -> None:
-        found = time_to_accuracy.geometric_mean([0.25, math.inf])
-        assert (found.value, found.high) == (math.inf, math.inf)
+    def test_one_endless_run_of_the_kit_makes_the_ratio_endless_and_nothing_bounds_it(self) -> None:
+        assert time_to_accuracy.spelled([0.25, math.inf]) == "inf [0.00, inf]"
 
     def test_between_evaluations_the_accuracy_is_on_a_straight_line(self) -> None:
         run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.7)])
@@ -323,11 +327,42 @@ class TestTimeToAccuracy:
         assert time_to_accuracy.common_tokens([Pair(long, long)]) == 600
 
     @pytest.mark.parametrize(
-        ("kit", "words"), [((0.5, 0.6), "worse"), ((0.65, 0.75), "not worse"), ((0.85, 0.9), "better")]
+        ("low", "high", "words"),
+        [
+            (-0.20, -0.10, "worse"),
+            (-0.04, -0.01, "worse"),
+            (-0.20, 0.10, "not shown"),
+            (-0.051, 0.30, "not shown"),
+            (-0.049, 0.30, "not worse by more than 0.05"),
+            (0.01, 0.10, "better"),
+            (math.nan, math.nan, "not shown"),
+        ],
     )
-    def test_worse_is_an_interval_wholly_below_stocks(self, kit: tuple[float, float], words: str) -> None:
-        verdict = time_to_accuracy.verdict(Interval(0.75, 0.7, 0.8), Interval(sum(kit) / 2, *kit))
-        assert verdict.startswith(words + " than")
+    def test_no_worse_is_claimed_only_where_the_interval_ends_within_the_margin(
+        self, low: float, high: float, words: str
+    ) -> None:
+        assert time_to_accuracy.verdict(Interval((low + high) / 2, low, high)) == words
+
+    def test_the_difference_at_equal_tokens_is_taken_seed_by_seed(self) -> None:
+        # Seeds differ by 0.4, trainers by 0.02 on each: intervals of the means overlap, that of the gap is narrow.
+        pairs = [
+            Pair(
+                *(
+                    run_of(name, [(0, level), (9, level + gap)])
+                    for name, gap in (("stock", 0.0), ("kit", more))
+                )
+            )
+            for level, more in ((0.3, 0.019), (0.5, 0.021), (0.7, 0.020))
+        ]
+        line = time_to_accuracy.equal_tokens_table(pairs)[-1]
+        # Deviation 0.001, over the root of 3, times 4.303: 0.0025.
+        assert line == "| 900 | 0.500 | 0.520 | +0.020 [+0.018, +0.022] | better |"
+
+    def test_the_stored_table_is_what_the_stored_runs_give(self) -> None:
+        text = (runs.RESULTS / "time_to_accuracy.md").read_text()
+        command = text.split("`")[1]
+        assert "time_to_accuracy.py" in command
+        assert time_to_accuracy.report(time_to_accuracy.stored(), command) == text
 
     def test_the_report_has_the_line_and_names_every_run_that_did_not_arrive(self) -> None:
         pairs = [
@@ -335,7 +370,8 @@ class TestTimeToAccuracy:
             Pair(run_of("stock", NEVER, seconds=4, seed=1), run_of("kit", ARRIVES, seed=1)),
         ]
         text = time_to_accuracy.report(pairs, "python benchmarks/time_to_accuracy.py")
-        assert "\nratio kit/stock: 0.20 CPU seconds [0.17, 0.25], 0.20 wall seconds [0.17, 0.25]\n" in text
+        # 1/4 and 1/6: the logarithms are 0.405 apart; 12.71, t of 1 degree of freedom, times half of that is 2.576.
+        assert "\nratio kit/stock: 0.20 CPU seconds [0.02, 2.68], 0.20 wall seconds [0.02, 2.68]\n" in text
         assert "1 of stock's runs" in text
         assert "| 1 | stock | not reached | not reached | over 9 | over 900 | 36.0 | 0.800 | 1.00 |" in text
         assert "| 0 | kit | 6.0 | 12.0 | 6 | 600 | 9.0 | 0.800 | 1.00 |" in text
@@ -345,6 +381,26 @@ class TestTimeToAccuracy:
         pairs = [Pair(run_of("stock", ARRIVES, 4), run_of("kit", NEVER)) for _ in range(3)]
         lines = time_to_accuracy.picture(pairs).axes[0].get_lines()
         assert len(lines) == 2 * (3 + 1) + 1
+
+
+class TestStudent:
+    @pytest.mark.parametrize(
+        ("freedom", "quantile"),
+        # Fisher & Yates 1963, table III; also Abramowitz & Stegun 1964, table 26.10.
+        [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (7, 2.365), (8, 2.306), (19, 2.093), (120, 1.980)],
+    )
+    def test_the_quantile_is_the_tables(self, freedom: int, quantile: float) -> None:
+        assert student.t_975(freedom) == pytest.approx(quantile, abs=5e-4)
+
+    def test_of_8_values_the_interval_covers_the_mean_about_95_times_in_100(self) -> None:
+        rng, covered = random.Random(0), 0
+        for _ in range(4000):
+            found = student.student([rng.gauss(1.0, 2.0) for _ in range(8)])
+            covered += found.low <= 1.0 <= found.high
+        assert 0.94 <= covered / 4000 <= 0.96  # the percentile bootstrap: 0.89
+
+    def test_one_value_has_no_interval(self) -> None:
+        assert str(student.student([0.5])) == "0.500 (no interval: no spread)"
 
 
 class TestStep:
