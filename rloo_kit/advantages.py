@@ -5,7 +5,8 @@ as (groups, K), the K completions of one prompt in a row, NaN where no reward fu
 gets advantage 0 and takes no part in anybody's baseline.  A group in which all scored rewards are equal, or
 only one is scored, gets exactly 0 from each of the three group estimators.
 
-An estimator of one's own is a function of that tensor; give it to ``RLOOConfig(advantage_estimator=...)``, or
+An estimator of one's own is a pure function of that tensor: a step may call it several times, for all groups and for
+a micro-batch's, with the KL term taken off and without.  Give it to ``RLOOConfig(advantage_estimator=...)``, or
 :func:`register` it under a name.  This module knows nothing of policies, losses or processes.
 """
 
@@ -30,8 +31,9 @@ STD_FLOOR = 1e-4
 def rloo(rewards: torch.Tensor) -> torch.Tensor:
     """REINFORCE leave-one-out: a reward minus the mean of the other scored rewards of its group.
 
-    A_i = R_i - sum_{j != i} R_j / (n - 1), with n scored rewards (Kool et al. 2019; Ahmadian et al. 2024,
-    arXiv 2402.14740, equation 6).  The baseline does not depend on R_i, so the policy gradient is unbiased.
+    A_i = R_i - sum_{j != i} R_j / (n - 1), with n scored rewards (Kool et al. 2019, "Buy 4 REINFORCE samples, get a
+    baseline for free!"; Ahmadian et al. 2024, arXiv 2402.14740).  The baseline does not depend on R_i, so the policy
+    gradient is unbiased, where completions are sampled from the policy itself: neither top_p nor the like cut it.
 
     >>> rloo(torch.tensor([[1.0, 0.0, 0.0], [0.5, torch.nan, 1.5]]))
     tensor([[ 1.0000, -0.5000, -0.5000],
@@ -70,8 +72,9 @@ def dr_grpo(rewards: torch.Tensor) -> torch.Tensor:
 def reinforce(rewards: torch.Tensor) -> torch.Tensor:
     """The control: A_i = R_i - mean over the whole generation batch (Williams 1992, with a constant baseline).
 
-    It does not know how hard a prompt is, so a right answer to an easy prompt earns as much as one to a hard
-    prompt; a group whose rewards are all equal still has an advantage.
+    The mean contains R_i, which scales the expected gradient by (n - 1) / n, with n scored rewards in the batch.  It
+    does not know how hard a prompt is, so a right answer to an easy prompt earns as much as one to a hard prompt; a
+    group whose rewards are all equal still has an advantage.
 
     >>> reinforce(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
     tensor([[ 0.5000,  0.5000],
@@ -106,6 +109,39 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     if mean.abs() <= 1e-6 * std:  # advantages that sum to 0, up to rounding: those at 0 stay there
         mean = torch.zeros_like(mean)
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
+
+
+# --- before an estimator -----------------------------------------------------------------------------------
+
+
+def total_rewards(
+    scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
+) -> torch.Tensor:
+    """The reward of each completion, as TRL adds it up.
+
+    Args:
+        scores: (completions, rewards), NaN where a reward does not apply.
+        weights: (rewards,).
+        clip: lowest and highest total, or None.
+
+    Returns:
+        (completions,), NaN where no reward applies.
+    """
+    total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
+    return total if clip is None else total.clamp(*clip)
+
+
+def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
+    """Which groups carry no signal: all their K rewards are equal, so every advantage is 0.
+
+    Args:
+        rewards: (groups, K), NaN where a completion was not scored.
+
+    Returns:
+        (groups,) bool.  Completions that no reward scored are left out; a group with fewer than two scored
+        ones is dead.
+    """
+    return (rloo(rewards) == 0).all(1)
 
 
 # --- by name ----------------------------------------------------------------------------------------------
@@ -204,15 +240,16 @@ def k1(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def k2(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Half the squared log ratio: biased, low variance, never negative; inside a loss its gradient is that of
-    the KL divergence when the policy has sampled the tokens (same two sources as :func:`k1`)."""
+    """Half the squared log ratio: biased, low variance, never negative.  Inside a loss its gradient is that of each
+    token's KL divergence given the tokens before it, when the policy has sampled them; what a token does to the
+    divergence of later ones is left out, which the term in the reward counts (same two sources as :func:`k1`)."""
     return 0.5 * log_ratio.square()
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
     """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al.
-    2024, equation 4).  Inside a loss its gradient is that of the divergence the other way round,
-    KL(reference || policy) (same two sources as :func:`k1`)."""
+    2024, equation 4).  Inside a loss its gradient is that of each token's divergence the other way round,
+    KL(reference || policy), given the tokens before it (same two sources as :func:`k1`)."""
     return torch.expm1(-log_ratio) + log_ratio
 
 

@@ -118,7 +118,7 @@ def modern_names(
     for name, value in given.items():
         new = renamed.get(name, name)
         if new not in known:
-            todo = gone.get(name) or _suggestion(name, known)
+            todo = gone.get(name) or _suggestion(name, known, where)
             state = "has no equal in today's TRL" if name in gone else "is no argument"
             raise ArgumentError(f"{name} {state}", where=f"{where}({name}={shown(name, value)})", todo=todo)
         if new in values:
@@ -137,9 +137,9 @@ def shown(name: str, value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _suggestion(name: str, known: set[str]) -> str:
+def _suggestion(name: str, known: set[str], where: str) -> str:
     close = difflib.get_close_matches(name, known, n=2)
-    return f"did you mean {' or '.join(close)}?" if close else "remove it; see help(rloo_kit.RLOOConfig)"
+    return f"did you mean {' or '.join(close)}?" if close else f"remove it; see help(rloo_kit.{where})"
 
 
 @dataclass(init=False)
@@ -155,11 +155,12 @@ class RLOOConfig(trl.RLOOConfig):
 
     Added, the method:
         advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a function of the rewards (groups, K)
-            that returns advantages of that shape; see :mod:`rloo_kit.advantages`.
+            that returns advantages of that shape, pure, since a step may call it several times; see
+            :mod:`rloo_kit.advantages`.
         kl_placement: "reward" takes beta x KL, summed over a completion, off its reward (Ahmadian et al. 2024
             and TRL); "loss" adds beta x KL per token to the loss (GRPO).
         kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
-            gradient is that of the KL divergence.
+            gradient is that of each token's KL divergence.
         loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
             per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO);
             see :func:`rloo_kit.losses.row_weights`.
@@ -169,8 +170,9 @@ class RLOOConfig(trl.RLOOConfig):
 
     Added, less work for the same update:
         single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
-            used once, so that they equal the new ones.  With beta in the reward the advantages are then computed
-            in the loss, for which whole groups must fit a micro-batch.
+            used once, so that they equal the new ones (without dropout, which ``load_policy`` leaves out).  With
+            beta in the reward the advantages are then computed in the loss, for which whole groups must fit a
+            micro-batch.
         skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
             so that the update stays the same.  True drops dead groups (all advantages before the KL term are 0:
             for the group estimators, their K rewards are all equal) also where beta is above 0, and with them
@@ -181,6 +183,7 @@ class RLOOConfig(trl.RLOOConfig):
 
     Added, to see and to be safe:
         live_plot: in a notebook, draw the run while it trains.
+        metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
         on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.health`), "stop" also saves a
             checkpoint and ends the training; a function gets the ``Finding`` instead.
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
@@ -244,6 +247,8 @@ class RLOOConfig(trl.RLOOConfig):
         values = {**_own_defaults(type(self)), **given, **_precision(given)}
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
+        if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
+            values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
         guards.check_config(SimpleNamespace(**complete), environment.process_count())
         if values["on_unhealthy"] not in ("warn", "stop", *HANDLERS):

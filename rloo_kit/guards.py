@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rloo_kit import advantages, losses
+from rloo_kit import advantages, losses, tasks
 from rloo_kit.errors import ConfigError, DatasetError, RewardError
 
 
@@ -53,6 +53,8 @@ def check_config(args: Any, processes: int = 1) -> None:
             )
     _check_ranges(args)
     _check_choices(args)
+    _check_sampling(args)
+    _check_best(args)
     _check_batch(args, processes)
 
 
@@ -132,6 +134,14 @@ def _check_choices(args: Any) -> None:
             "kl_placement='reward'.",
             stacklevel=5,
         )
+    if getattr(args, "prompt_sampling", "uniform") == "informative" and not getattr(
+        args, "shuffle_dataset", True
+    ):
+        _refuse(
+            "informative prompts are drawn at random, and the order of the dataset was asked for",
+            "prompt_sampling='informative', shuffle_dataset=False",
+            "leave one of the two out",
+        )
     grpo = getattr(args, "advantage_estimator", "rloo") == "grpo"
     if args.beta and grpo and not in_loss and not getattr(args, "skip_dead_groups", False):
         warnings.warn(
@@ -142,17 +152,49 @@ def _check_choices(args: Any) -> None:
         )
 
 
+CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+"""Settings that change what is sampled, at the values that change nothing."""
+
+
+def _check_sampling(args: Any) -> None:
+    """Answers: TRL samples from the policy as these settings cut it, and takes log-probabilities of all of it."""
+    cut = [
+        f"{name}={value}"
+        for name, none in CUT.items()
+        if (value := getattr(args, name, none)) not in (none, None)
+    ]
+    if cut:
+        warnings.warn(
+            f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "
+            "gradient is slightly biased, and so are ratio and KL. Leave it out while training; for sampling "
+            "afterwards, policy.generate takes it.",
+            stacklevel=5,
+        )
+
+
+def _check_best(args: Any) -> None:
+    """Answers: transformers takes the lowest loss for the best checkpoint, and RLOO's reads about 0 in every run."""
+    asked = getattr(args, "load_best_model_at_end", False) or getattr(args, "save_strategy", "") == "best"
+    if asked and getattr(args, "metric_for_best_model", None) in ("loss", "eval_loss"):
+        _refuse(
+            "the best checkpoint would be chosen by the loss, which in RLOO says nothing: it reads about 0",
+            f"metric_for_best_model={args.metric_for_best_model!r}",
+            "metric_for_best_model='eval_reward', greater_is_better=True",
+        )
+
+
 def _check_batch(args: Any, processes: int) -> None:
     """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
     per_step = args.per_device_train_batch_size * processes
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size, k = args.generation_batch_size or per_step * steps, args.num_generations
     if size % k:
+        fitting = sorted({max(k, size // k * k), (size // k + 1) * k})
         _refuse(
             f"a generation batch of {size} completions does not divide into groups of {k}",
             f"per_device_train_batch_size={args.per_device_train_batch_size}, processes={processes}, "
             f"steps_per_generation={steps}, num_generations={k}",
-            f"make batch x accumulation a multiple of {k}: {max(k, size // k * k)} or {(size // k + 1) * k}",
+            f"make batch x accumulation a multiple of {k}: {' or '.join(map(str, fitting))}",
         )
 
 
@@ -168,6 +210,7 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
     Raises:
         DatasetError: with the row that is at fault.
     """
+    _check_kind(dataset, name)
     columns = dataset.column_names
     if columns is not None and {"image", "images"} & set(columns):
         raise DatasetError(
@@ -179,7 +222,7 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
         raise DatasetError(
             "the dataset has no column 'prompt'",
             where=f"{name}, whose columns are {sorted(columns)}",
-            todo="rename the column that holds the prompts: dataset.rename_column('question', 'prompt')",
+            todo=f"rename the column that holds the prompts: dataset.rename_column({_likeliest(columns)!r}, 'prompt')",
         )
     sized = hasattr(dataset, "__len__")
     needed = args.generation_batch_size // args.num_generations
@@ -192,6 +235,30 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
     prompts: Iterable[Any] = dataset["prompt"] if sized else (row["prompt"] for row in dataset.take(1))
     for index, prompt in enumerate(prompts):
         _check_prompt(prompt, index, tokenizer, name)
+
+
+def _check_kind(dataset: Any, name: str) -> None:
+    columns = getattr(dataset, "column_names", dataset)
+    if columns is None or (isinstance(columns, list) and hasattr(dataset, "column_names")):
+        return
+    todo = "datasets.Dataset.from_list(rows), each row a dict with a 'prompt'"
+    if isinstance(dataset, tasks.Task):
+        todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
+    elif hasattr(dataset, "column_names"):  # a DatasetDict
+        todo = f"pass one of its splits: dataset[{next(iter(dataset), 'train')!r}]"
+    elif hasattr(dataset, "iloc"):
+        todo = "datasets.Dataset.from_pandas(frame)"
+    raise DatasetError(
+        f"{name} is a {type(dataset).__name__} and no datasets.Dataset", where="RLOOTrainer", todo=todo
+    )
+
+
+USUAL = ("question", "problem", "instruction", "query", "messages", "input", "text")
+"""Names under which prompts are published."""
+
+
+def _likeliest(columns: Sequence[str]) -> str:
+    return next((column for column in USUAL if column in columns), columns[0] if columns else "question")
 
 
 def _check_prompt(prompt: Any, index: int, tokenizer: Any, name: str) -> None:

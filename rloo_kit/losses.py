@@ -1,10 +1,13 @@
 """The policy-gradient loss of a micro-batch, and what each completion weighs in it.
 
 For the trainer.  Tensors in, tensors out.  The loss of an update is a weighted sum over its completions, and
-a completion's weight is settled once, over all completions of a generation batch that share the update (with
-several generation batches to an update, which are sampled one after the other, the update is their mean).  So
-it does not matter how the completions are then cut into micro-batches and spread over processes, nor whether
-those without a signal are left out.
+a completion's weight is settled once, over all completions of a generation batch that share the update.  So it does
+not matter how the completions are then cut into micro-batches and spread over processes, nor whether those without a
+signal are left out.
+
+With several generation batches to an update, which are sampled one after the other, the update is their mean; where
+neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over as many
+micro-batches as divide both (:func:`rloo_kit.packing.unit`).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ def row_weights(
     Args:
         aggregation: one of :data:`AGGREGATIONS`, for completions o_i of an update of N:
 
-            - ``seq-mean-token-sum``: 1 / N, TRL's RLOO and Ahmadian et al. 2024, equation 6.
+            - ``seq-mean-token-sum``: 1 / N, TRL's RLOO and Ahmadian et al. 2024.
             - ``seq-mean-token-mean``: 1 / (N |o_i|), GRPO's (Shao et al. 2024, equation 3).
             - ``token-mean``: 1 / sum |o_j|, DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 8).
             - ``seq-mean-token-sum-norm``: 1 / (N longest), Dr. GRPO's (Liu et al. 2025, arXiv 2503.20783).

@@ -89,7 +89,8 @@ class PromptHistory(TrainerCallback, ExportableState):
         """The weight of each of ``prompts`` prompts, by the generation batches numbered below ``before``.
 
         What is younger is left out, also where it is known: a run that is resumed then draws what the run
-        that was not stopped would have drawn.
+        that was not stopped would have drawn.  (With data workers, which draw further ahead, it may differ in the
+        batches that they had drawn when the checkpoint was written.)
         """
         while self._recent and self._recent[0][0] < before:
             self._settle(self._recent.popleft()[1])

@@ -2,7 +2,7 @@
 
 For everybody who trains, in a notebook or a script.  It is a subclass of whatever ``trl.RLOOTrainer`` is
 after unsloth's import: TRL's own class on a CPU, unsloth's generated one on a GPU.  The method is Ahmadian et
-al. 2024 (arXiv 2402.14740), equation 6: the advantage of a completion is its reward minus the mean reward of
+al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the mean reward of
 the other K - 1 of its prompt.
 
 TRL samples and scores.  What follows is done here, with :mod:`~rloo_kit.advantages`, :mod:`~rloo_kit.packing` and
@@ -37,7 +37,8 @@ from rloo_kit import (
     truncation,
 )
 from rloo_kit import config as _config
-from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
+from rloo_kit.advantages import dead_groups, total_rewards
+from rloo_kit.errors import OutOfMemoryError, RewardError
 
 environment.import_unsloth()
 
@@ -45,51 +46,18 @@ import torch  # noqa: E402 - unsloth first
 import trl  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import PrinterCallback, TrainerState  # noqa: E402
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import use_adapter  # noqa: E402
 
-import rewards  # noqa: E402
-from rloo_kit import gradients, prompts  # noqa: E402
+from rloo_kit import arguments, gradients, prompts  # noqa: E402
+from rloo_kit.arguments import ROW  # noqa: E402
 from rloo_kit.health import HealthCallback  # noqa: E402
 from rloo_kit.live import LivePlot  # noqa: E402
 from rloo_kit.progress import ProgressCallback  # noqa: E402
 
 RLOOConfig = _config.RLOOConfig
-
-OLD_NAMES = {
-    "policy": "model",
-    "tokenizer": "processing_class",
-    "reward_model": "reward_funcs",
-    "config": "args",
-}
-"""Arguments of older TRL trainers, and what they are called today."""
-
-GONE = {
-    "ref_policy": "remove it: the reference is the policy as it was when the trainer was made",
-    "ref_model": "remove it: the reference is the policy as it was when the trainer was made",
-    "value_model": "remove it: the leave-one-out baseline needs no value model",
-    "data_collator": "remove it: prompts are tokenized by the trainer",
-}
-"""Trainer arguments without an equal today, and what to do instead."""
-
-ARGUMENTS = (
-    "model",
-    "reward_funcs",
-    "args",
-    "train_dataset",
-    "eval_dataset",
-    "processing_class",
-    "reward_processing_classes",
-    "callbacks",
-    "optimizers",
-    "quantization_config",
-    "peft_config",
-)
-"""TRL's; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
-
-ROW = "rloo_kit_row"
-"""The dataset column that tells an informative sampler which prompt a group was of; rewards do not see it."""
 
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """Of an optimizer's parameter groups: what a configuration sets.  Some optimizers keep state beside it."""
@@ -147,24 +115,19 @@ class RLOOTrainer(trl.RLOOTrainer):
     ) -> None:
         named = {"model": model, "reward_funcs": reward_funcs, "args": args, "train_dataset": train_dataset}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer")
-        given = _unwrap_policy(given)
-        if "args" not in given:
-            given["args"] = RLOOConfig()
-        _check_arguments(given)
-        given["reward_funcs"] = _guarded_rewards(given)
+        given, self._history = arguments.completed(given)
         _drop_reference(given["model"])
         self._estimator = advantages.find(_config.own(given["args"], "advantage_estimator"))
         self._unscored: Counter[str] = Counter()
         self._log_probs_wait = False
         self._token_sums: dict[str, tuple[float, float]] = {}
-        self._history = _prompt_history(given)
         super().__init__(**given)
         if self.beta == 0 or _is_fresh(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             _drop_reference(self.model)
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
-        self.remove_callback(PrinterCallback)
+        for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
+            self.remove_callback(shown)
         if _config.own(self.args, "live_plot"):
             self.add_callback(LivePlot())
         self.add_callback(ProgressCallback())
@@ -262,17 +225,20 @@ class RLOOTrainer(trl.RLOOTrainer):
             are trained on; ``advantages`` (rows,), or ``rewards`` (rows,) where they wait for the KL term;
             ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) where they are needed.
         """
-        if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
         drawn = [example.get(ROW) for example in inputs]
         inputs = [{name: value for name, value in row.items() if name != ROW} for row in inputs]
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
         with self._sampling_and_rewards_only():
             batch = super()._generate_and_score_completions(inputs)
         del batch["old_logps"], batch["advantages"]
         scored = self._total_rewards.view(-1, self.num_generations)
+        masked = self._masked_groups(batch)
+        self._metrics["train"]["dead_groups"].append((dead_groups(scored) | masked).float().mean().item())
         if self._history is not None:
             rows = self.accelerator.gather(torch.tensor(drawn, device=self.accelerator.device))
-            self._history.record(rows.tolist()[:: self.num_generations], scored)
+            taught = scored.masked_fill(masked.unsqueeze(1), torch.nan)
+            self._history.record(rows.tolist()[:: self.num_generations], taught)
         before_kl = self._estimate(scored)
         batch["live"] = self._live(before_kl)[self._own_rows(batch)]
         if self._advantages_wait:
@@ -301,6 +267,11 @@ class RLOOTrainer(trl.RLOOTrainer):
         finally:
             self.beta, self._log_probs_wait = beta, False
 
+    def _masked_groups(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Which groups (groups,) of all processes teach nothing, their completions all cut and masked."""
+        masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
+        return masked.view(-1, self.num_generations).all(1)
+
     def _own_rows(self, batch: dict[str, Any]) -> slice:
         """Where this process's rows stand among all."""
         rows = len(batch["prompt_ids"])
@@ -326,7 +297,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _less_kl(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Rewards (groups, K) of all processes minus beta x KL, as in Ahmadian et al. 2024, equation 2."""
+        """Rewards (groups, K) of all processes minus beta x KL, as in Ahmadian et al. 2024."""
         scored = batch["completion_mask"] * batch["live"].unsqueeze(1)
         kl = self._kl(batch["old_per_token_logps"], {**batch, "completion_mask": scored})
         total = self._total_rewards - self.beta * self.accelerator.gather(kl.sum(1))
@@ -335,7 +306,8 @@ class RLOOTrainer(trl.RLOOTrainer):
     def _kl(self, logps: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
         estimate = advantages.KL_ESTIMATORS[_config.own(self.args, "kl_estimator")]
-        kl: torch.Tensor = estimate(logps - batch["ref_per_token_logps"]) * batch["completion_mask"]
+        kl: torch.Tensor = estimate(logps - batch["ref_per_token_logps"])
+        kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
         self._log_token_mean("kl", kl.detach(), batch["completion_mask"])
         return kl
 
@@ -343,10 +315,15 @@ class RLOOTrainer(trl.RLOOTrainer):
         stats = torch.stack([(values * mask).sum(), mask.sum().float()])
         total, count = self.accelerator.reduce(stats, reduction="sum").tolist()
         # Since the last log: a mean of means would favour the tokens of short micro-batches.
-        if self._metrics["train"][name]:
-            total, count = total + self._token_sums[name][0], count + self._token_sums[name][1]
-        self._token_sums[name] = (total, count)
+        before, counted = self._token_sums.get(name, (0.0, 0.0))
+        self._token_sums[name] = total, count = total + before, count + counted
         self._metrics["train"][name] = [total / max(count, 1.0)]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, and begin the means over tokens anew, as TRL does with its own."""
+        super().log(logs, start_time)
+        if self.model.training:
+            self._token_sums.clear()
 
     # --- log-probabilities --------------------------------------------------------------------------------
 
@@ -586,16 +563,31 @@ class RLOOTrainer(trl.RLOOTrainer):
         """
         scores: torch.Tensor = super()._calculate_rewards(inputs, *args, **kwargs)
         training = self.model.training
-        k = self.num_generations if training else self.num_generations_eval
+        self._check_models_rewards(scores)
         self._total_rewards = total_rewards(
             scores, self.reward_weights.to(scores.device), self.reward_clip_range
         )
-        if k > 1:  # an evaluation may sample one completion per prompt
-            dead = dead_groups(self._total_rewards.view(-1, k))
-            self._metrics["train" if training else "eval"]["dead_groups"].append(dead.float().mean().item())
         if training:
             self._report_unscored(scores)
+        elif self.num_generations_eval > 1:  # an evaluation may sample one completion per prompt
+            dead = dead_groups(self._total_rewards.view(-1, self.num_generations_eval))
+            self._metrics["eval"]["dead_groups"].append(dead.float().mean().item())
         return scores
+
+    def _check_models_rewards(self, scores: torch.Tensor) -> None:
+        """Answers: a NaN of a reward model counts as "does not apply", and an infinity makes every weight NaN.
+
+        (What functions return is checked by ``rewards.guarded``.)
+        """
+        for column, reward in enumerate(self.reward_funcs):
+            if isinstance(reward, torch.nn.Module) and not scores[:, column].isfinite().all():
+                bad = int((~scores[:, column].isfinite()).sum())
+                raise RewardError(
+                    "a reward model's score is not finite",
+                    where=f"{self.reward_func_names[column]}, {bad} of {len(scores)} completions, step "
+                    f"{self.state.global_step + 1}",
+                    todo="load it in bfloat16 or float32, and look for NaN in its weights",
+                )
 
     def _report_unscored(self, scores: torch.Tensor) -> None:
         """Answers: a reward that is None for every sample changes nothing, and TRL says so only in a log."""
@@ -660,6 +652,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         and every later step would then train on completions of an older policy."""
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
+        self._token_sums.clear()
         self._unscored.clear()
         gradients.forget_step(self.accelerator)
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
@@ -739,36 +732,6 @@ class RLOOTrainer(trl.RLOOTrainer):
                 parameter.data = parameter.data.to(dtypes[name])
 
 
-def total_rewards(
-    scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
-) -> torch.Tensor:
-    """The reward of each completion, as TRL adds it up.
-
-    Args:
-        scores: (completions, rewards), NaN where a reward does not apply.
-        weights: (rewards,).
-        clip: lowest and highest total, or None.
-
-    Returns:
-        (completions,), NaN where no reward applies.
-    """
-    total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
-    return total if clip is None else total.clamp(*clip)
-
-
-def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
-    """Which groups carry no signal: all their K rewards are equal, so every advantage is 0.
-
-    Args:
-        rewards: (groups, K), NaN where a completion was not scored.
-
-    Returns:
-        (groups,) bool.  Completions that no reward scored are left out; a group with fewer than two scored
-        ones is dead.
-    """
-    return (advantages.rloo(rewards) == 0).all(1)
-
-
 def _model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
@@ -777,90 +740,6 @@ def _model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.T
 
 
 # --- before the parent's __init__ -------------------------------------------------------------------------
-
-
-def _unwrap_policy(given: dict[str, Any]) -> dict[str, Any]:
-    from rloo_kit.models import Policy
-
-    policy = given.get("model")
-    if isinstance(policy, Policy):
-        return {"processing_class": policy.tokenizer, **given, "model": policy.model}
-    return given
-
-
-def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
-    funcs = given.get("reward_funcs")
-    funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
-    guards.check_rewards(funcs, given["args"].reward_weights, where="RLOOConfig")
-    limit = _config.own(given["args"], "reward_limit")
-    dataset = given.get("train_dataset")
-    columns = guards.reward_columns(dataset) if hasattr(dataset, "column_names") else None
-    kept = (str, torch.nn.Module)  # reward models: TRL calls them itself
-    guarded = [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
-    callables = [f for f in guarded if not isinstance(f, kept)]
-    # TRL logs by name, and would average two rewards of one name into one line.
-    for func, name in zip(callables, guards.distinct([f.__name__ for f in callables]), strict=True):
-        func.__name__ = name
-    return guarded
-
-
-def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
-    """For informative sampling: the history, and a dataset whose rows tell their place."""
-    args, dataset = given["args"], given["train_dataset"]
-    if _config.own(args, "prompt_sampling") == "uniform":
-        return None
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "add_column")) or args.remove_unused_columns:
-        raise ConfigError(
-            "informative sampling needs a dataset whose rows can be drawn in any order, with all its columns",
-            where="RLOOConfig(prompt_sampling='informative')",
-            todo="give a datasets.Dataset, leave remove_unused_columns False, or set prompt_sampling='uniform'",
-        )
-    if ROW in dataset.column_names:  # of another trainer
-        dataset = dataset.remove_columns(ROW)
-    given["train_dataset"] = dataset.add_column(ROW, list(range(len(dataset))))
-    return prompts.PromptHistory(args.num_generations)
-
-
-def _check_arguments(given: dict[str, Any]) -> None:
-    for name in ("model", "train_dataset"):
-        if given.get(name) is None:
-            raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
-    _check_model(given)
-    args = given["args"]
-    guards.check_config(args, environment.process_count())
-    evaluated = given.get("eval_dataset")
-    parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
-    datasets = {"train_dataset": given["train_dataset"]}
-    datasets |= {
-        f"eval_dataset[{part!r}]" if part else "eval_dataset": dataset for part, dataset in parts.items()
-    }
-    for name, dataset in datasets.items():
-        if hasattr(dataset, "column_names"):
-            guards.check_dataset(dataset, args, given.get("processing_class"), name)
-
-
-def _check_model(given: dict[str, Any]) -> None:
-    """Answers: on a GPU unsloth's trainer cannot take a name, and ignores peft_config without a word."""
-    generated = trl.RLOOTrainer.__name__.startswith("Unsloth")
-    if generated and isinstance(given["model"], str):
-        raise ConfigError(
-            "on a GPU the trainer takes a loaded model, not a name",
-            where=f"RLOOTrainer(model={given['model']!r})",
-            todo="policy = rloo_kit.load_policy(name), and pass model=policy",
-        )
-    if generated and given.get("peft_config") is not None:
-        raise ConfigError(
-            "on a GPU unsloth ignores peft_config, and the whole model would be trained or nothing",
-            where="RLOOTrainer(peft_config=...)",
-            todo="attach the LoRA before: load_policy(name, lora_rank=...), or FastLanguageModel.get_peft_model",
-        )
-    tokenizer = given.get("processing_class")
-    if tokenizer is not None and getattr(tokenizer, "eos_token_id", 0) is None:
-        raise ConfigError(
-            "the tokenizer has no end-of-sequence token, so no completion would ever end",
-            where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
-            todo="set tokenizer.eos_token, or load both with rloo_kit.load_policy",
-        )
 
 
 def _is_fresh(model: Any) -> bool:

@@ -629,3 +629,20 @@ def test_inside_a_loss_k3_has_the_gradient_of_the_divergence_the_other_way_round
 def test_paid_as_a_reward_k1_has_the_gradient_of_the_kl_divergence() -> None:
     penalties = -k1(POLICY.log() - REFERENCE.log())
     close(expected_gradient(rloo, penalties), -gradient_of(true_kl), rtol=1e-12, atol=1e-15)
+
+
+def test_inside_a_loss_k2_leaves_out_what_a_token_does_to_later_ones() -> None:
+    """Completions of two tokens: the first is drawn as the reference draws it, the second is not, after one of them."""
+    first = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
+    second = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    reference = torch.zeros(3, 2, dtype=torch.float64).log_softmax(1)
+    ratio = second.log_softmax(1) - reference
+    later = (second.softmax(1) * ratio).sum(1)
+    true = torch.autograd.grad((first.softmax(0) * later).sum(), first)[0]
+    drawn = first.detach().softmax(0)
+    paid = drawn @ (torch.eye(3, dtype=torch.float64) - drawn).mul(later.unsqueeze(1))
+    close(paid, true, rtol=1e-12, atol=1e-15)
+    log_ratio = first.log_softmax(0) - first.detach().log_softmax(0)
+    in_loss = torch.autograd.grad((drawn * k2(log_ratio)).sum(), first)[0]
+    close(in_loss, torch.zeros(3), rtol=0, atol=1e-15)
+    assert true.abs().max() > 0.05

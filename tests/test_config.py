@@ -115,6 +115,11 @@ def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
     assert "tokenizer is now processing_class" in str(caught[0].message)
 
 
+def test_a_trainer_argument_that_is_none_points_to_the_trainers_help(policy: Any, task: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"help\(rloo_kit.RLOOTrainer\)"):
+        rloo_kit.RLOOTrainer(model=policy, train_dataset=task.train, frobnicate=1)
+
+
 def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: Any) -> None:
     with pytest.raises(ArgumentError, match="ref_policy has no equal"):
         rloo_kit.RLOOTrainer(
@@ -133,6 +138,12 @@ def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: 
 def test_a_setting_of_the_wrong_kind_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         rloo_kit.RLOOConfig(**settings)
+
+
+def test_the_best_checkpoint_is_that_of_the_highest_reward() -> None:
+    """transformers would take that of the lowest loss."""
+    settings = rloo_kit.RLOOConfig(save_strategy="best", eval_strategy="steps", load_best_model_at_end=True)
+    assert (settings.metric_for_best_model, settings.greater_is_better) == ("eval_reward", True)
 
 
 def test_fp16_switched_off_leaves_the_choice_to_the_device() -> None:

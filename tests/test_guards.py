@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset
+from transformers import TrainerCallback
 
 import rloo_kit
 import rloo_kit.errors
 from rewards import RewardValueError
-from rloo_kit.errors import ConfigError, DatasetError, RewardError, RLOOKitError
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError, RLOOKitError
 
 QUESTION = [{"role": "user", "content": "What is 1 + 2?"}]
 
@@ -172,6 +173,83 @@ def test_a_bad_input_is_refused_by_name_and_leaves_every_weight_finite(
         assert name in str(caught.value)
     assert "What to do:" in str(caught.value)
     assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
+
+
+ROWS = [{"prompt": QUESTION, "answer": "3"}] * 4
+REFUSED_TOO = {
+    # Not among the 29 of benchmarks/bad_inputs.py: what a newcomer tried.
+    "a list for a dataset": Refused(
+        DatasetError, ("is a list", "from_list"), trainer={"train_dataset": ROWS}
+    ),
+    "a DataFrame": Refused(
+        DatasetError,
+        ("DataFrame", "from_pandas"),
+        trainer={"train_dataset": Dataset.from_list(ROWS).to_pandas()},
+    ),
+    "all splits at once": Refused(
+        DatasetError,
+        ("is a DatasetDict", "dataset['validation']"),
+        trainer={"train_dataset": DatasetDict(validation=Dataset.from_list(ROWS))},
+    ),
+    "a task": Refused(
+        DatasetError, ("task.held_out",), trainer={"eval_dataset": rloo_kit.tasks.addition(8, 8)}
+    ),
+    "prompts under another usual name": Refused(
+        DatasetError,
+        ("rename_column('problem', 'prompt')",),
+        trainer={"train_dataset": Dataset.from_list([{"id": 1, "problem": "1"}] * 4)},
+    ),
+    "a dict for the config": Refused(
+        ArgumentError, ("args cannot be a dict", "RLOOConfig(**settings)"), trainer={"args": {"max_steps": 1}}
+    ),
+    "one callback alone": Refused(
+        ArgumentError, ("callbacks=[callback]",), trainer={"callbacks": TrainerCallback()}
+    ),
+    "a catalogue name": Refused(ConfigError, ("load_policy('qwen3-0.6b')",), trainer={"model": "qwen3-0.6b"}),
+    "the lowest loss as the best": Refused(
+        ConfigError,
+        ("reads about 0", "eval_reward"),
+        {"save_strategy": "best", "metric_for_best_model": "loss"},
+    ),
+    "informative prompts in the dataset's order": Refused(
+        ConfigError, ("shuffle_dataset=False",), {"prompt_sampling": "informative", "shuffle_dataset": False}
+    ),
+    "a batch smaller than a group": Refused(
+        ConfigError, ("a multiple of 4: 4.\n",), {"num_generations": 4, "per_device_train_batch_size": 2}
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_TOO.values(), ids=REFUSED_TOO.keys())
+def test_what_a_newcomer_may_give_is_refused_with_what_to_give(case: Refused, make_trainer: Any) -> None:
+    with pytest.raises(case.error) as caught:
+        make_trainer(**case.config, **case.trainer)
+    for name in case.names:
+        assert name in f"{caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"top_p": 0.95, "top_k": 20},
+            "top_p=0.95, top_k=20: completions are sampled from another distribution",
+        ),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+    ],
+)
+def test_sampling_from_a_part_of_the_policy_is_spoken_of(settings: dict[str, Any], said: str) -> None:
+    with pytest.warns(UserWarning, match=said):
+        rloo_kit.RLOOConfig(**settings)
+
+
+def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(make_trainer: Any) -> None:
+    trainer = make_trainer()
+    trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
+    trainer._check_models_rewards(torch.tensor([[0.5], [1.0]]))
+    with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
+        trainer._check_models_rewards(torch.tensor([[0.5], [torch.nan]]))
 
 
 def without_eos(tokenizer: Any) -> Any:

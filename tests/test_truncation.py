@@ -225,3 +225,21 @@ def test_where_nothing_is_cut_nothing_is_said(make_trainer: Any) -> None:
         trainer._look_for_truncation([[17, trainer.eos_token_ids[0]]] * 8)
         for _ in range(2 * BATCHES):
             trainer._look_for_truncation([[17, 18]] * 3 + [[17, trainer.eos_token_ids[0]]] * 5)
+
+
+def test_a_group_that_is_masked_whole_is_dead_and_remembered_as_one(make_trainer: Any) -> None:
+    """It has a spread of rewards, and teaches nothing all the same."""
+    trainer = make_trainer(
+        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        max_completion_length=2,
+        mask_truncated_completions=True,
+        prompt_sampling="informative",
+        max_steps=2,
+    )
+    with pytest.warns(UserWarning, match="this step changes nothing"):
+        trainer.train()
+    logged = [entry["dead_groups"] for entry in trainer.state.log_history if "dead_groups" in entry]
+    assert logged == [1.0, 1.0]
+    counts = [counts for _, seen in trainer._history._recent for counts in seen.values()]
+    assert counts
+    assert all(set(one) == {"unscored"} for one in counts)
