@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from rloo_kit.evaluation import Interval
+from rloo_kit.evaluation import Interval, has_no_spread
 
 
 def student(values: Sequence[float]) -> Interval:
@@ -25,7 +25,7 @@ def student(values: Sequence[float]) -> Interval:
     mean = statistics.fmean(values)
     if math.isinf(mean):
         return Interval(mean, -math.inf, math.inf)
-    if min(values) == max(values):
+    if has_no_spread(values):
         return Interval(mean, math.nan, math.nan)
     half = t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return Interval(mean, mean - half, mean + half)

@@ -273,6 +273,15 @@ def wilson(successes: int, trials: int) -> Interval:
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
+def has_no_spread(values: Sequence[float]) -> bool:
+    """Whether all are equal, but for the rounding of the sums that they may be.
+
+    >>> has_no_spread([1.0 - 0.2, 0.9 - 0.1]), has_no_spread([0.0, 0.001])
+    (True, False)
+    """
+    return math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)
+
+
 def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval | None:
     """Percentile bootstrap of the mean (Efron 1979); None without values, no bounds where all are equal.
 
@@ -283,7 +292,7 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
     if not values:
         return None
     mean = statistics.fmean(values)
-    if min(values) == max(values):
+    if has_no_spread(values):
         return Interval(mean, math.nan, math.nan)
     rng = random.Random(seed)
     means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(resamples))

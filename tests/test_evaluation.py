@@ -53,7 +53,7 @@ def test_the_bootstrap_interval_is_as_wide_as_the_normal_one_where_values_are_no
     assert (interval.high + interval.low) / 2 == pytest.approx(statistics.fmean(values), abs=0.05 * normal)
 
 
-@pytest.mark.parametrize("values", [[1.0] * 32, [0.0] * 2, [0.7]])
+@pytest.mark.parametrize("values", [[1.0] * 32, [0.0] * 2, [0.7], [1.0 - 0.2, 0.9 - 0.1]])
 def test_without_spread_there_is_no_bootstrap_interval_and_it_says_so(values: list[float]) -> None:
     interval = bootstrap(values)
     assert interval is not None
