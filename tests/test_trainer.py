@@ -16,9 +16,9 @@ import trl
 
 import rloo_kit
 from rloo_kit import progress
+from rloo_kit.advantages import dead_groups, total_rewards
 from rloo_kit.checkpoints import last_whole_checkpoint
 from rloo_kit.errors import ConfigError
-from rloo_kit.trainer import dead_groups, total_rewards
 from tests.conftest import CLEAN_ENVIRONMENT
 
 METRICS = ("reward", "reward_std", "grad_norm", "entropy", "completions/mean_length")
@@ -165,7 +165,7 @@ def test_an_evaluation_has_its_own_number_of_completions_and_metrics(make_traine
 
     def counted(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
         groups.append(max(prompts.count(prompt) for prompt in prompts))
-        return random_rewards(completions)
+        return random_rewards(completions, **kwargs)
 
     trainer = make_trainer(
         reward_funcs=counted,
@@ -678,3 +678,33 @@ def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_pat
     assert said["optimizers"] == "nothing"
     assert said["finite"] == "True"
     assert said["defaults"] == "1e-05 adamw_torch_fused 42 0.0 0 4 4"
+
+
+def test_a_reward_may_log_a_metric_under_any_name(make_trainer: Any) -> None:
+    """One of the trainer's own names keeps the trainer's figure."""
+
+    def reward(completions: Any, log_metric: Any, **kwargs: Any) -> list[float]:
+        log_metric("entropy", 99.0)
+        log_metric("digits", 3.0)
+        return [float(index % 2) for index in range(len(completions))]
+
+    trainer = make_trainer(reward_funcs=reward, max_steps=2)
+    trainer.train()
+    log = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["digits"] for entry in log] == [3.0, 3.0]
+    assert all(0 < entry["entropy"] < 20 for entry in log)
+
+
+def test_rewards_see_the_users_columns_in_an_evaluation_on_the_training_prompts_too(
+    make_trainer: Any,
+) -> None:
+    seen: set[str] = set()
+
+    def reward(completions: Any, **kwargs: Any) -> list[float]:
+        seen.update(kwargs)
+        return [0.0] * len(completions)
+
+    trainer = make_trainer(reward_funcs=reward, prompt_sampling="informative")
+    trainer.evaluate(trainer.train_dataset.select(range(4)))
+    assert {"answer", "problem"} <= seen
+    assert not any("rloo_kit" in name for name in seen)
