@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, shown, three_parts
@@ -55,7 +55,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
             then a required argument is taken to be one of them.
 
     Raises:
-        RewardSignatureError: not callable, no ``**kwargs`` and a keyword missing, a positional-only
+        RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
             argument, or a required argument that no column provides.
     """
     name = reward_name(reward)
@@ -66,11 +66,22 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
             value=reward,
             todo="pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]",
         )
+    _refuse_class(reward)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (ValueError, TypeError):  # a builtin or an extension type that does not tell its signature
         return
     _check_parameters(name, list(parameters), None if columns is None else set(columns))
+
+
+def _refuse_class(reward: Reward) -> None:
+    if inspect.isclass(reward):
+        raise RewardSignatureError(
+            f"{reward.__name__} is a class, and its instances are the rewards",
+            reward_name=reward.__name__,
+            value=reward,
+            todo=f"pass an instance, {reward.__name__}(...)",
+        )
 
 
 def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: set[str] | None) -> None:
@@ -152,15 +163,16 @@ class _Guarded:
         except RewardValueError:  # an inner guard has already named its function
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
-    def _failed(self, error: Exception) -> RewardCallError:
+    def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
+        mend = "mend the function at the last line of the traceback above, which is its own"
         return RewardCallError(
             f"The reward raised {type(error).__name__}: {error}",
             reward_name=self.__name__,
             value=error,
-            todo="mend the function at the last line of the traceback above, which is its own",
+            todo="; ".join([mend, *_hints(error, kwargs)]),
         )
 
     def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
@@ -174,8 +186,19 @@ class _AsyncGuarded(_Guarded):
         except RewardValueError:
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
+
+
+def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """What the call was made with, where errors of this kind mostly come from taking it for something else."""
+    if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
+        if isinstance(kwargs["completions"][0], str):
+            yield "completions are strings here, as the prompts are"
+        else:
+            yield "completions are lists of messages here: completion[0]['content']"
+    if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
+        yield f"rewards get the columns {sorted(set(kwargs) - set(TRL_KEYWORDS))}"
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -317,6 +340,7 @@ def _members(rewards: Iterable[Reward], where: str) -> list[Reward]:
                     "pass the function itself, such as rewards.answer_reward()",
                 )
             )
+        _refuse_class(member)
     return members
 
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import pickle
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -113,6 +114,44 @@ def test_an_exception_keeps_the_rewards_own_traceback():
     assert frames[-1].function == "broken"
 
 
+def chats(*texts):
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+TOOK_FOR = {
+    "messages for a string, in a pattern": (lambda c: re.search("4", c), chats("4"), "lists of messages"),
+    "messages for a string, with a method": (lambda c: c.split(), chats("4"), "completion[0]['content']"),
+    "a string for messages": (lambda c: c[0]["content"], ["4"], "completions are strings here"),
+}
+
+
+@pytest.mark.parametrize(("read", "completions", "says"), TOOK_FOR.values(), ids=TOOK_FOR)
+def test_a_completion_taken_for_what_it_is_not_is_said_to_be_what_it_is(read, completions, says):
+    def reward(completions, **kwargs):
+        return [float(bool(read(completion))) for completion in completions]
+
+    with pytest.raises(RewardCallError) as caught:
+        guarded(reward)(prompts=["p"], completions=completions)
+    assert says in str(caught.value).splitlines()[2]
+
+
+def test_a_column_that_is_not_there_is_answered_with_those_that_are():
+    def reward(completions, **kwargs):
+        return [float(kwargs["solution"][0] == c) for c in completions]
+
+    with pytest.raises(RewardCallError, match=r"rewards get the columns \['answer', 'level'\]"):
+        guarded(reward)(prompts=["p"], completions=["a"], level=[1], answer=["a"], trainer_state=None)
+
+
+def test_an_error_of_another_kind_is_not_explained_by_the_call():
+    def reward(completions, **kwargs):
+        return [1 / 0 for _ in completions]
+
+    with pytest.raises(RewardCallError) as caught:
+        guarded(reward)(completions=chats("4"), answer=["4"])
+    assert str(caught.value).endswith("which is its own.")
+
+
 def test_an_inner_guard_names_its_own_function():
     def outer(completions, **kwargs):
         return guarded(Returns([float("nan")]))(completions=completions)
@@ -207,6 +246,12 @@ def test_a_signature_that_misses_trls_keywords_is_refused_before_any_call():
         check_signature(positional_only)
     with pytest.raises(RewardSignatureError, match="must be callable"):
         check_signature("accuracy_reward")
+
+
+@pytest.mark.parametrize("made", [guarded, lambda reward: rewards.weighted([reward]), rewards.clipped])
+def test_a_class_in_place_of_its_instance_is_named_as_that(made):
+    with pytest.raises(RewardSignatureError, match=r"(?s)Returns is a class.*an instance, Returns\(\.\.\.\)"):
+        made(Returns)
 
 
 def test_a_signature_is_checked_against_the_columns_where_they_are_known():
