@@ -8,6 +8,7 @@ works on both kinds of machine.  It does not train, and :mod:`rloo_kit.memory` p
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import queue
@@ -38,6 +39,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 # unsloth and transformers say so where a device map would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 HUB_SECONDS = 9.0
+BESIDE = 8
+"""Folders that an error names at most, the most similar first."""
 
 
 @dataclass(frozen=True)
@@ -261,9 +264,10 @@ def _resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | N
     """What to hand to unsloth for a name, checked before anything is loaded."""
     if name is None:
         name = _default_name(four_bit)
-    if Path(name).is_dir():
-        return _resolve_folder(Path(name))
-    name = os.fspath(name)
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for a user it does not know
+    if folder.is_dir():
+        return _resolve_folder(folder)
+    is_path, name = isinstance(name, os.PathLike), os.fspath(name)
     if name == "tiny":
         return _Source(str(tiny.checkpoint()), CATALOGUE["tiny"])
     card = find(name)
@@ -271,7 +275,9 @@ def _resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | N
         path = card.four_bit_repository if four_bit else card.repository
         _check_hub(str(path), token)
         return _Source(str(path), card)
-    if "/" not in name or name.startswith((".", "/", "~")):
+    if is_path or folder.exists() or not _could_be_hub_id(name):
+        raise _no_folder(name, folder)
+    if "/" not in name:
         raise PolicyNotFoundError(
             f"there is no policy called {name!r}",
             where="load_policy, which knows " + ", ".join(CATALOGUE),
@@ -288,6 +294,31 @@ def _default_name(four_bit: bool) -> str:
     from rloo_kit import memory
 
     return memory.fit(load_in_4bit=four_bit).model.card.name
+
+
+def _could_be_hub_id(name: str) -> bool:
+    """Whether the hub could have it: a path has more slashes, or begins with one, with "." or with "~"."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
+    parent = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    names = [path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    missing = folder.absolute().relative_to(parent).parts[0]
+    closest = difflib.get_close_matches(missing, names, n=BESIDE, cutoff=0.0)
+    return PolicyNotFoundError(
+        f"there is no folder {name!r}",
+        where=f"load_policy; {parent} holds {', '.join(closest) or 'no folder'}",
+        todo="give the folder that Policy.save or save_pretrained wrote, a hub id (owner/name) or one of "
+        + ", ".join(CATALOGUE),
+    )
 
 
 def _resolve_folder(folder: Path) -> _Source:
@@ -324,7 +355,8 @@ def _check_hub(repository: str, token: str | None) -> bool:
             return file == ADAPTER_CONFIG
     local = "or download it where there is a network (hf download) and give load_policy the folder"
     unreachable = PolicyNotFoundError(
-        f"{repository} is not on this machine, and the Hugging Face hub cannot be reached",
+        f"{repository} is not in the hub's cache, nor is there a folder of that name, and the Hugging Face hub "
+        "cannot be reached",
         where=f"load_policy; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}",
         todo=f"connect and call prepare(offline=False) in a fresh kernel, {local}; load_policy('tiny') needs neither",
     )
@@ -340,7 +372,7 @@ def _check_hub(repository: str, token: str | None) -> bool:
         ) from error
     except RepositoryNotFoundError as error:
         raise PolicyNotFoundError(
-            f"the hub has no repository {repository!r} that you may read",
+            f"the hub has no repository {repository!r} that you may read, nor is there a folder of that name",
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(repository))}? A private one needs HF_TOKEN in .env",
         ) from error

@@ -156,6 +156,35 @@ def test_a_wrong_name_gets_the_nearest_ones() -> None:
         rloo_kit.load_policy("qwen3-4b-thinkin")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["{}/run/checkpoint-25", "./adaptor", "~/adaptor", "my runs/adaptor", "out/run/checkpoint-25", "a/b/"],
+)
+def test_what_no_hub_could_have_is_a_folder_that_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    name = name.format(tmp_path)
+    with pytest.raises(PolicyNotFoundError, match=rf"there is no folder '{name}'") as caught:
+        rloo_kit.load_policy(name)
+    assert f"{tmp_path} holds adapter." in str(caught.value)
+
+
+def test_a_path_object_is_a_folder_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PolicyNotFoundError, match=r"no folder 'somebody/something'"):
+        rloo_kit.load_policy(Path("somebody/something"))
+
+
+def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "config.json").touch()
+    assert models._resolve("~/adapter", True, None).path == str(tmp_path / "adapter")
+
+
 def test_without_a_network_a_hub_id_fails_at_once_and_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,7 +195,7 @@ def test_without_a_network_a_hub_id_fails_at_once_and_says_how_to_go_on(
     with pytest.raises(PolicyNotFoundError, match="cannot be reached") as caught:
         rloo_kit.load_policy("qwen3-4b")
     assert time.monotonic() - started < 10
-    assert "folder" in str(caught.value)
+    assert "nor is there a folder of that name" in str(caught.value)
 
 
 def test_a_hub_that_takes_the_connection_and_says_nothing_fails_soon_after_its_time(script: Any) -> None:
