@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 from rloo_kit import tiny
 from rloo_kit.errors import ImportOrderError, VersionError
+from rloo_kit.releasing import running_shell
 
 # unsloth rewrites these at import, and only the names that nobody has bound yet.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
@@ -207,8 +208,9 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _hook = _UnslothFirst()
 _imported_too_early: tuple[str, ...] = ()
 _set_by_kit: dict[str, str] = {}
-_yours: set[str] = set()
+_found: dict[str, str] = {}  # variables that were set already, and by whom as far as can be known
 _read: dict[str, str | None] = {}  # the watched variables as they stood after unsloth's import
+_shown_in_cell: int | None = None
 
 
 def put_in_force() -> None:
@@ -276,13 +278,17 @@ def _keep_freed_memory() -> None:
 
 
 def apply_settings() -> None:
-    """Set the kit's variables where the user set nothing and they still matter."""
+    """Set the kit's variables where the user set nothing and they still matter.
+
+    unsloth sets some itself when it is imported: one that is there before is the user's.
+    """
+    whose = "was set before prepare()" if "unsloth" in sys.modules else "yours, left as it is"
     for name, setting in settings().items():
         if setting.old_name in os.environ:
             os.environ.setdefault(name, os.environ[setting.old_name])
         if name in os.environ:
-            if name not in _set_by_kit:
-                _yours.add(name)
+            if name not in _set_by_kit and name not in _read:
+                _found.setdefault(name, whose)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = _set_by_kit[name] = setting.value
 
@@ -301,6 +307,7 @@ class Environment:
         bf16: whether the device computes in bfloat16.
         versions: package -> installed version, for the packages of :data:`TESTED`.
         offline: whether the Hugging Face hub is left alone.
+        hub: the same in words, and whether it can be reached.
         seed: the seed that was set.
         variables: (name, value or "(not shown)", who set it and why) of each variable that matters.
         warnings: what the user should know, one sentence each.
@@ -313,6 +320,7 @@ class Environment:
     bf16: bool
     versions: Mapping[str, str]
     offline: bool
+    hub: str
     seed: int
     variables: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...]
@@ -324,7 +332,7 @@ class Environment:
             ("device", f"{self.device}: {self.device_name}"),
             ("memory", f"{self.free_bytes / gib:.1f} of {self.total_bytes / gib:.1f} GiB free"),
             ("bfloat16", "yes" if self.bf16 else "no"),
-            ("hub", "offline" if self.offline else "reachable"),
+            ("hub", self.hub),
             ("seed", str(self.seed)),
             ("stack", ", ".join(stack[:4])),
             ("", ", ".join(stack[4:])),
@@ -337,6 +345,11 @@ class Environment:
         return (
             f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
         )
+
+    def _ipython_display_(self) -> None:
+        # A bare prepare() at a cell's end has printed the screen already.
+        if _running_cell() != _shown_in_cell:
+            print(self)
 
 
 def prepare(
@@ -357,17 +370,24 @@ def prepare(
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
         VersionError: trl is of a version that the trainer was not written for.
     """
+    global _shown_in_cell
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
     _check_versions(notes)
-    is_offline = _settle_offline(offline, notes)
+    is_offline, hub = _settle_offline(offline, notes)
     unsloth = import_unsloth()
     with quiet():
         from transformers import set_seed
     set_seed(seed)
-    environment = _describe(unsloth, is_offline, seed, from_file, notes)
+    environment = _describe(unsloth, is_offline, hub, seed, from_file, notes)
     print(environment)
+    _shown_in_cell = _running_cell()
     return environment
+
+
+def _running_cell() -> int | None:
+    """The number of the notebook's cell that runs; None elsewhere."""
+    return getattr(running_shell(), "execution_count", None)
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
@@ -425,8 +445,8 @@ def _check_versions(notes: list[str]) -> None:
             notes.append(f"{package} {_version(package)} is installed; tested was {' and '.join(tested)}.")
 
 
-def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
-    """Decide whether the hub is left alone, and tell the libraries before they ask."""
+def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
+    """Decide whether the hub is left alone, and tell the libraries before they ask; the same in words."""
     truthy = {"1", "ON", "YES", "TRUE"}
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
     if offline is None:
@@ -438,10 +458,11 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> bool:
                 f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
                 "before prepare() could set it. Restart the kernel and call prepare() before any other import."
             )
-        return active
+        in_reach = "out of reach, not switched off" if offline else "reachable"
+        return active, "offline" if active else in_reach
     if (told is not None and told.upper() in truthy) != offline:
         os.environ["HF_HUB_OFFLINE"] = _set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
-    return offline
+    return offline, "offline" if offline else "reachable"
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:
@@ -467,7 +488,7 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
 
 
 def _describe(
-    unsloth: ModuleType, offline: bool, seed: int, from_file: Sequence[str], notes: list[str]
+    unsloth: ModuleType, offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]
 ) -> Environment:
     import torch
 
@@ -486,6 +507,7 @@ def _describe(
         bf16=bool(unsloth.is_bfloat16_supported()),
         versions={package: _version(package) for package in TESTED},
         offline=offline,
+        hub=hub,
         seed=seed,
         variables=tuple(_variables(from_file, notes)),
         warnings=tuple(notes),
@@ -516,8 +538,8 @@ def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str
             yield name, _short(_set_by_kit[name]), f"set: {setting.reason}"
         elif name in from_file:
             yield name, "(not shown)", "from .env"
-        elif name in _yours:
-            yield name, _short(value or ""), "yours, left as it is"
+        elif name in _found:
+            yield name, _short(value or ""), _found[name]
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
     for name in from_file:

@@ -7,7 +7,6 @@ does nothing.  It never ends a run: a picture that cannot be drawn is given up w
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from rloo_kit import plots
+from rloo_kit.releasing import running_shell
 
 
 class _Waiting:
@@ -82,6 +82,4 @@ class LivePlot(TrainerCallback):
 
 def in_notebook() -> bool:
     """Whether this process is a notebook's kernel; never loads IPython."""
-    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    shell = get_ipython() if get_ipython else None
-    return getattr(shell, "kernel", None) is not None
+    return getattr(running_shell(), "kernel", None) is not None

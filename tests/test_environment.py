@@ -11,6 +11,7 @@ import pytest
 from rloo_kit import environment
 from rloo_kit.errors import ImportOrderError, VersionError
 
+ALLOCATOR = environment.settings()["PYTORCH_ALLOC_CONF"]
 HEAVY = ("torch", "transformers", "accelerate", "trl", "peft", "unsloth", "datasets", "matplotlib", "IPython")
 
 # Forks one process per order, after what no order concerns: each child imports the libraries themselves.
@@ -234,6 +235,58 @@ def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.Monk
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens on the discard port
     assert environment._hub_reachable(seconds=1.0) is False
+
+
+LATE = """
+import io, os
+import rloo_kit, trl
+assert "PYTORCH_ALLOC_CONF" in os.environ, "unsloth has set it"
+from contextlib import redirect_stdout
+from IPython.testing.globalipapp import start_ipython
+shell = start_ipython()
+shell.run_cell("import rloo_kit", store_history=True)
+for cell in ("rloo_kit.prepare(dotenv=None)", "env = rloo_kit.prepare(dotenv=None)\\nenv", "env"):
+    out = io.StringIO()
+    with redirect_stdout(out):
+        shell.run_cell(cell, store_history=True)
+    print("CELL")
+    print(out.getvalue())
+"""
+
+
+@pytest.fixture(scope="module")
+def late_cells(script: Any) -> list[str]:
+    """What cells show that call prepare() after the stack was imported, without a network."""
+    proxies = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
+    said = script(LATE, HF_ENDPOINT="http://127.0.0.1:9", **proxies).stdout  # nothing listens there
+    return said.split("CELL\n")[1:]
+
+
+def test_a_late_prepare_says_what_is_and_takes_nothing_of_unsloths_for_the_users(
+    late_cells: list[str],
+) -> None:
+    for screen in late_cells:
+        assert "hub       out of reach, not switched off\n" in screen
+        assert "The hub is out of reach, but huggingface_hub had read HF_HUB_OFFLINE" in screen
+        assert "PYTORCH_ALLOC_CONF" not in screen
+
+
+def test_a_cell_shows_the_screen_once_and_so_does_a_later_one(late_cells: list[str]) -> None:
+    shown = [(cell.count("device  "), "Environment(" in cell) for cell in late_cells]
+    assert shown == [(1, False)] * 3
+
+
+def test_a_variable_that_was_there_with_unsloth_may_be_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    monkeypatch.setattr(environment, "_read", {})
+    whose = {}
+    for unsloth in (True, False):
+        monkeypatch.setattr(environment, "_found", {})
+        monkeypatch.setattr(environment.sys, "modules", {"unsloth": None} if unsloth else {})
+        monkeypatch.setattr(environment, "settings", lambda: {"PYTORCH_ALLOC_CONF": ALLOCATOR})
+        environment.apply_settings()
+        whose[unsloth] = environment._found["PYTORCH_ALLOC_CONF"]
+    assert whose == {True: "was set before prepare()", False: "yours, left as it is"}
 
 
 def test_another_trl_is_an_error_and_another_torch_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
