@@ -1,7 +1,7 @@
 """One line of text per logged step, the same in a notebook, a terminal and a log file.
 
 For the trainer, which puts it in place of transformers' progress bar and HTML table: those redraw, which a
-stored notebook cannot show, and unsloth's table leaves out the dead groups.
+stored notebook cannot show, and unsloth's table leaves out the dead groups.  An evaluation gets a line of its own.
 """
 
 from __future__ import annotations
@@ -13,31 +13,69 @@ from transformers import TrainerCallback
 
 COLUMNS = (
     # label, metric, width, format
-    ("reward", "reward", 8, "{:+.3f}"),
-    ("spread", "reward_std", 7, "{:.3f}"),
-    ("dead", "dead_groups", 5, "{:.0%}"),
-    ("kl", "kl", 8, "{:.4f}"),
-    ("length", "completions/mean_length", 7, "{:.0f}"),
-    ("cut", "completions/clipped_ratio", 5, "{:.0%}"),
-    ("s/step", "step_time", 7, "{:.1f}"),
+    ("reward", "reward", 8, "+.3f"),
+    ("spread", "reward_std", 7, ".3f"),
+    ("dead", "dead_groups", 5, ".0%"),
+    ("kl", "kl", 8, ".4f"),
+    ("length", "completions/mean_length", 7, ".0f"),
+    ("cut", "completions/clipped_ratio", 5, ".0%"),
+    ("s/step", "step_time", 7, ".1f"),
 )
 """What a line shows.  dead: share of groups whose K rewards are all equal, which carry no signal; cut: share
 of completions that reached max_completion_length; kl: mean of log policy - log reference per token."""
 
 
-def header() -> str:
-    """The line of column names."""
-    return f"{'step':>9}" + "".join(f"{label:>{width}}" for label, _, width, _ in COLUMNS) + f"{'left':>8}"
+EVALUATION = (
+    # label, metric, format
+    ("reward {}", "eval_reward", "+.3f"),
+    ("spread {}", "eval_reward_std", ".3f"),
+    ("length {}", "eval_completions/mean_length", ".0f"),
+    ("{} cut", "eval_completions/clipped_ratio", ".0%"),
+)
+
+
+def header(max_steps: int = 0) -> str:
+    """The line of column names, for a run of that many steps."""
+    labels = "".join(f"{label:>{width}}" for label, _, width, _ in COLUMNS)
+    return f"{'step':>{_step_width(max_steps)}}{labels}{'left':>8}"
 
 
 def line(step: int, max_steps: int, logs: dict[str, Any], seconds_left: float | None) -> str:
     """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
-    cells = [f"{f'{step}/{max_steps}':>9}"]
+    cells = [f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}"]
     for _, metric, width, style in COLUMNS:
-        value = logs.get(metric)
-        cells.append(f"{'-' if value is None else style.format(value):>{width}}")
+        cells.append(f"{_figure(logs.get(metric), width, style):>{width}}")
     cells.append(f"{'-' if seconds_left is None else clock(seconds_left):>8}")
     return "".join(cells)
+
+
+def _step_width(max_steps: int) -> int:
+    return max(9, 2 * len(str(max_steps)) + 1)
+
+
+def _figure(value: float | None, width: int, style: str) -> str:
+    """A figure that leaves a blank before it: with fewer decimals where it has to."""
+    if value is None:
+        return "-"
+    shorter = (style[:-2] + ending for ending in ("2f", "1f", "0f", "0e"))
+    texts = [format(value, spec) for spec in (style, *shorter)]
+    return next((text for text in texts if len(text) < width), texts[-1])
+
+
+def evaluation_line(step: int, logs: dict[str, Any]) -> str:
+    """An evaluation's figures; the name of its dataset where a run has several.
+
+    >>> evaluation_line(25, {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_completions/mean_length": 18.2})
+    'held out, step 25: reward +0.420, spread 0.310, length 18'
+    """
+    timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
+    name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
+    figures = [
+        label.format(format(logs[metric], style))
+        for label, metric, style in EVALUATION
+        if logs.get(metric) is not None
+    ]
+    return f"held out{f' ({name})' if name else ''}, step {step}: {', '.join(figures)}"
 
 
 def clock(seconds: float) -> str:
@@ -48,19 +86,23 @@ def clock(seconds: float) -> str:
 
 
 class ProgressCallback(TrainerCallback):
-    """Prints :func:`header` once and a :func:`line` per training log, on the main process."""
+    """Prints :func:`header` once, a :func:`line` per training log and one per evaluation, on the main process."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
-            print(header(), flush=True)
+            print(header(state.max_steps), flush=True)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Print a line for a log that has a reward: the last log of a run has none."""
-        if not state.is_world_process_zero or not logs or "reward" not in logs:
+        if not state.is_world_process_zero or not logs:
+            return
+        if "eval_reward" in logs:
+            print(evaluation_line(state.global_step, logs), flush=True)
+        if "reward" not in logs:
             return
         done = state.global_step - self._first_step
         left = None
