@@ -22,22 +22,34 @@ def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
     return whole[-1] if whole else None
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, output_dir: str | Path | None = None) -> None:
     """Refuse what cannot be resumed from.
 
+    Args:
+        folder: what is to be resumed from.
+        output_dir: the run's own folder, where it is known.
+
     Raises:
-        ConfigError: the folder holds no checkpoint, or one that was cut off; names those beside it that are whole.
+        ConfigError: there is no such folder, it holds no checkpoint, or one that was cut off; names those that are
+            whole, inside it, beside it or in ``output_dir``.
     """
     if _is_whole(folder):
         return
-    beside = ", ".join(other.name for other in _checkpoints(folder.parent) if _is_whole(other))
+    missing = "is not a checkpoint that was written to its end" if folder.exists() else "does not exist"
+    places = [("inside it", folder), ("beside it", folder.parent)]
+    places += [(f"in {output_dir}", Path(output_dir))] if output_dir else []
     raise ConfigError(
-        f"{folder} is not a checkpoint that was written to its end",
+        f"{folder} {missing}",
         where="train(resume_from_checkpoint=...)",
-        todo=f"take one of those beside it: {beside}"
-        if beside
-        else "call train() without it to start at step 0",
+        todo=next(
+            (f"take one of those {place}: {names}" for place, there in places if (names := _whole_in(there))),
+            "call train() without it to start at step 0",
+        ),
     )
+
+
+def _whole_in(folder: Path) -> str:
+    return ", ".join(checkpoint.name for checkpoint in _checkpoints(folder) if _is_whole(checkpoint))
 
 
 def _checkpoints(output_dir: str | Path) -> list[Path]:
@@ -53,10 +65,9 @@ def step_of(folder: Path) -> int:
 
 def _saved_step(folder: Path) -> int | None:
     try:
-        step = json.loads((folder / "trainer_state.json").read_text()).get("global_step")
-    except (OSError, ValueError):
+        return int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
+    except (OSError, ValueError, TypeError, KeyError):  # not there, cut off, or no state at all
         return None
-    return int(step) if step is not None else None
 
 
 def _is_whole(folder: Path) -> bool:
