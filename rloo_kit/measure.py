@@ -9,7 +9,6 @@ are counted only when asked for.
 from __future__ import annotations
 
 import contextlib
-import html
 import os
 import weakref
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rloo_kit import footprint
+from rloo_kit import footprint, tables
 from rloo_kit.devices import where_computed
 
 if TYPE_CHECKING:
@@ -316,19 +315,10 @@ class Measured:
         return [["MiB", "planned", "measured", "plan is off by"], *body]
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = []
-        for name, *cells in rows:
-            right = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-            lines.append("  ".join([name.ljust(widths[0]), *right]).rstrip())
-        return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+        return tables.as_text(self.rows())
 
     def _repr_html_(self) -> str:
-        head, *body = self.rows()
-        lines = ["".join(f"<th>{html.escape(cell)}</th>" for cell in head)]
-        lines += ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in body]
-        return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+        return tables.as_html(self.rows())
 
 
 TENSORS_NOT_COUNTED = (footprint.CONTEXT, footprint.FRAGMENTATION)

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rloo_kit import footprint
+from rloo_kit import footprint, tables
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest, nf4_bytes
 from rloo_kit.devices import GIB, Device, device_of, where_computed
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
@@ -40,6 +38,8 @@ from rloo_kit.footprint import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from rloo_kit.changes import Change
+
 Verdict = Literal["fits", "tight", "does not fit"]
 
 DEFAULT_PROMPT_TOKENS = 512
@@ -57,31 +57,6 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Change:
-    """One way to make a plan fit.
-
-    Attributes:
-        knob: what is changed, in a word.
-        config: arguments of ``RLOOConfig``, with their new values.
-        policy: arguments of ``load_policy``, likewise.
-        peak_bytes, fits: of the plan with the change.
-    """
-
-    knob: str
-    config: dict[str, Any]
-    policy: dict[str, Any]
-    peak_bytes: int
-    fits: Verdict
-
-    def __str__(self) -> str:
-        values = [f"{name}={value!r}" for name, value in self.config.items()]
-        loaded = ", ".join(f"{name}={value!r}" for name, value in self.policy.items())
-        values += [f"load_policy({loaded})"] if loaded else []
-        scale, unit = _unit(self.peak_bytes)
-        return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -151,7 +126,9 @@ class Plan:
         fits, found by planning again.  While nothing was enough, a change comes with those before it at their
         smallest; after that, only where it is enough alone.
         """
-        return () if self.fits == "fits" else tuple(_changes(self))
+        from rloo_kit import changes
+
+        return () if self.fits == "fits" else tuple(changes.that_fit(self))
 
     @property
     def offloaded_bytes(self) -> int:
@@ -185,7 +162,7 @@ class Plan:
     @property
     def takes(self) -> str:
         """The peak, of what there is, and where it lies."""
-        scale, unit = _unit(self.peak_bytes)
+        scale, unit = scale_of(self.peak_bytes)
         peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
         return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
 
@@ -202,8 +179,8 @@ class Plan:
         )
 
     def rows(self) -> list[list[str]]:
-        """The table: a header, a row per part, and the totals; figures in :func:`_unit`."""
-        scale, unit = _unit(self.peak_bytes)
+        """The table: a header, a row per part, and the totals; figures in :func:`scale_of`."""
+        scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
             sizes = [found.get(part, 0) / scale for found in self.phases.values()]
@@ -229,20 +206,13 @@ class Plan:
         return found
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-        rule = "-" * max(map(len, lines))
-        body = [lines[0], rule, *lines[1:-1], rule, lines[-1]]
-        return "\n".join([self.title, "", *body, "", self.summary, *self.notes])
+        table = tables.as_text(self.rows(), total=True)
+        return "\n".join([self.title, "", table, "", self.summary, *self.notes])
 
     def _repr_html_(self) -> str:
-        head, *body = self.rows()
-        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        lines = [_html_row(row, bold=row is body[-1]) for row in body]
         notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
         title = html.escape(self.title).replace("\n", "<br>")
-        return f"<p>{title}</p><table><tr>{cells}</tr>{''.join(lines)}</table><p>{notes}</p>"
+        return f"<p>{title}</p>{tables.as_html(self.rows(), total=True)}<p>{notes}</p>"
 
     def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """A stacked bar per phase, with the usable memory as a line; told apart by hatching, so it reads in grey.
@@ -250,48 +220,23 @@ class Plan:
         Args:
             path: where to save the PNG; None saves nothing.
         """
-        figure = _figure(self.summary, figsize=(8, 4.2), layout="constrained")
+        from rloo_kit.plots import shown_figure
+
+        caption = f"<memory plan, {self.summary}>"
+        figure = shown_figure(caption, figsize=(8, 4.2), layout="constrained")
         _draw(figure.subplots(), self)
         if path is not None:
             figure.savefig(path, dpi=120)
         return figure
 
 
-def _unit(size: int) -> tuple[int, str]:
+def scale_of(size: int) -> tuple[int, str]:
+    """The unit for a size, in bytes and by name: GiB, or MiB below one."""
     return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
 
 
-def _aligned(row: list[str], widths: list[int]) -> list[str]:
-    return [
-        row[0].ljust(widths[0]),
-        *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)),
-    ]
-
-
-def _html_row(row: list[str], bold: bool) -> str:
-    tag = "th" if bold else "td"
-    first = f'<{tag} style="text-align:left">{html.escape(row[0])}</{tag}>'
-    return f"<tr>{first}{''.join(f'<{tag}>{cell}</{tag}>' for cell in row[1:])}</tr>"
-
-
-def _figure(caption: str, **options: Any) -> Figure:
-    """A figure that a notebook shows as a cell's last value; pyplot would keep it alive."""
-    from matplotlib.figure import Figure
-
-    class Shown(Figure):
-        def _repr_png_(self) -> bytes:
-            buffer = io.BytesIO()
-            self.savefig(buffer, format="png", dpi=100)
-            return buffer.getvalue()
-
-        def __repr__(self) -> str:
-            return f"<memory plan, {caption}>"
-
-    return Shown(**options)
-
-
 def _draw(axis: Any, planned: Plan) -> None:
-    scale, unit = _unit(planned.peak_bytes)
+    scale, unit = scale_of(planned.peak_bytes)
     names = list(planned.phases)
     below = [0.0] * len(names)
     for number, part in enumerate(planned.parts):
@@ -382,6 +327,8 @@ def fit(
         Its plan: ``.model.card.name``, ``.settings``.  Where nothing fits at all, that of the smallest model, whose
         ``changes`` say what would.
     """
+    from rloo_kit import changes
+
     device = device_of(card)
     settings = settings_of(config, prompt_tokens, None)
     if config is None:
@@ -396,8 +343,8 @@ def fit(
         for name, found in CATALOGUE.items()
         if name != "tiny"
     ]
-    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in _generation_batches(settings)]
-    return _first([*reversed(plans), *fewer], "fits") or plans[0]
+    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in changes.generation_batches(settings)]
+    return changes.first([*reversed(plans), *fewer], "fits") or plans[0]
 
 
 def longest_completion(planned: Plan) -> int:
@@ -598,122 +545,4 @@ def _cpu_dtype_bytes() -> int:
     """Unsloth's CPU path computes in bfloat16 where the processor has it, else in float32."""
     from rloo_kit import environment
 
-    environment.import_unsloth()
-    from unsloth_zoo.cpu.runtime import cpu_bf16_supported
-
-    return 2 if cpu_bf16_supported() else 4
-
-
-# --- what to change ---------------------------------------------------------------------------------------
-
-
-def _generation_batches(settings: Settings) -> Iterator[Settings]:
-    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
-    effective, k = settings.micro_rows * settings.accumulation, settings.group_size
-    for rows in range(settings.generation_rows, 0, -1):
-        if rows % k or effective % rows:
-            continue
-        for micro in range(min(settings.micro_rows, rows), 0, -1):
-            smaller = (rows, micro) != (settings.generation_rows, settings.micro_rows)
-            if smaller and rows % micro == 0 and effective % micro == 0:
-                yield dataclasses.replace(
-                    settings, generation_rows=rows, micro_rows=micro, accumulation=effective // micro
-                )
-
-
-def _completion_lengths(settings: Settings) -> Iterator[Settings]:
-    """Shorter completions in steps of 64, longest first."""
-    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
-        yield dataclasses.replace(settings, completion_tokens=tokens)
-
-
-def _group_sizes(settings: Settings) -> Iterator[Settings]:
-    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
-    groups = settings.generation_rows // settings.group_size
-    for k in range(settings.group_size - 1, 1, -1):
-        rows = groups * k
-        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
-        scale = settings.micro_rows * settings.accumulation // settings.generation_rows
-        yield dataclasses.replace(
-            settings,
-            group_size=k,
-            generation_rows=rows,
-            micro_rows=micro,
-            accumulation=max(1, scale) * rows // micro,
-        )
-
-
-Knob = tuple[str, Callable[[Plan], Iterator[Plan]]]
-
-
-def _by_settings(variants: Callable[[Settings], Iterator[Settings]]) -> Callable[[Plan], Iterator[Plan]]:
-    def planned(before: Plan) -> Iterator[Plan]:
-        return (Plan.of(before.model, settings, before.device) for settings in variants(before.settings))
-
-    return planned
-
-
-def _smaller_models(before: Plan) -> Iterator[Plan]:
-    """Smaller models of the catalogue, largest first."""
-    s, size = before.settings, before.model.card.parameters
-    seen = set()
-    for card in reversed(CATALOGUE.values()):
-        if card.name == "tiny" or card.parameters >= size or card.parameters in seen:
-            continue
-        seen.add(card.parameters)
-        yield Plan.of(model_of(card, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
-
-
-def _checkpointing(settings: Settings) -> Iterator[Settings]:
-    if settings.checkpointing != "unsloth":
-        yield dataclasses.replace(settings, checkpointing="unsloth")
-
-
-KNOBS: tuple[Knob, ...] = (
-    ("gradient checkpointing", _by_settings(_checkpointing)),
-    ("generation batch", _by_settings(_generation_batches)),
-    ("completion length", _by_settings(_completion_lengths)),
-    ("K", _by_settings(_group_sizes)),
-    ("model", _smaller_models),
-)
-"""What can be turned down, cheapest in quality first: recomputing and cutting the batch leave every update as it is;
-a shorter completion may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
-
-
-def _changes(before: Plan) -> Iterator[Change]:
-    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
-    least, enough = before, False
-    for knob, smaller in KNOBS:
-        tried = [*smaller(before), *(() if enough else smaller(least))]
-        found = next(filter(None, (_first(tried, goal) for goal in goals)), None)
-        if found is not None:
-            old, new = _config_arguments(before.settings), _config_arguments(found.settings)
-            config = _difference(old, new)
-            if "gradient_accumulation_steps" in config:  # TRL's default of the other follows it
-                config["steps_per_generation"] = new["steps_per_generation"]
-            policy = _difference(_policy_arguments(before), _policy_arguments(found))
-            yield Change(knob, config, policy, found.peak_bytes, found.fits)
-        enough = enough or found is not None
-        least = min([least, *tried], key=lambda planned: planned.peak_bytes)
-
-
-def _first(plans: list[Plan], verdict: Verdict) -> Plan | None:
-    return next((planned for planned in plans if planned.fits == verdict), None)
-
-
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in new.items() if old[name] != value}
-
-
-def _config_arguments(settings: Settings) -> dict[str, Any]:
-    return {
-        "num_generations": settings.group_size,
-        "max_completion_length": settings.completion_tokens,
-        "per_device_train_batch_size": settings.micro_rows,
-        "gradient_accumulation_steps": settings.accumulation,
-        "steps_per_generation": settings.generation_rows // settings.micro_rows,
-    }
-
-
-def _policy_arguments(planned: Plan) -> dict[str, Any]:
-    return {"name": planned.model.card.name, "gradient_checkpointing": planned.settings.checkpointing}
+    return 2 if environment.import_unsloth().is_bfloat16_supported() else 4

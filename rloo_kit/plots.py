@@ -11,7 +11,7 @@ import io
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, cycle, repeat
 from pathlib import Path
@@ -281,7 +281,8 @@ def draw(history: Sequence[dict[str, Any]]) -> Figure:
     found = panels(history)
     rows = list(_rows(found))
     heights = [TALL_INCHES if row[0].wide else ROW_INCHES for row in rows]
-    figure = _shown_figure(history, figsize=(WIDTH_INCHES, sum(heights)), layout="constrained")
+    size = (WIDTH_INCHES, sum(heights))
+    figure = shown_figure(CAPTION, lambda: as_text(history), figsize=size, layout="constrained")
     grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
     window = window_of(len(training_steps(history)))
     for index, row in enumerate(rows):
@@ -298,8 +299,14 @@ def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
     yield from (narrow[i : i + 2] for i in range(0, len(narrow), 2))
 
 
-def _shown_figure(history: Sequence[dict[str, Any]], **options: Any) -> Figure:
-    """A figure that a notebook shows: pyplot, which would see to that, keeps every figure alive."""
+def shown_figure(caption: str, text: Callable[[], str] | None = None, **options: Any) -> Figure:
+    """A figure that a notebook shows as a cell's value: pyplot, which would see to that, keeps every figure alive.
+
+    Args:
+        caption: what it is as plain text.
+        text: what it prints as; the caption where None.
+        options: of matplotlib's ``Figure``.
+    """
     from matplotlib.figure import Figure
 
     class Shown(Figure):
@@ -309,10 +316,10 @@ def _shown_figure(history: Sequence[dict[str, Any]], **options: Any) -> Figure:
             return buffer.getvalue()
 
         def __repr__(self) -> str:
-            return CAPTION
+            return caption
 
         def __str__(self) -> str:
-            return as_text(history)
+            return text() if text else caption
 
     return Shown(**options)
 

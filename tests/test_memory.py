@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit import devices, footprint, measure, memory
+from rloo_kit import changes, devices, footprint, measure, memory
 from rloo_kit.catalogue import CATALOGUE, Card, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.footprint import Step
@@ -620,7 +620,7 @@ LARGE = config(
 )
 
 
-def planned_with(change: memory.Change, before: Plan) -> Plan:
+def planned_with(change: changes.Change, before: Plan) -> Plan:
     """The plan that a change's arguments lead to, through the public door."""
     values = {**vars(LARGE), **change.config}
     return rloo_kit.plan(change.policy.get("name", before.model.card.name), config(**values), before.device)
@@ -648,7 +648,7 @@ def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> N
 
 
 def test_changes_come_in_the_order_that_costs_least_quality() -> None:
-    order = [name for name, _ in memory.KNOBS]
+    order = [name for name, _ in changes.KNOBS]
     seen = set()
     for model, card in itertools.product(("qwen3-1.7b", "qwen3-4b", "qwen3-8b"), ("8GB", "12GB", "24GB")):
         knobs = [change.knob for change in rloo_kit.plan(model, LARGE, card).changes]
