@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,8 @@ SAME = {
         {"beta": 0.0, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 2},
         {},
     ),
-    "two iterations, with KL": (
-        {"beta": 0.05, "num_iterations": 2, "max_steps": 2},
+    "two iterations, with KL, clipped on both sides": (
+        {"beta": 0.05, "num_iterations": 2, "max_steps": 2, "epsilon": 0.1, "epsilon_high": 0.35},
         {},
     ),
     "whitened": ({"beta": 0.0, "normalize_advantages": True}, {}),
@@ -119,7 +120,9 @@ def test_the_update_is_that_of_stock_trl(name: str, task: Any, tmp_path: Path, r
         assert theirs.keys() == mine.keys()
         flat = [torch.cat([gradient.flatten() for gradient in side.values()]) for side in (theirs, mine)]
         assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm(), f"step {step + 1}"
-    logs = [[entry for entry in run.state.log_history if "reward" in entry] for run in (expected, trainer)]
+    logs = [[entry for entry in run.state.log_history if "grad_norm" in entry] for run in (expected, trainer)]
+    # Shares of what is trained on, so they differ where dead groups are left out.
+    shares = ("low_mean", "high_mean", "region_mean") if trainer._trains_on_all else ()
     for theirs, mine in zip(*logs, strict=True):
         for metric in (
             "reward",
@@ -127,15 +130,24 @@ def test_the_update_is_that_of_stock_trl(name: str, task: Any, tmp_path: Path, r
             "rewards/some_dead/mean",
             "completions/mean_length",
             "num_tokens",
+            *(f"clip_ratio/{share}" for share in shares),
         ):
-            assert mine[metric] == pytest.approx(theirs[metric], abs=1e-6), metric
-    assert any(entry["dead_groups"] > 0 for entry in logs[1]), "the test has dead groups"
+            assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-6), metric
+    if name.endswith("clipped on both sides"):
+        assert all(logs[1][-1][f"clip_ratio/{side}_mean"] > 0 for side in ("low", "high")), "the test clips"
+    assert any(entry.get("dead_groups", 0) > 0 for entry in logs[1]), "the test has dead groups"
+
+    shown = list(expected._logs["advantages"])
+    if trainer._advantages_wait:  # then they are shown before the KL term
+        shown = advantages.rloo(trainer._total_rewards.view(-1, 4)).flatten().tolist()
+    assert list(trainer._logs["advantages"]) == pytest.approx(shown, abs=1e-5)
+    assert any(shown)
 
 
 # --- every estimator, KL term and aggregation, on a batch that is written down ------------------------------
 
 GROUPS, K, TOKENS, LIMIT = 2, 4, 5, 7
-EPSILON, BETA = 0.2, 0.3
+EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.3
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +168,13 @@ def written() -> dict[str, torch.Tensor]:
 
 
 def by_hand(
-    written: dict[str, torch.Tensor], now: torch.Tensor, sampled: torch.Tensor, **settings: str
+    written: dict[str, torch.Tensor],
+    now: torch.Tensor,
+    sampled: torch.Tensor,
+    settings: dict[str, str],
+    rows: Sequence[int] = range(GROUPS * K),
 ) -> torch.Tensor:
-    """The loss of one update, completion by completion and token by token."""
+    """The loss of an update on these completions, one by one and token by token."""
     lengths, rewards = written["lengths"].tolist(), written["rewards"].tolist()
 
     def kl(log_policy: torch.Tensor, row: int, t: int) -> torch.Tensor:
@@ -186,12 +202,13 @@ def by_hand(
         }[settings["advantage_estimator"]]
 
     def surrogate(ratio: torch.Tensor, a: float) -> torch.Tensor:
-        clipped = min(max(float(ratio.detach()), 1 - EPSILON), 1 + EPSILON)
+        clipped = min(max(float(ratio.detach()), 1 - EPSILON), 1 + EPSILON_HIGH)
         return -ratio * a if float(ratio.detach()) * a <= clipped * a else torch.tensor(-clipped * a)
 
     how = settings["loss_aggregation"]
     total = torch.tensor(0.0)
-    for row, length in enumerate(lengths):
+    for row in rows:
+        length = lengths[row]
         steps = [now[row, t] - sampled[row, t] for t in range(length)]
         if how == "seq-mean-token-sum":
             loss = surrogate(torch.exp(sum(steps)), advantage(row))
@@ -203,10 +220,10 @@ def by_hand(
             total
             + loss
             / {
-                "seq-mean-token-sum": GROUPS * K,
-                "seq-mean-token-mean": GROUPS * K * length,
-                "token-mean": sum(lengths),
-                "seq-mean-token-sum-norm": GROUPS * K * LIMIT,
+                "seq-mean-token-sum": len(rows),
+                "seq-mean-token-mean": len(rows) * length,
+                "token-mean": sum(lengths[i] for i in rows),
+                "seq-mean-token-sum-norm": len(rows) * LIMIT,
             }[how]
         )
     return total
@@ -222,6 +239,7 @@ def on_paper(task: Any, tmp_path_factory: Any) -> Any:
         gradient_accumulation_steps=GROUPS,
         max_completion_length=LIMIT,
         epsilon=EPSILON,
+        epsilon_high=EPSILON_HIGH,
         beta=BETA,
     )
     policy = rloo_kit.load_policy("tiny", seed=0)
@@ -230,6 +248,52 @@ def on_paper(task: Any, tmp_path_factory: Any) -> Any:
     )
     trainer.model.train()
     return trainer
+
+
+Played = list[tuple[list[int], torch.Tensor]]
+"""The rows and the loss of each micro-batch of a generation batch."""
+
+
+def mean_loss(micro_batches: Played) -> torch.Tensor:
+    """As transformers accumulates it."""
+    return torch.stack([loss for _, loss in micro_batches]).mean()
+
+
+@pytest.fixture
+def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
+    """``play(now, **settings)``: what the trainer makes of the batch that is written down."""
+
+    def played(now: torch.Tensor, aux_loss: torch.Tensor | None = None, **settings: Any) -> Played:
+        def sample(self: Any, inputs: Any) -> dict[str, torch.Tensor]:
+            mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
+            rows = torch.arange(GROUPS * K)[:, None]
+            self._total_rewards = written["rewards"]
+            batch = {"prompt_ids": rows, "prompt_mask": torch.ones_like(rows), "completion_mask": mask}
+            return {**batch, "completion_ids": mask, "old_logps": mask, "advantages": mask}
+
+        def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:
+            sampled = now if torch.is_grad_enabled() else written["sampled"]
+            table = written["reference"] if model == "reference" else sampled
+            aux = aux_loss if kwargs.get("compute_aux_loss") else None
+            return table[ids[:, 0], :width], torch.zeros(len(ids), width), aux
+
+        for name, value in settings.items():
+            monkeypatch.setattr(on_paper.args, name, value)
+        estimator = advantages.find(on_paper.args.advantage_estimator)
+        monkeypatch.setattr(on_paper, "_estimator", estimator)
+        monkeypatch.setattr(on_paper, "_step", 0)
+        monkeypatch.setattr(on_paper, "_reference", lambda: nullcontext("reference"))
+        monkeypatch.setattr(trl.RLOOTrainer, "_generate_and_score_completions", sample)
+        monkeypatch.setattr(trl.RLOOTrainer, "_get_per_token_logps_and_entropies", log_probs)
+        found = []
+        for _ in range(GROUPS):
+            inputs = on_paper._prepare_inputs([{}] * GROUPS * K)
+            loss = on_paper._compute_loss(on_paper.model, inputs)
+            found.append((inputs["prompt_ids"].flatten().tolist(), loss))
+            on_paper._step += 1
+        return found
+
+    return played
 
 
 KL = [(placement, estimator) for placement in ("reward", "loss") for estimator in ("k1", "k2", "k3")]
@@ -242,9 +306,8 @@ WHO = ("rloo", "grpo", "dr_grpo", "reinforce")
 @pytest.mark.parametrize(("kl_placement", "kl_estimator"), KL)
 @pytest.mark.parametrize("advantage_estimator", WHO)
 def test_loss_and_gradient_are_those_of_the_formula_written_out(
-    on_paper: Any,
+    play: Callable[..., Played],
     written: Any,
-    monkeypatch: Any,
     on_policy: bool,
     loss_aggregation: str,
     kl_placement: str,
@@ -259,34 +322,73 @@ def test_loss_and_gradient_are_those_of_the_formula_written_out(
     }
     sampled = written["sampled"]
     now = (sampled if on_policy else written["now"]).clone().requires_grad_()
-    expected = by_hand(written, now, sampled, **settings)
+    expected = by_hand(written, now, sampled, settings)
     (expected_gradient,) = torch.autograd.grad(expected, now)
 
-    for name, value in settings.items():
-        monkeypatch.setattr(on_paper.args, name, value)
-    monkeypatch.setattr(on_paper.args, "single_pass", on_policy)
-    monkeypatch.setattr(on_paper, "_estimator", advantages.find(settings["advantage_estimator"]))
-    monkeypatch.setattr(on_paper, "_step", 0)
-    monkeypatch.setattr(on_paper, "_reference", lambda: nullcontext("reference"))
-
-    def sample(self: Any, inputs: Any) -> dict[str, torch.Tensor]:
-        mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
-        rows = torch.arange(GROUPS * K)[:, None]
-        self._total_rewards = written["rewards"]
-        batch = {"prompt_ids": rows, "prompt_mask": torch.ones_like(rows), "completion_mask": mask}
-        return {**batch, "completion_ids": mask, "old_logps": mask, "advantages": mask}
-
-    def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:
-        table = written["reference"] if model == "reference" else now if torch.is_grad_enabled() else sampled
-        return table[ids[:, 0], :width], torch.zeros(len(ids), width), None
-
-    monkeypatch.setattr(trl.RLOOTrainer, "_generate_and_score_completions", sample)
-    monkeypatch.setattr(trl.RLOOTrainer, "_get_per_token_logps_and_entropies", log_probs)
-    loss = torch.tensor(0.0)
-    for _ in range(GROUPS):
-        inputs = on_paper._prepare_inputs([{}] * GROUPS * K)
-        loss = loss + on_paper._compute_loss(on_paper.model, inputs) / GROUPS
-        on_paper._step += 1
+    loss = mean_loss(play(now, single_pass=on_policy, **settings))
     (gradient,) = torch.autograd.grad(loss, now)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("loss_aggregation", HOW)
+def test_each_of_two_updates_on_a_generation_batch_is_a_mean_over_its_own_completions(
+    play: Callable[..., Played], written: Any, loss_aggregation: str
+) -> None:
+    settings = {"loss_aggregation": loss_aggregation, "kl_placement": "reward", "kl_estimator": "k1"}
+    settings |= {"advantage_estimator": "rloo"}
+    updates = play(written["now"], gradient_accumulation_steps=1, steps_per_generation=GROUPS, **settings)
+    assert sorted(row for rows, _ in updates for row in rows) == list(range(GROUPS * K))
+    tokens = [int(written["lengths"][rows].sum()) for rows, _ in updates]
+    assert tokens[0] != tokens[1], "the test tells the tokens of one update from half of all"
+    for rows, loss in updates:
+        torch.testing.assert_close(loss, by_hand(written, written["now"], written["sampled"], settings, rows))
+
+
+def test_the_loss_of_a_mixtures_routers_is_added_times_its_coefficient(
+    play: Callable[..., Played], on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = mean_loss(play(written["now"]))
+    monkeypatch.setattr(on_paper, "aux_loss_enabled", True)
+    monkeypatch.setattr(on_paper, "router_aux_loss_coef", 0.25)
+    on_paper._metrics["train"].clear()
+    routers = torch.tensor(3.0, requires_grad=True)
+    whole = mean_loss(play(written["now"], aux_loss=routers))
+    torch.testing.assert_close(whole - plain, torch.tensor(0.25 * 3.0))
+    assert torch.autograd.grad(whole, routers)[0] == 0.25
+    assert on_paper._metrics["train"]["aux_loss"] == [3.0]
+
+
+def test_a_mixtures_routers_learn_from_dead_groups_too(
+    on_paper: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_paper, "beta", 0.0)
+    assert not on_paper._trains_on_all
+    monkeypatch.setattr(on_paper, "aux_loss_enabled", True)
+    assert on_paper._trains_on_all
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected", "why"),
+    [
+        ([0.7, 1.5, 1.5, 1.5], (0.25, 0.0, 0.5, 1.0), "a bad one that became likely is pushed back"),
+        ([0.7, 1.2, 0.9, 0.7], (0.5, 0.0, 0.0, 0.0), "below 1 + epsilon_high nothing is clipped"),
+        (
+            [[0.7, 0.7], [1.5, 0.7], [0.7, 1.5], [0.7, 0.7]],
+            (4 / 7, 0.0, 1 / 7, 1.0),
+            "of the seven tokens that count",
+        ),
+    ],
+)
+def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(
+    on_paper: Any, ratio: Any, expected: tuple[float, ...], why: str
+) -> None:
+    on_paper._metrics["train"].clear()
+    taken, mask = torch.tensor([-1.0, 1.0, 1.0, -1.0]), torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
+    on_paper._log_clipping(torch.tensor(ratio), taken, mask, (1 - EPSILON, 1 + EPSILON_HIGH))
+    logged = {
+        name.removeprefix("clip_ratio/"): value for name, (value,) in on_paper._metrics["train"].items()
+    }
+    low, least, high, most = expected
+    shares = {"low_mean": low, "low_min": least, "high_mean": high, "high_max": most}
+    assert logged == pytest.approx({**shares, "region_mean": low + high}), why
