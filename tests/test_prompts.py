@@ -435,6 +435,80 @@ def test_a_run_that_was_stopped_draws_the_prompts_of_one_that_was_not(
     assert len({tuple(batch) for batch in prompts}) > 2
 
 
+def test_a_batch_that_was_sampled_and_not_trained_on_is_forgotten_and_drawn_again(
+    make_trainer: Any, eight: Any, tmp_path: Path
+) -> None:
+    """Stopped by hand in the loss of the third step of five: its rewards are in the history by then."""
+
+    def trainer_and_reward(folder: str) -> tuple[Any, Pays]:
+        reward = Pays(k=2)
+        trainer = make_trainer(
+            reward_funcs=reward,
+            train_dataset=eight,
+            output_dir=str(tmp_path / folder),
+            prompt_sampling="informative",
+            save_strategy="steps",
+            save_steps=50,
+            max_steps=5,
+            **SMALL,
+        )
+        return trainer, reward
+
+    whole, in_one_go = trainer_and_reward("whole")
+    whole.train()
+    stopped, before = trainer_and_reward("stopped")
+    loss = stopped._compute_loss
+
+    def stop(*args: Any) -> Any:
+        if stopped.state.global_step == 2:
+            raise KeyboardInterrupt
+        return loss(*args)
+
+    stopped._compute_loss = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    resumed, after = trainer_and_reward("stopped")
+    resumed.train(resume_from_checkpoint=True)
+    assert len(before.prompts) == 3
+    assert before.prompts[2] == after.prompts[0]
+    assert before.prompts[:2] + after.prompts == in_one_go.prompts
+    assert resumed._history.state() == whole._history.state()
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings", "lag", "why"),
+    [
+        (0, {}, 2, "accelerate draws one batch ahead of the one it gives out"),
+        (0, {"gradient_accumulation_steps": 2}, 2, "a step's micro-batches are one generation batch"),
+        (
+            0,
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
+            3,
+            "a step fetches its two generation batches at once",
+        ),
+        (2, {}, 6, "two workers, each two ahead"),
+        (2, {"gradient_accumulation_steps": 2}, 4, "each generation batch is handed out twice"),
+        (2, {"dataloader_prefetch_factor": 1}, 4, "two workers, each one ahead"),
+    ],
+)
+def test_the_lag_covers_what_is_drawn_before_the_first_batch_is_scored(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, workers: int, settings: Any, lag: int, why: str
+) -> None:
+    settings = {**SMALL, "prompt_sampling": "informative", "dataloader_num_workers": workers, **settings}
+    trainer = make_trainer(**settings)
+    assert trainer._get_train_sampler().lag == lag, why
+
+    drawn: list[int] = []
+    draw = InformativeSampler._draw
+    monkeypatch.setattr(
+        InformativeSampler, "_draw", lambda self, batch: drawn.append(batch) or draw(self, batch)
+    )
+    batches = iter(trainer.get_train_dataloader())
+    for _ in range(trainer.args.gradient_accumulation_steps):  # as transformers fetches a step's
+        next(batches)
+    assert len(drawn) == lag, why
+
+
 def test_a_run_that_starts_anew_has_forgotten_the_one_before(make_trainer: Any, eight: Any) -> None:
     reward = Pays(k=2)
     trainer = make_trainer(
