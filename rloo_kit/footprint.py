@@ -126,7 +126,7 @@ class Settings:
         return self.prompt_tokens + self.completion_tokens
 
     @property
-    def scores_apart(self) -> bool:
+    def log_probs_apart(self) -> bool:
         """Whether log-probabilities are computed before the update, for the ratio or for the reference."""
         before_update = self.accumulation % (self.generation_rows // self.micro_rows) == 0
         once = self.iterations == 1 and before_update
@@ -280,7 +280,7 @@ class Step:
         last = {CACHE: whole + self.cache_growth, DECODING: decoding}
         return self._phase(_largest(prompts, first, last), whole // self.card.layers)
 
-    # --- score and train ----------------------------------------------------------------------------------
+    # --- log-probs and train ----------------------------------------------------------------------------------
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
@@ -403,7 +403,7 @@ class Step:
         s = self.settings
         return s.micro_rows * s.row_tokens * self.ffn * s.dtype_bytes
 
-    def score(self) -> dict[str, int]:
+    def log_probs(self) -> dict[str, int]:
         """Log-probabilities before the update: a layer, or the head; without gradient and micro-batch by
         micro-batch."""
         s = self.settings
@@ -446,8 +446,8 @@ class Step:
     def phases(self) -> dict[str, dict[str, int]]:
         """Phase -> part -> bytes, in the order of a run."""
         found = {"load": self.load(), "generate": self.generate()}
-        if self.settings.scores_apart:
-            found["score"] = self.score()
+        if self.settings.log_probs_apart:
+            found["log-probs"] = self.log_probs()
         return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": self.update()}
 
 

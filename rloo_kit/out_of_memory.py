@@ -7,7 +7,6 @@ policy is for ``rloo_kit.release()``.
 from __future__ import annotations
 
 import contextlib
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from rloo_kit.checkpoints import last_whole_checkpoint
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory import Plan
+from rloo_kit.releasing import clear_frames
 
 
 def warn_if_too_large(planned: Plan) -> None:
@@ -37,7 +37,7 @@ def phase(trainer: Any, name: str) -> Iterator[None]:
     Args:
         trainer: has ``memory``, a :class:`rloo_kit.measure.Meter`, and ``memory_plan``, a :class:`Plan` or a callable
             that gives one; both may be missing.
-        name: "generate", "score", "train" or "optimizer".
+        name: "generate", "log-probs", "train" or "optimizer".
     """
     meter = getattr(trainer, "memory", None)
     counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
@@ -124,9 +124,6 @@ def let_go(error: BaseException) -> None:
     a smaller run in the next cell would run out of memory too."""
     import torch
 
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
+    clear_frames(error)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -232,8 +232,7 @@ def _forget_embeddings(parts: set[int]) -> None:
 
 def _clear_errors(shell: Any) -> None:
     """Drop the last traceback, and the local variables of the frames in it that have ended."""
-    for error in _chain(sys.exc_info()[1], getattr(sys, "last_value", None), getattr(sys, "last_exc", None)):
-        traceback.clear_frames(error.__traceback__)
+    clear_frames(sys.exc_info()[1], getattr(sys, "last_value", None), getattr(sys, "last_exc", None))
     for name in ("last_value", "last_exc", "last_traceback"):
         if hasattr(sys, name):
             setattr(sys, name, None)
@@ -242,8 +241,8 @@ def _clear_errors(shell: Any) -> None:
         shell.last_execution_result = None
 
 
-def _chain(*errors: BaseException | None) -> list[BaseException]:
-    """The errors and all that they were raised from, each once."""
+def clear_frames(*errors: BaseException | None) -> None:
+    """Drop the local variables of the frames that errors, and all that they were raised from, have left behind."""
     found: list[BaseException] = []
     todo = list(errors)
     while todo:
@@ -251,7 +250,7 @@ def _chain(*errors: BaseException | None) -> list[BaseException]:
         if error is not None and all(error is not known for known in found):
             found.append(error)
             todo += [error.__cause__, error.__context__]
-    return found
+            traceback.clear_frames(error.__traceback__)
 
 
 def _clear_out_history(shell: Any, names: dict[str, Any]) -> None:

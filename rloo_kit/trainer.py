@@ -374,7 +374,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
-            out_of_memory.phase(self, "score"),
+            out_of_memory.phase(self, "log-probs"),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):

@@ -280,7 +280,7 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
     for row in found.phases:
         assert row.planned_bytes == pytest.approx(row.measured_bytes, rel=0.1), f"{row.name}\n{found}"
     assert {row.name for row in found.phases} == {
-        f"peak in {name}" for name in ("generate", "score", "train", "optimizer")
+        f"peak in {name}" for name in ("generate", "log-probs", "train", "optimizer")
     }
     assert "not measured" in str(found).splitlines()[-1], "no driver counts a process on a CPU"
 
@@ -333,7 +333,7 @@ def test_the_configuration_decides() -> None:
     )
     assert (settings.micro_rows, settings.generation_rows, settings.accumulation) == (2, 8, 8)
     assert (settings.group_size, settings.row_tokens, settings.optimizer) == (4, 400, "adamw_torch_fused")
-    assert not settings.scores_apart, "one pass: old log-probabilities are the new ones"
+    assert not settings.log_probs_apart, "one pass: old log-probabilities are the new ones"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_the_configuration_decides() -> None:
 )
 def test_a_score_phase_is_planned_where_there_is_one(values: dict[str, Any], apart: bool, why: str) -> None:
     settings = footprint.Settings(**values)
-    assert ("score" in Plan.of(rloo_kit.fit("8GB").model, settings, CPU).phases) == apart, why
+    assert ("log-probs" in Plan.of(rloo_kit.fit("8GB").model, settings, CPU).phases) == apart, why
 
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(fresh_policy: Any) -> None:

@@ -147,8 +147,11 @@ def test_a_trainers_phase_is_metered_and_explained(tmp_path: Path) -> None:
         memory_plan=lambda: planned,
         args=SimpleNamespace(output_dir=str(tmp_path)),
     )
-    with pytest.raises(OutOfMemoryError, match="phase 'score'"), out_of_memory.phase(trainer, "score"):
+    with (
+        pytest.raises(OutOfMemoryError, match="phase 'log-probs'"),
+        out_of_memory.phase(trainer, "log-probs"),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    assert trainer.memory.peaks["score"].allocated_bytes == 5
-    with out_of_memory.phase(SimpleNamespace(), "score"):
+    assert trainer.memory.peaks["log-probs"].allocated_bytes == 5
+    with out_of_memory.phase(SimpleNamespace(), "log-probs"):
         pass
