@@ -93,3 +93,10 @@ def test_without_a_scaler_nothing_is_scaled(scaler: Any) -> None:
     accelerator = SimpleNamespace(scaler=scaler)
     gradients.begin_low(accelerator)
     gradients.forget_step(accelerator)
+
+
+def test_every_trainer_begins_so(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(gradients, "begin_low", begun.append)
+    trainer = make_trainer()
+    assert begun == [trainer.accelerator]
