@@ -129,6 +129,20 @@ def test_a_saved_adapter_reads_back_with_the_same_greedy_output(
     assert reloaded.generate(prompts, greedy=True, max_new_tokens=24) == saved
 
 
+def test_a_checkpoint_merged_in_16_bit_reads_back_with_the_same_greedy_output(
+    task: Any, tmp_path: Path
+) -> None:
+    policy = rloo_kit.load_policy("tiny", load_in_4bit=False)
+    _step(policy)
+    options: Any = {"greedy": True, "max_new_tokens": 24}
+    expected = policy.generate(task.held_out["prompt"], **options)
+    policy.model.save_pretrained_merged(
+        str(tmp_path / "merged"), policy.tokenizer, save_method="merged_16bit"
+    )
+    merged = rloo_kit.load_policy(tmp_path / "merged", load_in_4bit=False)
+    assert merged.generate(task.held_out["prompt"], **options) == expected
+
+
 def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder_whole(
     fresh_policy: Any, tmp_path: Path
 ) -> None:
