@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import trl
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 import rloo_kit
 from rloo_kit import progress
@@ -290,6 +292,48 @@ def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: 
     first = next(entry for entry in trainer.state.log_history if "kl" in entry)
     # Not exactly 0: TRL rounds the trained adapter to bfloat16, and not its copy.
     assert first["kl"] == pytest.approx(0.0, abs=1e-3), "the reference is the policy before the step"
+
+
+def plain_model() -> Any:
+    """All of the tiny policy, to be trained in float32: no LoRA, no quantization."""
+    return AutoModelForCausalLM.from_pretrained(rloo_kit.tiny.checkpoint(), dtype=torch.float32)
+
+
+def logged_kl(trainer: Any) -> list[float]:
+    return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+
+
+def test_without_a_lora_the_reference_is_the_model_as_it_was_loaded(make_trainer: Any, policy: Any) -> None:
+    trainer = make_trainer(
+        model=plain_model(),
+        processing_class=policy.tokenizer,
+        reward_funcs=random_rewards,
+        beta=0.05,
+        max_steps=2,
+        learning_rate=1e-3,
+    )
+    trainer.train()
+    kl = logged_kl(trainer)
+    assert kl[0] == pytest.approx(0.0, abs=1e-5), "before the first step they are the same"
+    assert kl[1] > 1e-3
+
+
+def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_reference(
+    make_trainer: Any, policy: Any
+) -> None:
+    """PEFT's ``modules_to_save``: the base model, with the adapter switched off, would have the untrained ones."""
+    lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
+    model = get_peft_model(plain_model(), lora)
+    trained = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
+    with torch.no_grad():
+        for parameter in trained:
+            parameter.mul_(1.3)
+    trainer = make_trainer(
+        model=model, processing_class=policy.tokenizer, reward_funcs=random_rewards, beta=0.05
+    )
+    assert list(model.peft_config) == ["default", "ref"]
+    trainer.train()
+    assert logged_kl(trainer) == pytest.approx([0.0], abs=1e-5)
 
 
 # --- what is shown ----------------------------------------------------------------------------------------
@@ -583,7 +627,7 @@ import unsloth, unsloth_zoo.cpu.ops
 unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
 unsloth_zoo.cpu.ops.patch_trl_fused_lm_head()  # TRL's own kernel is Triton
 
-import rloo_kit, rloo_kit.tiny, trl
+import rloo_kit, rloo_kit.tiny, transformers, trl
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import torch
@@ -603,10 +647,11 @@ def score(completions, completion_ids, **kwargs):
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 def config(**settings):
-    return rloo_kit.RLOOConfig(
+    small = dict(
         output_dir=sys.argv[2], num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1,
         max_steps=2, max_completion_length=8, learning_rate=1e-2, save_strategy="no", use_cpu=True,
-        bf16=False, fp16=False, **settings)
+        bf16=False, fp16=False)
+    return rloo_kit.RLOOConfig(**{**small, **settings})
 
 def train(model, reward=score, eval=False, **settings):
     trainer = rloo_kit.RLOOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward,
@@ -623,6 +668,18 @@ single = [(e["reward"], e["grad_norm"]) for e in trainer.state.log_history if "r
 twice = [(e["reward"], e["grad_norm"]) for e in
          train(policy(), beta=0.0, single_pass=False).state.log_history if "reward" in e]
 print("single pass equals two:", single == twice and len(single) == 2)
+def after_one_step(rows, accumulation):  # the gradient's norm and the weights
+    trained = policy()
+    norm = train(trained, beta=0.05, single_pass=False, max_steps=1, per_device_train_batch_size=rows,
+                 gradient_accumulation_steps=accumulation).state.log_history[0]["grad_norm"]
+    return torch.cat([torch.tensor([norm]), *(p.detach().flatten() for p in trained.parameters() if p.requires_grad)])
+
+# As unsloth does when it loads a model on a GPU: what divides by the accumulation is then its own.
+unsloth.models._utils.patch_gradient_accumulation_fix(transformers.Trainer)
+whole = after_one_step(8, 1)
+cut = [after_one_step(rows, 8 // rows) for rows in (4, 2)]
+print("accumulated:", [torch.allclose(found, whole, rtol=1e-4, atol=1e-6) for found in cut],
+      transformers.Trainer.training_step.__name__)
 print("again:", train(model, beta=0.05).state.global_step)
 # On a GPU unsloth ends every sampling in training mode, in an evaluation too.
 import trl.trainer.rloo_trainer as module
@@ -668,6 +725,7 @@ def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_pat
     done = script(GENERATED, str(tmp_path / "compiled"), str(tmp_path / "run"))
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     assert said["single pass equals two"] == "True"
+    assert said["accumulated"] == "[True, True] _unsloth_training_step"
     assert said["again"] == "2"
     assert said["evaluates"] == "True"
     assert said["dead groups"] == "[0.0, 0.0]"
