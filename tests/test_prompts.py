@@ -523,10 +523,9 @@ def test_a_run_that_starts_anew_has_forgotten_the_one_before(make_trainer: Any, 
     ("change", "settings"),
     [
         (lambda dataset: dataset.to_iterable_dataset(), {}),
-        (list, {}),
         (lambda dataset: dataset, {"remove_unused_columns": True}),
     ],
-    ids=["a stream", "a list", "columns removed"],
+    ids=["a stream", "columns removed"],
 )
 def test_a_dataset_whose_rows_cannot_be_told_apart_is_refused_in_words(
     make_trainer: Any, eight: Any, change: Any, settings: Any
