@@ -11,15 +11,17 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
+from rewards.answers import gold_text
 from rewards.compose import call_reward
 from rloo_kit import guards, tasks
-from rloo_kit.errors import DatasetError
+from rloo_kit.errors import ArgumentError, DatasetError
 
 if TYPE_CHECKING:
     from rloo_kit.models import Completion, Policy
@@ -127,7 +129,7 @@ def evaluate(
     Args:
         policy: as ``load_policy`` gives it.
         dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is
-            taken.
+            taken.  An ``answer`` may be a whole solution: what follows "####", or its last box, counts.
         reward_funcs: TRL reward callables; their weighted sum is the reward.
         n: the first n rows; None for all.
         samples: completions per prompt, when not greedy.
@@ -135,14 +137,17 @@ def evaluate(
         max_new_tokens: as in training, or the comparison is with another task.
         batch_size: rows in the model at once; None sizes it to the memory that is free.
         reward_weights: one per function, as in training; None weighs all alike.
-        answer_of: how to read the answer off a completion's text; the number it asserts by default.
+        answer_of: how to read the answer off a completion's text; the number it asserts by default, so that rows
+            whose answer is no number are not counted.
         seed: of the sampling; the random state outside is left as it was.
         generate: further arguments of ``Policy.generate``.
 
     Raises:
+        ArgumentError: a model or a trainer in place of the policy.
         DatasetError: no rows, or no ``prompt`` column.
         rewards.RewardValueError: a reward function that returned something that is no reward.
     """
+    _check_policy(policy)
     funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     if funcs:
         guards.check_rewards(funcs, reward_weights, where="evaluate")
@@ -162,7 +167,7 @@ def evaluate(
     rows = [row for row in rows for _ in range(samples)]
     scores = score(rows, completions, funcs)
     totals = _totals(scores, reward_weights or [1.0] * len(funcs))
-    correct = _graded(rows, completions, answer_of or tasks.answer_of)
+    correct = _graded(rows, completions, answer_of)
     return Evaluation(
         accuracy=_accuracy(correct, samples, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
@@ -170,15 +175,27 @@ def evaluate(
         mean_length=sum(len(c.ids) for c in completions) / len(completions),
         truncated=sum(not c.finished for c in completions) / len(completions),
         completions=tuple(completions),
-        rewards=tuple(totals),
+        rewards=tuple(totals) or (None,) * len(completions),
         greedy=greedy,
         samples=samples,
         correct=tuple(correct),
     )
 
 
+def _check_policy(policy: Any) -> None:
+    if hasattr(policy, "config") or not hasattr(policy, "generate"):
+        raise ArgumentError(
+            "evaluate samples with a policy",
+            where=f"evaluate({type(policy).__name__})",
+            todo="pass what rloo_kit.load_policy returned, which training has changed in place",
+        )
+
+
 def _rows(dataset: Any, n: int | None) -> list[dict[str, Any]]:
-    rows = [dict(row) for row in itertools.islice(dataset, n)]
+    rows = list(itertools.islice(dataset, n))
+    if rows and not isinstance(rows[0], Mapping):
+        guards.refuse_dataset(dataset, "dataset", where="evaluate")
+    rows = [dict(row) for row in rows]
     if not rows or "prompt" not in rows[0]:
         raise DatasetError(
             "there is nothing to evaluate" if not rows else "the dataset has no column 'prompt'",
@@ -227,13 +244,24 @@ def _mean(values: Sequence[float | None]) -> float:
 
 
 def _graded(
-    rows: Sequence[dict[str, Any]], completions: Sequence[Completion], answer_of: Callable[[Any], str | None]
+    rows: Sequence[dict[str, Any]],
+    completions: Sequence[Completion],
+    answer_of: Callable[[Any], str | None] | None,
 ) -> list[bool | None]:
+    """Which completions are right; None where nobody can say."""
+    golds = [None if row.get("answer") is None else gold_text(str(row["answer"])) for row in rows]
+    if answer_of is None:
+        numbers = [gold if gold is not None and tasks.NUMBER.fullmatch(gold) else None for gold in golds]
+        if any(golds) and not any(numbers):
+            warnings.warn(
+                "no accuracy: the answers are no numbers. evaluate(..., answer_of=...) says how to read one off a "
+                "completion; rewards.answer_reward('math') or ('choice') as a reward grades by itself.",
+                stacklevel=3,
+            )
+        answer_of, golds = tasks.answer_of, numbers
     return [
-        None
-        if row.get("answer") is None
-        else completion.finished and _same(answer_of(completion.text), str(row["answer"]))
-        for row, completion in zip(rows, completions, strict=True)
+        None if gold is None else completion.finished and _same(answer_of(completion.text), gold)
+        for gold, completion in zip(golds, completions, strict=True)
     ]
 
 

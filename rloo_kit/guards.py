@@ -12,7 +12,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rloo_kit import advantages, losses, tasks
 from rloo_kit.errors import ConfigError, DatasetError, RewardError
@@ -239,8 +239,12 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
 
 def _check_kind(dataset: Any, name: str) -> None:
     columns = getattr(dataset, "column_names", dataset)
-    if columns is None or (isinstance(columns, list) and hasattr(dataset, "column_names")):
-        return
+    if columns is not None and not (isinstance(columns, list) and hasattr(dataset, "column_names")):
+        refuse_dataset(dataset, name, where="RLOOTrainer")
+
+
+def refuse_dataset(dataset: Any, name: str, where: str) -> NoReturn:
+    """Say what to give instead of something that is no dataset."""
     todo = "datasets.Dataset.from_list(rows), each row a dict with a 'prompt'"
     if isinstance(dataset, tasks.Task):
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
@@ -249,7 +253,7 @@ def _check_kind(dataset: Any, name: str) -> None:
     elif hasattr(dataset, "iloc"):
         todo = "datasets.Dataset.from_pandas(frame)"
     raise DatasetError(
-        f"{name} is a {type(dataset).__name__} and no datasets.Dataset", where="RLOOTrainer", todo=todo
+        f"{name} is a {type(dataset).__name__} and no datasets.Dataset", where=where, todo=todo
     )
 
 

@@ -624,7 +624,7 @@ class RLOOTrainer(trl.RLOOTrainer):
             self.accelerator.wait_for_everyone()
             resume_from_checkpoint = str(found) if found else None
         elif resume_from_checkpoint:
-            checkpoints.check(Path(resume_from_checkpoint))
+            checkpoints.check(Path(resume_from_checkpoint), self.args.output_dir)
         elif self.accelerator.is_main_process:
             checkpoints.set_aside(self.args.output_dir)
         if resume_from_checkpoint and 0 < self.args.max_steps <= checkpoints.step_of(

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 import rloo_kit
 from rewards import RewardValueError
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.errors import DatasetError, RewardError
+from rloo_kit.comparison import compare
+from rloo_kit.errors import ArgumentError, DatasetError, RewardError
 from rloo_kit.evaluation import bootstrap, evaluate, means_by_prompt, score, wilson
 from rloo_kit.models import Completion
 from tests.conftest import right_after_thought
@@ -229,3 +230,48 @@ def test_a_number_is_right_in_any_notation() -> None:
 
 def test_a_stream_can_be_evaluated() -> None:
     assert len(evaluate(Scripted("1", "2"), QUESTIONS.to_iterable_dataset(), n=2).completions) == 2
+
+
+def test_an_answer_may_be_a_whole_solution() -> None:
+    """As GSM8K has it: what follows the hashes counts."""
+    rows = [
+        {"prompt": "What is 1 + 2?", "answer": "1 + 2 = 3.\n#### 3"},
+        {"prompt": "2?", "answer": r"$\boxed{2}$"},
+    ]
+    result = evaluate(Scripted("3", "5"), rows)
+    assert result.accuracy is not None
+    assert result.accuracy.value == 0.5
+
+
+def test_where_the_answers_are_no_numbers_there_is_no_accuracy_but_a_word() -> None:
+    rows = [{"prompt": "The capital of France?", "answer": "Paris"}]
+    with pytest.warns(UserWarning, match="the answers are no numbers"):
+        result = evaluate(Scripted("Paris"), rows)
+    assert result.accuracy is None
+    result = evaluate(Scripted("Paris"), rows, answer_of=lambda text: text)
+    assert result.accuracy is not None
+    assert result.accuracy.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "todo"),
+    [
+        (DatasetDict(test=QUESTIONS), r"dataset\['test'\]"),
+        (["1 + 1"], "from_list"),
+    ],
+)
+def test_what_is_no_dataset_is_named_with_what_to_give(dataset: Any, todo: str) -> None:
+    with pytest.raises(DatasetError, match=todo):
+        evaluate(Scripted("1"), dataset)
+
+
+@pytest.mark.parametrize("given", [SimpleNamespace(config=None, generate=None), SimpleNamespace(train=None)])
+def test_a_model_or_a_trainer_is_no_policy(given: Any) -> None:
+    with pytest.raises(ArgumentError, match="load_policy"):
+        evaluate(given, QUESTIONS)
+
+
+def test_evaluations_without_rewards_can_be_compared() -> None:
+    before, after = (evaluate(Scripted(text, "2", "3", "4"), QUESTIONS) for text in ("9", "1"))
+    assert before.rewards == (None,) * 4
+    assert "accuracy +0.250" in repr(compare(before, after))
