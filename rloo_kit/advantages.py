@@ -111,7 +111,7 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 
 
-# --- before an estimator -----------------------------------------------------------------------------------
+# --- before an estimator ----------------------------------------------------------------------------------
 
 
 def total_rewards(

@@ -7,6 +7,7 @@ rewards, and for informative sampling a dataset whose rows tell their place.  Wh
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -68,6 +69,9 @@ def completed(given: dict[str, Any]) -> tuple[dict[str, Any], prompts.PromptHist
     if "args" not in given:
         given["args"] = _config.RLOOConfig()
     _check_arguments(given)
+    if not isinstance(given["args"], _config.RLOOConfig):  # ours has spoken already
+        for doubt in guards.doubts(given["args"]):
+            warnings.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given)
     return given, _prompt_history(given)
 
@@ -120,7 +124,7 @@ def _check_arguments(given: dict[str, Any]) -> None:
             raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
     args = given["args"]
     for name, wrong, todo in (
-        ("args", isinstance(args, dict), "args=rloo_kit.RLOOConfig(**settings)"),
+        ("args", not hasattr(args, "reward_clip_range"), "args=rloo_kit.RLOOConfig(...)"),
         (
             "callbacks",
             not isinstance(given.get("callbacks", []), list | tuple),
@@ -147,7 +151,7 @@ def _check_model(given: dict[str, Any]) -> None:
     """Answers: on a GPU unsloth's trainer cannot take a name, and ignores peft_config without a word; a catalogue name
     means nothing to the hub."""
     generated, model = trl.RLOOTrainer.__name__.startswith("Unsloth"), given["model"]
-    if isinstance(model, str) and (generated or model == "tiny" or model in CATALOGUE):
+    if isinstance(model, str) and (generated or model in CATALOGUE):
         raise ConfigError(
             "the trainer takes a loaded model here, not a name",
             where=f"RLOOTrainer(model={model!r})",

@@ -251,6 +251,8 @@ class RLOOConfig(trl.RLOOConfig):
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
         guards.check_config(SimpleNamespace(**complete), environment.process_count())
+        for doubt in guards.doubts(SimpleNamespace(**complete)):
+            warnings.warn(doubt, stacklevel=2)
         if values["on_unhealthy"] not in ("warn", "stop", *HANDLERS):
             raise ConfigError(
                 "on_unhealthy is neither warn, nor stop, nor a function",

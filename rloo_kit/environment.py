@@ -458,11 +458,11 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
                 f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
                 "before prepare() could set it. Restart the kernel and call prepare() before any other import."
             )
-        in_reach = "out of reach, not switched off" if offline else "reachable"
+        in_reach = "out of reach, not switched off" if offline else "in use"
         return active, "offline" if active else in_reach
     if (told is not None and told.upper() in truthy) != offline:
         os.environ["HF_HUB_OFFLINE"] = _set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
-    return offline, "offline" if offline else "reachable"
+    return offline, "offline" if offline else "in use"
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import rewards
 from rewards.answers import gold_text
+from rewards.assertions import readable
 from rewards.compose import call_reward
+from rewards.quantities import to_number
 from rloo_kit import guards, tasks
 from rloo_kit.errors import ArgumentError, DatasetError
 
@@ -63,7 +65,8 @@ class Evaluation:
     """What :func:`evaluate` found.
 
     Attributes:
-        accuracy: share of completions that assert the row's answer; None where the dataset has no answers.
+        accuracy: share of completions that assert the row's answer; None where the dataset has no answers, or none
+            that can be read.
         reward: mean of the weighted sums, each prompt counting alike; None without reward functions.
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
@@ -93,7 +96,10 @@ class Evaluation:
         rows = [("completions", f"{len(self.completions)}, {how}")]
         bootstrapped = "bootstrap over prompts" if several else "bootstrap"
         if self.accuracy:
-            rows.append(("accuracy", _with_method(self.accuracy, bootstrapped if several else "Wilson")))
+            graded = sum(one is not None for one in self.correct)
+            part = f", of {graded} completions" if graded < len(self.correct) else ""
+            method = bootstrapped if several else "Wilson"
+            rows.append(("accuracy", _with_method(self.accuracy, method) + part))
         if self.reward:
             rows.append(("reward", _with_method(self.reward, bootstrapped)))
         rows += [(f"  {name}", f"{mean:.3f}") for name, mean in self.reward_means.items()]
@@ -144,7 +150,9 @@ def evaluate(
 
     Raises:
         ArgumentError: a model or a trainer in place of the policy.
+        ConfigError: a prompt as long as the policy's limit, or a number out of range.
         DatasetError: no rows, or no ``prompt`` column.
+        RewardError: weights that do not match the functions.
         rewards.RewardValueError: a reward function that returned something that is no reward.
     """
     _check_policy(policy)
@@ -249,26 +257,37 @@ def _graded(
     answer_of: Callable[[Any], str | None] | None,
 ) -> list[bool | None]:
     """Which completions are right; None where nobody can say."""
-    golds = [None if row.get("answer") is None else gold_text(str(row["answer"])) for row in rows]
+    golds = [None if row.get("answer") is None else gold_text(str(row["answer"])).strip() for row in rows]
     if answer_of is None:
-        numbers = [gold if gold is not None and tasks.NUMBER.fullmatch(gold) else None for gold in golds]
+        answer_of, numbers = (
+            tasks.answer_of,
+            [gold if gold and _is_asserted(gold) else None for gold in golds],
+        )
         if any(golds) and not any(numbers):
             warnings.warn(
                 "no accuracy: the answers are no numbers. evaluate(..., answer_of=...) says how to read one off a "
                 "completion; rewards.answer_reward('math') or ('choice') as a reward grades by itself.",
                 stacklevel=3,
             )
-        answer_of, golds = tasks.answer_of, numbers
+        golds = numbers
     return [
         None if gold is None else completion.finished and _same(answer_of(completion.text), gold)
         for gold, completion in zip(golds, completions, strict=True)
     ]
 
 
+def _is_asserted(gold: str) -> bool:
+    """Whether a gold answer is a number that ``tasks.answer_of`` would read off a completion: $12 and 50% are, 1/2 is
+    not."""
+    return _same(tasks.answer_of(gold), gold)
+
+
 def _same(answer: str | None, gold: str) -> bool:
-    """Whether an answer is the gold one, as text or as a number: 42 is 42.0."""
-    number = tasks.NUMBER.fullmatch(gold.strip())
-    return answer is not None and answer in (gold, tasks.canonical(number[0]) if number else gold)
+    """Whether an answer is the gold one, as text or as a number: 42 is 42.0, and 1000 is 1,000."""
+    if answer is None or answer == gold:
+        return answer is not None
+    mine, golds = to_number(readable(answer)), to_number(readable(gold))
+    return mine is not None and golds is not None and mine.same(golds)
 
 
 def _accuracy(correct: Sequence[bool | None], samples: int, seed: int) -> Interval | None:

@@ -53,20 +53,16 @@ class FiniteGradients(TrainerCallback):
             )
 
 
-def begin_low(accelerator: Any) -> None:
-    """Set fp16's loss scaler to :data:`FIRST_LOSS_SCALE`; a resumed run takes its checkpoint's afterwards."""
-    scaler = _scaler_of(accelerator)
-    if scaler is not None:
-        scaler.load_state_dict({**scaler.state_dict(), "scale": FIRST_LOSS_SCALE})
+def begin(accelerator: Any) -> None:
+    """Set fp16's loss scaler to :data:`FIRST_LOSS_SCALE` for a run; one that is resumed takes its checkpoint's later.
 
-
-def forget_step(accelerator: Any) -> None:
-    """Answers: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of
-    the same trainer fails with "unscale_() has already been called"."""
+    Answers: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of the
+    same trainer fails with "unscale_() has already been called".
+    """
     scaler = _scaler_of(accelerator)
     if scaler is not None:
         scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
-        scaler.update(new_scale=scaler.get_scale())
+        scaler.update(new_scale=FIRST_LOSS_SCALE)
 
 
 def _scaler_of(accelerator: Any) -> Any:

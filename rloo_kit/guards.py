@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -53,7 +52,6 @@ def check_config(args: Any, processes: int = 1) -> None:
             )
     _check_ranges(args)
     _check_choices(args)
-    _check_sampling(args)
     _check_best(args)
     _check_batch(args, processes)
 
@@ -127,13 +125,6 @@ def _check_choices(args: Any) -> None:
                 if (nearest := difflib.get_close_matches(str(value), map(str, allowed), n=1))
                 else f"{allowed[0]!r} is the default",
             )
-    in_loss = getattr(args, "kl_placement", "reward") == "loss"
-    if args.beta and in_loss and getattr(args, "kl_estimator", None) == "k1":
-        warnings.warn(
-            "kl_estimator='k1' in the loss holds nothing back: its expected gradient is 0. Use 'k2' or 'k3', or "
-            "kl_placement='reward'.",
-            stacklevel=5,
-        )
     if getattr(args, "prompt_sampling", "uniform") == "informative" and not getattr(
         args, "shuffle_dataset", True
     ):
@@ -141,34 +132,6 @@ def _check_choices(args: Any) -> None:
             "informative prompts are drawn at random, and the order of the dataset was asked for",
             "prompt_sampling='informative', shuffle_dataset=False",
             "leave one of the two out",
-        )
-    grpo = getattr(args, "advantage_estimator", "rloo") == "grpo"
-    if args.beta and grpo and not in_loss and not getattr(args, "skip_dead_groups", False):
-        warnings.warn(
-            "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
-            "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
-            "skip_dead_groups=True.",
-            stacklevel=5,
-        )
-
-
-CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-"""Settings that change what is sampled, at the values that change nothing."""
-
-
-def _check_sampling(args: Any) -> None:
-    """Answers: TRL samples from the policy as these settings cut it, and takes log-probabilities of all of it."""
-    cut = [
-        f"{name}={value}"
-        for name, none in CUT.items()
-        if (value := getattr(args, name, none)) not in (none, None)
-    ]
-    if cut:
-        warnings.warn(
-            f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "
-            "gradient is slightly biased, and so are ratio and KL. Leave it out while training; for sampling "
-            "afterwards, policy.generate takes it.",
-            stacklevel=5,
         )
 
 
@@ -198,6 +161,38 @@ def _check_batch(args: Any, processes: int) -> None:
         )
 
 
+CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+"""Settings that change what is sampled, at the values that change nothing."""
+
+
+def doubts(args: Any) -> list[str]:
+    """What a config may ask for and hardly means, a sentence or two each, for whoever took it to warn of."""
+    found = []
+    in_loss = getattr(args, "kl_placement", "reward") == "loss"
+    if args.beta and in_loss and getattr(args, "kl_estimator", None) == "k1":
+        found.append(
+            "kl_estimator='k1' in the loss holds nothing back: its expected gradient is 0. Use 'k2' or 'k3', or "
+            "kl_placement='reward'."
+        )
+    grpo = getattr(args, "advantage_estimator", "rloo") == "grpo"
+    if args.beta and grpo and not in_loss and not getattr(args, "skip_dead_groups", False):
+        found.append(
+            "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
+            "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
+            "skip_dead_groups=True."
+        )
+    # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
+    asked = {name: getattr(args, name, none) for name, none in CUT.items()}
+    cut = [f"{name}={value}" for name, value in asked.items() if value not in (CUT[name], None)]
+    if cut:
+        found.append(
+            f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "
+            "gradient is slightly biased, and so are ratio and KL. Leave it out while training; for sampling "
+            "afterwards, policy.generate takes it."
+        )
+    return found
+
+
 def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_dataset") -> None:
     """Check that a dataset has prompts, that none is empty, and that it fills one generation batch.
 
@@ -222,7 +217,7 @@ def check_dataset(dataset: Any, args: Any, tokenizer: Any, name: str = "train_da
         raise DatasetError(
             "the dataset has no column 'prompt'",
             where=f"{name}, whose columns are {sorted(columns)}",
-            todo=f"rename the column that holds the prompts: dataset.rename_column({_likeliest(columns)!r}, 'prompt')",
+            todo=f"rename the column that holds the prompts: dataset.rename_column({_likeliest(columns)}, 'prompt')",
         )
     sized = hasattr(dataset, "__len__")
     needed = args.generation_batch_size // args.num_generations
@@ -262,7 +257,7 @@ USUAL = ("question", "problem", "instruction", "query", "messages", "input", "te
 
 
 def _likeliest(columns: Sequence[str]) -> str:
-    return next((column for column in USUAL if column in columns), columns[0] if columns else "question")
+    return next((repr(column) for column in USUAL if column in columns), "its name")
 
 
 def _check_prompt(prompt: Any, index: int, tokenizer: Any, name: str) -> None:

@@ -6,8 +6,8 @@ not matter how the completions are then cut into micro-batches and spread over p
 signal are left out.
 
 With several generation batches to an update, which are sampled one after the other, the update is their mean; where
-neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over as many
-micro-batches as divide both (:func:`rloo_kit.packing.unit`).
+neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over units of
+as many micro-batches as their greatest common divisor (:func:`rloo_kit.packing.unit`).
 """
 
 from __future__ import annotations

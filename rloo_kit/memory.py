@@ -3,7 +3,7 @@
 For everybody with one consumer GPU: ``plan(policy, config)`` adds up the terms of :mod:`rloo_kit.footprint` by
 phase, sets them against a card, and where they do not fit says what to change, cheapest in quality first.
 ``fit(card)`` turns the question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  Arithmetic
-alone: nothing is loaded, and trl is never imported.  What a run does with its plan is in
+alone: no weight is loaded, and for a card not even torch.  What a run does with its plan is in
 :mod:`rloo_kit.out_of_memory`.
 """
 

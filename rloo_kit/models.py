@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit import devices, environment, sampling, tiny
 from rloo_kit.catalogue import CATALOGUE, Card, card_from_config, find, nearest
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
-from rloo_kit.out_of_memory import is_out_of_memory
+from rloo_kit.out_of_memory import is_out_of_memory, let_go
 
 if TYPE_CHECKING:
     import torch
@@ -239,10 +239,13 @@ def load_policy(
         )
     environment.import_unsloth()
     source = _resolve(name, load_in_4bit, kwargs.get("token"))
-    with _portable(source.path) as path, _explained(source.card, source.path, load_in_4bit), _hushed():
-        longest = min(max_seq_length, _trained_length(path, source.is_adapter, kwargs))
+    with (
+        _portable(source.path) as path,
+        _weights_explained(source.card, source.path, load_in_4bit),
+        _hushed(),
+    ):
+        longest = min(max_seq_length, _trained_length(path, source.is_adapter, kwargs) or max_seq_length)
         model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
-        _check_on_card(model)
         card = source.card or card_from_config(str(name), model.config, tokenizer.chat_template)
         _complete_tokens(model, tokenizer)
         if not source.is_adapter:
@@ -439,7 +442,7 @@ def _load(
 ) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
-    return FastLanguageModel.from_pretrained(
+    model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=max_seq_length,
         load_in_4bit=four_bit,
@@ -447,19 +450,43 @@ def _load(
         random_state=seed,
         **kwargs,
     )
+    if "device_map" not in kwargs:
+        _check_on_card(model)
+    return model, tokenizer
 
 
-def _trained_length(path: str, is_adapter: bool, kwargs: dict[str, Any]) -> int:
-    """Tokens that the base was trained for.  Answers: on a GPU unsloth stretches the position embedding beyond them,
-    with a warning, and the policy is another one."""
+def _trained_length(path: str, is_adapter: bool, kwargs: dict[str, Any]) -> int | None:
+    """Tokens that the base was trained for; None where its config has none.  Answers: on a GPU unsloth stretches the
+    position embedding beyond them, with a warning, and the policy is another one.
+
+    Raises:
+        PolicyNotFoundError: an adapter's base is neither here nor to be had.
+    """
     from peft import PeftConfig
     from transformers import AutoConfig
 
-    asked = {name: kwargs[name] for name in ("token", "revision") if name in kwargs}
+    asked = {name: kwargs[name] for name in ("token", "cache_dir", "revision") if name in kwargs}
     if is_adapter:
-        path = PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
+        base = PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
+        _check_base(base, path, kwargs.get("token"))
+        path = base
         asked.pop("revision", None)
-    return int(AutoConfig.from_pretrained(path, **asked).get_text_config().max_position_embeddings)
+    config = AutoConfig.from_pretrained(
+        path, trust_remote_code=kwargs.get("trust_remote_code", False), **asked
+    )
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _check_base(base: str, adapter: str, token: str | None) -> None:
+    if Path(base).is_dir():
+        return
+    if not _could_be_hub_id(base):
+        raise PolicyNotFoundError(
+            f"the base of the adapter is not on this machine: there is no folder {base!r}",
+            where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
+            todo="put the base there, or write where it is into that file",
+        )
+    _check_hub(base, token)
 
 
 def _check_on_card(model: Any) -> None:
@@ -538,7 +565,7 @@ def _hushed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
+def _weights_explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
     """Turn the device's out-of-memory error into one with bytes and smaller choices."""
     import torch
 
@@ -547,7 +574,7 @@ def _explained(card: Card | None, path: str, four_bit: bool) -> Iterator[None]:
     except (RuntimeError, MemoryError, ValueError) as error:
         if not is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
-        torch.cuda.empty_cache()
+        let_go(error)
         free, total = environment.device_memory()
         need = card.weight_bytes(four_bit) if card else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]

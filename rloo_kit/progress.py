@@ -21,8 +21,9 @@ COLUMNS = (
     ("cut", "completions/clipped_ratio", 5, ".0%"),
     ("s/step", "step_time", 7, ".1f"),
 )
-"""What a line shows.  dead: share of groups whose K rewards are all equal, which carry no signal; cut: share
-of completions that reached max_completion_length; kl: mean of log policy - log reference per token."""
+"""What a line shows.  dead: share of groups whose K rewards are all equal, or which are masked whole: they carry no
+signal; cut: share of completions that reached max_completion_length; kl: mean of log policy - log reference per
+token."""
 
 
 EVALUATION = (

@@ -30,8 +30,8 @@ FEW = 3
 """The fewest entries that anything else is told from."""
 
 OVERFLOWS = 17
-"""As often as fp16's loss scaler halves its first scale, torch's 65536, until it is below 1: to overflow less often is
-its search for a scale."""
+"""As often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1: to overflow less often is its
+search for a scale.  (The kit's own runs begin lower, and end there: :mod:`rloo_kit.gradients`.)"""
 
 SURE = 3.0
 """Standard errors for a change to count.  One look in 700 errs by chance, and a run has about 100."""
@@ -352,7 +352,8 @@ def format_only(log: Log) -> Sign | None:
 
 
 def dead_groups(log: Log, kind: str) -> Sign | None:
-    """Too many groups whose K rewards are all equal, so that their advantages are 0, for this kind of reason."""
+    """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages are
+    0.  (In training the count has those too that are cut and masked whole, of which truncation speaks.)"""
     name = "dead_groups" if "dead_groups" in log.entries[-1] else "frac_reward_zero_std"
     window = log.last(2 * WINDOW)
     share, known = window.mean(name), log.known

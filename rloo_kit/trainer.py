@@ -84,8 +84,9 @@ class RLOOTrainer(trl.RLOOTrainer):
     - What goes wrong is said, once, with its likely cause and the setting to change (:mod:`rloo_kit.health`).
       What will not fit is said before the first step, and running out of memory says where and what to do
       (:mod:`rloo_kit.out_of_memory`).
-    - One line per logged step, in a notebook a live picture, and the metric ``dead_groups``: the share of groups
-      whose K raw rewards are all equal, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
+    - One line per logged step in place of transformers' bar, in a notebook a live picture, and the metric
+      ``dead_groups``: the share of groups whose K raw rewards are all equal, or in training whose completions are all
+      cut and masked, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
     - Completions that are cut at ``max_completion_length`` are spoken of, with the length that would do.
 
     Args:
@@ -133,7 +134,6 @@ class RLOOTrainer(trl.RLOOTrainer):
         self.add_callback(ProgressCallback())
         self.add_callback(HealthCallback(_config.on_unhealthy(self.args), self._said))
         self.add_callback(gradients.FiniteGradients(self.accelerator))
-        gradients.begin_low(self.accelerator)
         if self._history is not None:
             self.add_callback(self._history)
         self._start_afresh()
@@ -320,7 +320,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         self._metrics["train"][name] = [total / max(count, 1.0)]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, and begin the means over tokens anew, as TRL does with its own."""
+        """Answers: TRL's means are of what was logged since; those over tokens begin anew with them."""
         super().log(logs, start_time)
         if self.model.training:
             self._token_sums.clear()
@@ -654,7 +654,7 @@ class RLOOTrainer(trl.RLOOTrainer):
         self._metrics["train"].clear()
         self._token_sums.clear()
         self._unscored.clear()
-        gradients.forget_step(self.accelerator)
+        gradients.begin(self.accelerator)
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
 
     def _recall_prompts(self, checkpoint: Any) -> None:

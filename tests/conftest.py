@@ -5,6 +5,7 @@ from __future__ import annotations
 import rloo_kit  # isort: skip - the first import, as in every notebook
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,14 @@ CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
 Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Random numbers begin anew, so that no test draws what those before it on the same worker have left."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -148,7 +148,7 @@ def test_the_best_checkpoint_is_that_of_the_highest_reward() -> None:
 
 def test_fp16_switched_off_leaves_the_choice_to_the_device() -> None:
     settings = rloo_kit.RLOOConfig(fp16=False)
-    assert (settings.bf16, settings.fp16) == (False, False), "a CPU computes in float32"
+    assert (settings.bf16, settings.fp16) == (False, False), "a CPU computes in what its policy was loaded in"
 
 
 def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:

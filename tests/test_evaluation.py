@@ -275,3 +275,11 @@ def test_evaluations_without_rewards_can_be_compared() -> None:
     before, after = (evaluate(Scripted(text, "2", "3", "4"), QUESTIONS) for text in ("9", "1"))
     assert before.rewards == (None,) * 4
     assert "accuracy +0.250" in repr(compare(before, after))
+
+
+def test_numbers_are_read_as_people_write_them_and_the_others_left_out() -> None:
+    golds = ["$1,200", "50%", "-4", "72.", r"\boxed{ 7 }", "1/2", "Paris"]
+    rows = [{"prompt": f"{gold}?", "answer": gold} for gold in golds]
+    result = evaluate(Scripted("1200", "50", "It is -4.", "72.0", "7", "2", "Paris"), rows)
+    assert result.correct == (True,) * 5 + (None, None)
+    assert "(95 %, Wilson), of 5 completions" in str(result)

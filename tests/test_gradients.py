@@ -23,12 +23,12 @@ def every_other(completions: Any, **kwargs: Any) -> list[float]:
 
 @pytest.fixture
 def in_half(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``in_half(scale, **config)``: a trainer under a loss scaler."""
+    """``in_half(**config)``: a trainer under torch's loss scaler."""
 
-    def make(scale: float, **settings: Any) -> Any:
+    def make(**settings: Any) -> Any:
         trainer = make_trainer(reward_funcs=every_other, **settings)
         accelerator = trainer.accelerator
-        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        accelerator.scaler = torch.amp.GradScaler("cpu")
         accelerator.native_amp = True
         monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
         monkeypatch.setattr(accelerator, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
@@ -52,19 +52,20 @@ def lora_of(model: Any) -> torch.Tensor:
 
 
 def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
-    trainer = in_half(1024.0, max_steps=3)
+    trainer = in_half(max_steps=3)
     before = lora_of(trainer.model)
     with infinite_gradient(trainer.model):
         trainer.train()
     assert trainer.state.global_step == 3
-    assert trainer.accelerator.scaler.get_scale() == 1024 / 2**3
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE / 2**3
     assert torch.equal(lora_of(trainer.model), before)
 
 
 def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_begin_again(
-    in_half: Any,
+    in_half: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = in_half(2.0, max_steps=8)
+    monkeypatch.setattr(gradients, "FIRST_LOSS_SCALE", 2.0)
+    trainer = in_half(max_steps=8)
     before = lora_of(trainer.model)
     with (
         infinite_gradient(trainer.model),
@@ -78,25 +79,22 @@ def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_be
     assert not torch.equal(lora_of(trainer.model), before)
 
 
-def test_a_run_begins_with_a_low_scale_and_a_checkpoints_replaces_it() -> None:
+def test_every_run_begins_with_the_low_scale(in_half: Any) -> None:
+    trainer = in_half()
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
+    trainer.accelerator.scaler.update(new_scale=0.5)
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
+
+
+def test_a_checkpoints_scale_replaces_it() -> None:
     accelerator = SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), device=torch.device("cpu"))
-    assert accelerator.scaler.get_scale() == 65536.0
-    gradients.begin_low(accelerator)
-    assert accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
+    gradients.begin(accelerator)
     accelerator.scaler.load_state_dict({**accelerator.scaler.state_dict(), "scale": 64.0})
-    gradients.forget_step(accelerator)
     assert accelerator.scaler.get_scale() == 64.0
 
 
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
 def test_without_a_scaler_nothing_is_scaled(scaler: Any) -> None:
-    accelerator = SimpleNamespace(scaler=scaler)
-    gradients.begin_low(accelerator)
-    gradients.forget_step(accelerator)
-
-
-def test_every_trainer_begins_so(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[Any] = []
-    monkeypatch.setattr(gradients, "begin_low", begun.append)
-    trainer = make_trainer()
-    assert begun == [trainer.accelerator]
+    gradients.begin(SimpleNamespace(scaler=scaler))

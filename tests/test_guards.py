@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 from datasets import Dataset, DatasetDict, IterableDataset
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
 import rloo_kit
 import rloo_kit.errors
@@ -200,7 +201,12 @@ REFUSED_TOO = {
         trainer={"train_dataset": Dataset.from_list([{"id": 1, "problem": "1"}] * 4)},
     ),
     "a dict for the config": Refused(
-        ArgumentError, ("args cannot be a dict", "RLOOConfig(**settings)"), trainer={"args": {"max_steps": 1}}
+        ArgumentError,
+        ("args cannot be a dict", "args=rloo_kit.RLOOConfig"),
+        trainer={"args": {"max_steps": 1}},
+    ),
+    "another trainer's config": Refused(
+        ArgumentError, ("args cannot be a TrainingArguments",), trainer={"args": TrainingArguments("out")}
     ),
     "one callback alone": Refused(
         ArgumentError, ("callbacks=[callback]",), trainer={"callbacks": TrainerCallback()}
@@ -242,6 +248,18 @@ def test_what_a_newcomer_may_give_is_refused_with_what_to_give(case: Refused, ma
 def test_sampling_from_a_part_of_the_policy_is_spoken_of(settings: dict[str, Any], said: str) -> None:
     with pytest.warns(UserWarning, match=said):
         rloo_kit.RLOOConfig(**settings)
+
+
+def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(
+    make_trainer: Any, policy: Any, task: Any
+) -> None:
+    with pytest.warns(UserWarning, match="top_p") as caught:
+        make_trainer(args=rloo_kit.RLOOConfig(top_p=0.95))
+    assert [(str(one.message)[:10], one.filename) for one in caught] == [("top_p=0.95", __file__)]
+    plain = trl.RLOOConfig(output_dir="out", top_p=0.95, num_generations=2, bf16=False)
+    with pytest.warns(UserWarning, match="top_p") as caught:
+        rloo_kit.RLOOTrainer(policy, gives(1.0), plain, task.train)
+    assert [one.filename for one in caught if "top_p" in str(one.message)] == [__file__]
 
 
 def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(make_trainer: Any) -> None:

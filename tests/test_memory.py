@@ -346,7 +346,9 @@ def test_the_configuration_decides() -> None:
         ({"beta": 0.0, "accumulation": 2, "generation_rows": 12}, True, "the policy moves within the batch"),
     ],
 )
-def test_a_score_phase_is_planned_where_there_is_one(values: dict[str, Any], apart: bool, why: str) -> None:
+def test_a_phase_of_log_probs_is_planned_where_there_is_one(
+    values: dict[str, Any], apart: bool, why: str
+) -> None:
     settings = footprint.Settings(**values)
     assert ("log-probs" in Plan.of(rloo_kit.fit("8GB").model, settings, CPU).phases) == apart, why
 

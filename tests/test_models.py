@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import rloo_kit
-from rloo_kit import catalogue, models
+from rloo_kit import catalogue, models, tiny
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -347,3 +348,37 @@ def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, m
         policy.generate(["What is 1 + 2?"], max_new_tokens=1)
     monkeypatch.setattr(policy.model, "max_seq_length", tokens + 1, raising=False)
     assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)
+
+
+def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(
+    fresh_policy: Any, tmp_path: Path
+) -> None:
+    file = fresh_policy.save(tmp_path / "adapter") / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": "/gone/base"}))
+    with pytest.raises(PolicyNotFoundError, match=r"no folder '/gone/base'[\s\S]*base_model_name_or_path"):
+        rloo_kit.load_policy(tmp_path / "adapter")
+
+
+def test_a_model_that_spilled_is_let_go_before_the_error_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook keeps its last error, and the next cell loads a smaller one."""
+    import unsloth
+
+    loaded: list[weakref.ref[Any]] = []
+
+    class Spilled:
+        hf_device_map: ClassVar = {"model.layers.1": "cpu"}
+
+    def from_pretrained(**kwargs: Any) -> Any:
+        model = Spilled()
+        loaded.append(weakref.ref(model))
+        return model, None
+
+    monkeypatch.setattr(unsloth.FastLanguageModel, "from_pretrained", from_pretrained)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
+    monkeypatch.setattr(models, "_trained_length", lambda *args: None)
+    with pytest.raises(OutOfMemoryError) as kept:
+        rloo_kit.load_policy(tiny.checkpoint(), load_in_4bit=False)
+    assert kept.value.__cause__ is not None
+    assert loaded[0]() is None

@@ -70,7 +70,7 @@ def test_a_block_uses_names_of_its_own_or_of_those_before_it(count: int) -> None
 
 
 @pytest.mark.parametrize("which", [0, -1], ids=["the first", "the rewards'"])
-def test_these_blocks_run_as_they_stand(which: int) -> None:
+def test_these_blocks_need_no_name_from_elsewhere(which: int) -> None:
     assert names(TREES[which], ast.Load) <= given(TREES[which]) | set(dir(builtins))
 
 
