@@ -352,8 +352,8 @@ def format_only(log: Log) -> Sign | None:
 
 
 def dead_groups(log: Log, kind: str) -> Sign | None:
-    """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages are
-    0.  (In training the count has those too that are cut and masked whole, of which truncation speaks.)"""
+    """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages
+    are 0.  (In training the count has those too that are cut and masked whole, of which truncation speaks.)"""
     name = "dead_groups" if "dead_groups" in log.entries[-1] else "frac_reward_zero_std"
     window = log.last(2 * WINDOW)
     share, known = window.mean(name), log.known

@@ -98,7 +98,7 @@ SAME = {
         {},
     ),
     "two iterations, with KL, clipped on both sides": (
-        {"beta": 0.05, "num_iterations": 2, "max_steps": 2, "epsilon": 0.1, "epsilon_high": 0.35},
+        {"beta": 0.05, "num_iterations": 2, "max_steps": 2, "epsilon": 0.01, "epsilon_high": 0.02},
         {},
     ),
     "whitened": ({"beta": 0.0, "normalize_advantages": True}, {}),
