@@ -64,7 +64,7 @@ def completed(given: dict[str, Any]) -> tuple[dict[str, Any], prompts.PromptHist
         ArgumentError, ConfigError, DatasetError, RewardError: see :mod:`rloo_kit.guards`.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
-    given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer")
+    given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
     given = _unwrap_policy(given)
     if "args" not in given:
         given["args"] = _config.RLOOConfig()

@@ -104,8 +104,9 @@ def modern_names(
     gone: Mapping[str, str],
     known: set[str],
     where: str,
+    stacklevel: int,
 ) -> dict[str, Any]:
-    """The same arguments under today's names.
+    """The same arguments under today's names; an old one is warned of at the line ``stacklevel`` calls up.
 
     Raises:
         ArgumentError: a name without an equal, an unknown name, or an old name beside its new one.
@@ -113,7 +114,7 @@ def modern_names(
     renamed = {name: old[name] for name in given if name in old and name not in known}
     if renamed:
         pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
-        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=4)
+        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=stacklevel)
     values: dict[str, Any] = {}
     for name, value in given.items():
         new = renamed.get(name, name)
@@ -237,7 +238,7 @@ class RLOOConfig(trl.RLOOConfig):
             kwargs["output_dir"] = output_dir
         known = {item.name for item in dataclasses.fields(type(self)) if item.init}
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
-        given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig")
+        given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig", stacklevel=3)
         if callable(given.get("advantage_estimator")):
             # By name, so that the config can be saved, logged and compared.
             given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
