@@ -259,10 +259,8 @@ def _graded(
     """Which completions are right; None where nobody can say."""
     golds = [None if row.get("answer") is None else gold_text(str(row["answer"])).strip() for row in rows]
     if answer_of is None:
-        answer_of, numbers = (
-            tasks.answer_of,
-            [gold if gold and _is_asserted(gold) else None for gold in golds],
-        )
+        answer_of = tasks.answer_of
+        numbers = [gold if gold and _is_asserted(gold) else None for gold in golds]
         if any(golds) and not any(numbers):
             warnings.warn(
                 "no accuracy: the answers are no numbers. evaluate(..., answer_of=...) says how to read one off a "
