@@ -307,7 +307,7 @@ class Environment:
         bf16: whether the device computes in bfloat16.
         versions: package -> installed version, for the packages of :data:`TESTED`.
         offline: whether the Hugging Face hub is left alone.
-        hub: the same in words, and whether it can be reached.
+        hub: the same in words; also where it is out of reach and was not switched off in time.
         seed: the seed that was set.
         variables: (name, value or "(not shown)", who set it and why) of each variable that matters.
         warnings: what the user should know, one sentence each.

@@ -331,8 +331,8 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
     """Percentile bootstrap of the mean (Efron 1979); None without values, no bounds where all are equal.
 
     The values must be independent.  Where several completions share a prompt, these are the prompts' means: the
-    cluster bootstrap (Davison & Hinkley 1997, section 3.8; Field & Welsh 2007).  Of few values it covers less
-    than 95 %: of 8 normal ones 89 %, of 20 and more at least 93 %.
+    cluster bootstrap (Davison & Hinkley 1997, section 3.8; Field & Welsh 2007).  Of few values, a run's
+    seeds for instance, it covers less than 95 %.
     """
     if not values:
         return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +336,31 @@ def test_no_other_room_writes_the_environment() -> None:
         and ("os.environ[" in path.read_text() or "putenv" in path.read_text())
     ]
     assert writers == []
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "said"),
+    [
+        ("posix", "6.8.0-generic", False),
+        ("posix", "5.15.167.4-microsoft-standard-WSL2", True),
+        ("nt", "10", True),
+    ],
+)
+def test_a_card_under_windows_driver_is_warned_of(
+    system: str, release: str, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts what does not fit into the computer's memory, and raises nothing."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**33))
+    monkeypatch.setattr(
+        environment, "platform", types.SimpleNamespace(uname=lambda: types.SimpleNamespace(release=release))
+    )
+    monkeypatch.setattr(environment, "os", types.SimpleNamespace(name=system, environ=os.environ))
+    monkeypatch.setattr(environment, "_variables", lambda *args: iter(()))
+    stack = types.ModuleType("unsloth")
+    stack.is_bfloat16_supported = lambda: True  # type: ignore[attr-defined]
+    found = environment._describe(stack, False, "in use", 0, (), [])
+    assert (environment.SPILLS in found.warnings) is said

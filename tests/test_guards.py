@@ -262,12 +262,17 @@ def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(
     assert [one.filename for one in caught if "top_p" in str(one.message)] == [__file__]
 
 
-def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(make_trainer: Any) -> None:
-    trainer = make_trainer()
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(
+    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, scores = make_trainer(), torch.tensor([[0.5], [1.0]])
     trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
-    trainer._check_models_rewards(torch.tensor([[0.5], [1.0]]))
+    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda self, inputs: scores)
+    assert trainer._calculate_rewards([]) is scores
+    scores[1] = score
     with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
-        trainer._check_models_rewards(torch.tensor([[0.5], [torch.nan]]))
+        trainer._calculate_rewards([])
 
 
 def without_eos(tokenizer: Any) -> Any:
