@@ -33,6 +33,7 @@ test: lint types pytest notebooks  ## lint, type check, pytest, and nbval over e
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bad_inputs.py
 
-Takes the table of tests/test_guards.py, gives each input to both trainers on a fresh tiny policy for one step,
+Takes the table of tests/train/test_guards.py, gives each input to both trainers on a fresh tiny policy for one step,
 and writes benchmarks/results/bad_inputs.md: refused before a completion was sampled, stopped later, or trained on
 without a word, and whether every weight is still finite.
 """
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trl
 
 from tests.conftest import right_after_thought
-from tests.test_guards import REFUSED, Refused, without_eos
+from tests.train.test_guards import REFUSED, Refused, without_eos
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SMALL = {
@@ -102,7 +102,7 @@ def report(rows: list[tuple[str, str, str]]) -> str:
             "",
             "`OMP_NUM_THREADS=1 python benchmarks/bad_inputs.py`, on the tiny policy, on a CPU. refused: an error "
             "before the first completion was sampled; stopped: an error after; trained on, ran no step: no error. "
-            "Whether an error says what to do is not counted; the kit's always do (tests/test_guards.py).",
+            "Whether an error says what to do is not counted; the kit's always do (tests/train/test_guards.py).",
             "",
             *sums,
             "",

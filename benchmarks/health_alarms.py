@@ -23,8 +23,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import rloo_kit
-from rloo_kit.health import watched
-from rloo_kit.runlog import ALIKE, Known, Log, rounds
+from rloo_kit.watch.health import watched
+from rloo_kit.watch.log import ALIKE, Known, Log, rounds
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, RESULT = ROOT / "tests" / "data" / "health", ROOT / "benchmarks" / "results" / "health_alarms.md"

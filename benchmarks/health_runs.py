@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py "NAME" ...   # these, anew
     python benchmarks/health_runs.py --left                         # those that notebooks 01 and 02 leave in out/
 
-Writes one JSON file per run to tests/data/health: what was set, and the trainer's log, which tests/test_health.py
+Writes one JSON file per run to tests/data/health: what was set, and the trainer's log, which tests/watch/test_health.py
 gives to ``rloo_kit.diagnose``.  A pair differs in the setting that the diagnosis names, and in nothing else.
 """
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from quickstart import NOTEBOOK, OUT, run, summary
 
-from rloo_kit import plots
+from rloo_kit.watch import plots
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

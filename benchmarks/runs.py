@@ -224,7 +224,7 @@ def digest(spec: Spec) -> str:
 def run(spec: Spec) -> Result:
     """Train as told and measure; for a process that does nothing else."""
     policy = rloo_kit.load_policy(spec.policy, lora_alpha=32, seed=spec.seed)
-    task = rloo_kit.tasks.task_at(spec.level, "arithmetic", None, None, spec.seed)
+    task = rloo_kit.tasks.ladder.task_at(spec.level, "arithmetic", None, None, spec.seed)
     reward = Reward(task.answer_of, spec.num_generations)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(spec, policy, task, reward, folder)

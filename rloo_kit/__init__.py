@@ -9,53 +9,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit import environment as _environment
+from rloo_kit.session import imports as _imports
 
 if TYPE_CHECKING:
     from rloo_kit import tasks
-    from rloo_kit.comparison import Comparison, compare
-    from rloo_kit.config import RLOOConfig
-    from rloo_kit.environment import Environment, prepare
-    from rloo_kit.evaluation import Evaluation, evaluate
-    from rloo_kit.health import Diagnosis, Finding, HealthCallback, diagnose
-    from rloo_kit.kernel import shutdown_kernel
-    from rloo_kit.memory import Plan, fit, plan
-    from rloo_kit.models import CATALOGUE, Card, Completion, Policy, load_policy
-    from rloo_kit.plots import plot
-    from rloo_kit.releasing import release
-    from rloo_kit.trainer import RLOOTrainer
+    from rloo_kit.catalogue import CATALOGUE, Card, Checkpoint
+    from rloo_kit.evaluation.compare import Comparison, compare
+    from rloo_kit.evaluation.evaluate import Evaluation, evaluate
+    from rloo_kit.memory.planning import Plan, fit, plan
+    from rloo_kit.policy.load import load_policy
+    from rloo_kit.policy.policy import Completion, Policy
+    from rloo_kit.session.environment import Environment, prepare
+    from rloo_kit.session.kernel import shutdown_kernel
+    from rloo_kit.session.release import release
+    from rloo_kit.train.config import RLOOConfig
+    from rloo_kit.train.trainer import RLOOTrainer
+    from rloo_kit.watch.health import Diagnosis, Finding, HealthCallback, diagnose
+    from rloo_kit.watch.plots import plot
 
 __version__ = "0.1.0"
 
 _ROOM_OF = {
-    "prepare": "environment",
-    "Environment": "environment",
-    "load_policy": "models",
-    "Policy": "models",
-    "Completion": "models",
-    "Card": "models",
-    "CATALOGUE": "models",
-    "RLOOConfig": "config",
-    "RLOOTrainer": "trainer",
-    "evaluate": "evaluation",
-    "Evaluation": "evaluation",
-    "compare": "comparison",
-    "Comparison": "comparison",
-    "plan": "memory",
-    "Plan": "memory",
-    "fit": "memory",
-    "plot": "plots",
-    "diagnose": "health",
-    "Diagnosis": "health",
-    "Finding": "health",
-    "HealthCallback": "health",
-    "release": "releasing",
-    "shutdown_kernel": "kernel",
+    "prepare": "session.environment",
+    "Environment": "session.environment",
+    "load_policy": "policy.load",
+    "Policy": "policy.policy",
+    "Completion": "policy.policy",
+    "Checkpoint": "catalogue",
+    "Card": "catalogue",
+    "CATALOGUE": "catalogue",
+    "RLOOConfig": "train.config",
+    "RLOOTrainer": "train.trainer",
+    "evaluate": "evaluation.evaluate",
+    "Evaluation": "evaluation.evaluate",
+    "compare": "evaluation.compare",
+    "Comparison": "evaluation.compare",
+    "plan": "memory.planning",
+    "Plan": "memory.planning",
+    "fit": "memory.planning",
+    "plot": "watch.plots",
+    "diagnose": "watch.health",
+    "Diagnosis": "watch.health",
+    "Finding": "watch.health",
+    "HealthCallback": "watch.health",
+    "release": "session.release",
+    "shutdown_kernel": "session.kernel",
 }
 
 __all__ = [
     "CATALOGUE",
     "Card",
+    "Checkpoint",
     "Comparison",
     "Completion",
     "Diagnosis",
@@ -93,4 +97,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_environment.put_in_force()
+_imports.put_in_force()

@@ -12,6 +12,15 @@ from typing import Any, Literal
 
 Thinks = Literal["always", "by choice", "never"]
 
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of a block, all of which get a LoRA."""
+
+END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
+"""Qwen3's generation stops at either; the tokenizer names the first alone."""
+
+PADS = ("<|vision_pad|>", END_OF_TEXT)
+"""Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
+
 CODE_BOOK_BYTES = 4 * 16 + 4 * 256
 """The two tables of float32 that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
 
@@ -30,7 +39,7 @@ def nf4_bytes(weights: int) -> int:
 
 
 @dataclass(frozen=True)
-class Card:
+class Checkpoint:
     """One checkpoint: where it is and what shape it has.
 
     Attributes:
@@ -59,15 +68,10 @@ class Card:
     def projections(self) -> dict[str, tuple[int, int]]:
         """The seven projections of a layer: name -> (outputs, inputs)."""
         attention, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (attention, self.hidden_size),
-            "k_proj": (keys, self.hidden_size),
-            "v_proj": (keys, self.hidden_size),
-            "o_proj": (self.hidden_size, attention),
-            "gate_proj": (self.ffn_size, self.hidden_size),
-            "up_proj": (self.ffn_size, self.hidden_size),
-            "down_proj": (self.hidden_size, self.ffn_size),
-        }
+        query, key = (attention, self.hidden_size), (keys, self.hidden_size)
+        up, down = (self.ffn_size, self.hidden_size), (self.hidden_size, self.ffn_size)
+        shapes = (query, key, key, (self.hidden_size, attention), up, up, down)
+        return dict(zip(PROJECTIONS, shapes, strict=True))
 
     @property
     def linear_parameters(self) -> int:
@@ -112,9 +116,13 @@ class Card:
         )
 
 
-def _card(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Card:
+Card = Checkpoint
+"""The old name."""
+
+
+def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Checkpoint:
     hidden_size, layers, heads, ffn_size, tied = shape
-    return Card(
+    return Checkpoint(
         name=name,
         repository=f"unsloth/Qwen3-{size}",
         hidden_size=hidden_size,
@@ -136,30 +144,30 @@ _SHAPE_4B = (2560, 36, 32, 9728, True)
 _SHAPE_8B = (4096, 36, 32, 12288, False)
 _SHAPE_14B = (5120, 40, 40, 17408, False)
 
-CATALOGUE: dict[str, Card] = {
-    card.name: card
-    for card in (
-        Card("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice"),
-        _card("qwen3-0.6b", "0.6B", "by choice", _SHAPE_0_6B),
-        _card("qwen3-1.7b", "1.7B", "by choice", _SHAPE_1_7B),
-        _card("qwen3-4b-thinking", "4B-Thinking-2507", "always", _SHAPE_4B),
-        _card("qwen3-4b-instruct", "4B-Instruct-2507", "never", _SHAPE_4B),
-        _card("qwen3-4b", "4B", "by choice", _SHAPE_4B),
-        _card("qwen3-8b", "8B", "by choice", _SHAPE_8B),
-        _card("qwen3-14b", "14B", "by choice", _SHAPE_14B),
+CATALOGUE: dict[str, Checkpoint] = {
+    checkpoint.name: checkpoint
+    for checkpoint in (
+        Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice"),
+        _qwen3("qwen3-0.6b", "0.6B", "by choice", _SHAPE_0_6B),
+        _qwen3("qwen3-1.7b", "1.7B", "by choice", _SHAPE_1_7B),
+        _qwen3("qwen3-4b-thinking", "4B-Thinking-2507", "always", _SHAPE_4B),
+        _qwen3("qwen3-4b-instruct", "4B-Instruct-2507", "never", _SHAPE_4B),
+        _qwen3("qwen3-4b", "4B", "by choice", _SHAPE_4B),
+        _qwen3("qwen3-8b", "8B", "by choice", _SHAPE_8B),
+        _qwen3("qwen3-14b", "14B", "by choice", _SHAPE_14B),
     )
 }
-"""name -> card, small to large."""
+"""name -> checkpoint, small to large."""
 
 
-def find(name: str) -> Card | None:
-    """The card that a name means: the catalogue's name, or any hub id of the same checkpoint."""
+def find(name: str) -> Checkpoint | None:
+    """The checkpoint that a name means: the catalogue's name, or any hub id of the same checkpoint."""
     wanted = name.lower()
-    for card in CATALOGUE.values():
-        size = card.repository.split("/")[-1].lower()
-        ids = {card.name, f"unsloth/{size}", f"qwen/{size}", f"unsloth/{size}-bnb-4bit"}
-        if wanted in ids | {str(card.four_bit_repository).lower()}:
-            return card
+    for checkpoint in CATALOGUE.values():
+        size = checkpoint.repository.split("/")[-1].lower()
+        ids = {checkpoint.name, f"unsloth/{size}", f"qwen/{size}", f"unsloth/{size}-bnb-4bit"}
+        if wanted in ids | {str(checkpoint.four_bit_repository).lower()}:
+            return checkpoint
     return None
 
 
@@ -169,11 +177,11 @@ def nearest(name: str, count: int = 3) -> list[str]:
     return difflib.get_close_matches(wanted, CATALOGUE, n=count, cutoff=0.3) or list(CATALOGUE)
 
 
-def card_from_config(name: str, config: Any, chat_template: str | None) -> Card:
-    """A card for a checkpoint outside the catalogue, from its transformers config and chat template."""
+def checkpoint_from_config(name: str, config: Any, chat_template: str | None) -> Checkpoint:
+    """What is known of a checkpoint outside the catalogue, from its transformers config and chat template."""
     text = config.get_text_config()
     heads = text.num_attention_heads
-    return Card(
+    return Checkpoint(
         name=name,
         repository=name,
         hidden_size=text.hidden_size,

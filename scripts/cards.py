@@ -10,8 +10,10 @@ import argparse
 import dataclasses
 
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.devices import GIB, device_of
-from rloo_kit.memory import Plan, fit, longest_completion, model_of, plan
+from rloo_kit.memory.hardware import device_of
+from rloo_kit.memory.planning import Plan, fit, longest_completion, plan
+from rloo_kit.memory.reading import model_of
+from rloo_kit.session.show import GIB
 
 CARDS = {
     "RTX 3060 Ti, 4060": "rtx 4060",
@@ -42,7 +44,7 @@ def table() -> str:
     for label, name in CARDS.items():
         usable = device_of(name).usable_bytes / GIB
         cells = " | ".join(cell(model, name) for model in MODELS)
-        lines.append(f"| {label} | {usable:.1f} GiB | {fit(name).model.card.name} | {cells} |")
+        lines.append(f"| {label} | {usable:.1f} GiB | {fit(name).model.checkpoint.name} | {cells} |")
     return "\n".join(lines)
 
 
@@ -60,10 +62,10 @@ def libraries_mib() -> float:
     import psutil
 
     import rloo_kit
-    from rloo_kit import measure
+    from rloo_kit.memory import reading
 
     policy = rloo_kit.load_policy("tiny")
-    own = measure.bytes_of(measure.standing_tensors(policy.model))
+    own = reading.bytes_of(reading.standing_tensors(policy.model))
     return float(psutil.Process().memory_info().rss - own) / 2**20
 
 

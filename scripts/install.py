@@ -54,7 +54,7 @@ def main() -> None:
     install_stack(python, venv, device)
     step(
         "import the stack once, which also compiles it to bytecode",
-        [str(python), "-c", "from rloo_kit import environment; environment.import_unsloth()"],
+        [str(python), "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
     )

@@ -29,7 +29,7 @@ _peak = _torch.cuda.max_memory_allocated() if env.device == "cuda" else (
     _resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss * 1024)
 print(_json.dumps({
     "device": f"{env.device} ({env.device_name})",
-    "model": str(policy.card),
+    "model": str(policy.checkpoint),
     "before": [before.accuracy.value, before.accuracy.low, before.accuracy.high],
     "after": [after.accuracy.value, after.accuracy.low, after.accuracy.high],
     "rewards": _log,

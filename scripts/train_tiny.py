@@ -15,7 +15,7 @@ the tasks' texts need, every one at its true id.  Of the 151936 embedding rows o
 trained and shipped; all others share one row, whose logit stands for them all (+ log of their number).
 
 The libraries are imported before rloo_kit, so unsloth stays out: training is plain transformers.
-Deliberately not here: expanding the files to a checkpoint, which is rloo_kit/tiny.py's.
+Deliberately not here: expanding the files to a checkpoint, which is rloo_kit/policy/tiny.py's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from rloo_kit.tasks import LEVELS, Problem, answer_of, sum_of
+from rloo_kit.tasks.ladder import LEVELS, Problem, answer_of, sum_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "rloo_kit" / "data" / "tiny_qwen3"

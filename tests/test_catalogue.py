@@ -9,8 +9,8 @@ import torch
 
 from rloo_kit.catalogue import (
     CATALOGUE,
-    Card,
-    card_from_config,
+    Checkpoint,
+    checkpoint_from_config,
     find,
     nearest,
     nf4_bytes,
@@ -19,7 +19,7 @@ from rloo_kit.catalogue import (
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_parameter_count_is_that_of_the_model(card: Card, qwen3_config: Any) -> None:
+def test_the_parameter_count_is_that_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     with torch.device("meta"):
@@ -70,7 +70,7 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[in
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_projections_are_those_of_the_model(card: Card, qwen3_config: Any) -> None:
+def test_the_projections_are_those_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     with torch.device("meta"):
@@ -86,7 +86,7 @@ def test_16_bit_weights_take_two_bytes_each() -> None:
 
 def test_a_card_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
     known = CATALOGUE["qwen3-0.6b"]
-    card = card_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
+    card = checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
     assert card.parameters == known.parameters
     assert (card.name, card.thinks) == ("mine", "by choice")
 

@@ -36,9 +36,9 @@ from benchmarks.gpu.report import FAILED, MEASURED, MISSED, NOT_RUN, PASSED, Out
 from benchmarks.gpu.runner import Worker, environment, run_all
 from benchmarks.gpu.worker import load_parts
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.devices import device_of
-from rloo_kit.footprint import Settings
-from rloo_kit.memory import Plan, model_of
+from rloo_kit.memory.footprint import Settings
+from rloo_kit.memory.hardware import device_of
+from rloo_kit.memory.planning import Plan, model_of
 
 ROOT = Path(__file__).resolve().parent.parent
 

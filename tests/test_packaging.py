@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_kit import environment
+from rloo_kit.session import environment, imports
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -40,7 +40,7 @@ def test_the_conda_environment_takes_python_alone_from_conda_forge() -> None:
 
 def test_the_pins_are_the_versions_that_prepare_calls_tested() -> None:
     pins = dict(line.split("==") for line in PROJECT["dependencies"] if "==" in line)
-    for package, tested in environment.TESTED.items():
+    for package, tested in imports.TESTED.items():
         assert environment._matches(pins[package], tested), package
 
 

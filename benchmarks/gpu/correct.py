@@ -53,7 +53,7 @@ def precision(options: dict[str, Any], settings: dict[str, Any], four_bit: bool,
     """
     import torch
 
-    from rloo_kit import measure
+    from rloo_kit.memory import reading
 
     asked = settings.get("fp16", False)
     half = asked or (torch.cuda.is_available() and not device.computes_bf16())
@@ -71,7 +71,7 @@ def precision(options: dict[str, Any], settings: dict[str, Any], four_bit: bool,
     said = "the base is in 4 bit" if four_bit else "no weight is in 4 bit"
     return Found(
         [
-            holds(said, measure.is_four_bit(policy.model) == four_bit),
+            holds(said, reading.is_four_bit(policy.model) == four_bit),
             at_least("steps with a finite gradient", sum(map(math.isfinite, norms)), needed),
             at_least("largest change of a weight", moved.max(), 1e-5),
             seen("gradient's norm", norms[-1] if norms else math.nan),

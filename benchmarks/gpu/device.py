@@ -142,10 +142,10 @@ def context_bytes() -> int:
     """
     import torch
 
-    from rloo_kit import measure
+    from rloo_kit.memory import hardware
 
     torch.cuda.synchronize()
-    held = measure.nvml_process_bytes() or listed_bytes(os.getpid()) or measure.cuda_process_bytes()
+    held = hardware.nvml_process_bytes() or listed_bytes(os.getpid()) or hardware.cuda_process_bytes()
     return max(0, held - torch.cuda.memory_reserved())
 
 

@@ -31,7 +31,7 @@ CONTEXT_GROWTH_BYTES = 384 * device.MIB
 
 BACK_WITHIN_SECONDS = 2.0
 SHUTDOWN_DELAY_SECONDS = 1.0
-"""``shutdown_kernel()`` begins that long after its cell, so that the answer arrives (rloo_kit/kernel.py)."""
+"""``shutdown_kernel()`` begins that long after its cell, so that the answer arrives (rloo_kit/session/kernel.py)."""
 
 START = """
 import json
@@ -43,7 +43,7 @@ from benchmarks.gpu.workload import dataset, every_other, settings
 on_gpu = torch.cuda.is_available()
 def held():
     import gc
-    from rloo_kit.releasing import bytes_in_use
+    from rloo_kit.session.release import bytes_in_use
     if on_gpu:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()

@@ -21,7 +21,7 @@ def learning(seed: int, place: Place) -> Found:
 
     steps, problems = (2, 8) if place.is_rehearsal else (STEPS, 200)
     policy = rloo_kit.load_policy("tiny", lora_alpha=32, seed=seed)
-    task = rloo_kit.tasks.task_at(1, "arithmetic", None, None, seed)
+    task = rloo_kit.tasks.ladder.task_at(1, "arithmetic", None, None, seed)
     with tempfile.TemporaryDirectory() as folder:
         config = rloo_kit.RLOOConfig(
             output_dir=folder,

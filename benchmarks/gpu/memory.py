@@ -91,7 +91,7 @@ def train(
         card: what to plan for; None is this machine.
     """
     import rloo_kit
-    from rloo_kit.measure import Meter
+    from rloo_kit.memory.meter import Meter
 
     lengths = full_length(config.max_completion_length)
     trainer = rloo_kit.RLOOTrainer(
@@ -109,7 +109,7 @@ def train(
 def measure(case: Case, place: Place) -> Found:
     """One case: the ratio of measured to planned, in all and by phase."""
     import rloo_kit
-    from rloo_kit.measure import planned_tensors
+    from rloo_kit.memory.measured import planned_tensors
 
     policy = shapes.loaded(case.shape, place)
     with tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,7 @@ def measure(case: Case, place: Place) -> Found:
 
 def _whole(plan: Any, peaks: Any, place: Place) -> list[Figure]:
     """The peak of the process as the driver would count it; in a rehearsal that of tensors alone, unbounded."""
-    from rloo_kit.measure import planned_tensors
+    from rloo_kit.memory.measured import planned_tensors
 
     if place.is_rehearsal:
         largest = max(peak.allocated_bytes for peak in peaks.values())
@@ -161,7 +161,7 @@ def _longest(trainer: Any) -> float:
 
 
 def _is_trained(policy: Any) -> bool:
-    from rloo_kit.measure import is_trained
+    from rloo_kit.memory.reading import is_trained
 
     return is_trained(policy.model)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .checks import Check, Found, Place, add, at_most, holds, seen
 
 if TYPE_CHECKING:
-    from rloo_kit.catalogue import Card
+    from rloo_kit.catalogue import Checkpoint as Card
 
 NAMES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b")
 DEVIATION = 0.02
@@ -88,7 +88,7 @@ def save(card: Card, folder: Path, four_bit: bool = True, device: str = "cpu") -
     """Write a checkpoint of random weights with the tiny policy's tokenizer; the folder appears whole or not at all."""
     from safetensors.torch import save_file
 
-    from rloo_kit import tiny
+    from rloo_kit.policy import tiny
 
     scratch = folder.with_name(folder.name + ".part")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -159,7 +159,7 @@ def make(name: str, place: Place) -> Found:
     """Make one shape, load it as a user would, and compare it with the catalogue."""
     import torch
 
-    from rloo_kit import measure
+    from rloo_kit.memory import reading
 
     forget()
     card = card_of(name, place)
@@ -170,7 +170,7 @@ def make(name: str, place: Place) -> Found:
     saved = time.monotonic()
     policy = loaded(name, place)
     took = time.monotonic() - saved
-    linear, rest = measure.weight_bytes(policy.model)
+    linear, rest = reading.weight_bytes(policy.model)
     dtype = policy.model.get_input_embeddings().weight.element_size()
     trained = sum(p.numel() for p in policy.model.parameters() if p.requires_grad)
     forget()

@@ -27,8 +27,8 @@ SMALL_CARD = {"UNSLOTH_FUSED_LINEAR_FLASH_MIN_ROWS": "0"}
 
 def on_a_smaller_card(gigabytes: int, place: Place) -> Found:
     """The most rows that the plan says fit run; rows that clearly do not end in our error; then a small run goes on."""
-    from rloo_kit.devices import device_of
-    from rloo_kit.footprint import CUDA_CONTEXT_BYTES
+    from rloo_kit.memory.footprint import CUDA_CONTEXT_BYTES
+    from rloo_kit.memory.hardware import device_of
 
     shapes.forget()
     card = device_of(f"{gigabytes}GB")

@@ -22,7 +22,7 @@ from .variants import CANDIDATES, PROMPT_TOKENS, TRAINERS, Variant
 from .workload import REHEARSAL_TOKENS, HalfDead, dataset, every_other, full_length, settings
 
 if TYPE_CHECKING:
-    from rloo_kit.catalogue import Card
+    from rloo_kit.catalogue import Checkpoint as Card
 
 SHAPE = "qwen3-4b"
 K = 8

@@ -18,9 +18,10 @@ import trl.trainer.rloo_trainer
 import trl.trainer.utils
 from transformers import GenerationMixin, Trainer
 
-import rloo_kit.trainer
+import rloo_kit.train.trainer
 from rewards.compose import TRL_KEYWORDS
-from rloo_kit import config, progress
+from rloo_kit.train import config
+from rloo_kit.watch import progress
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
 
@@ -65,8 +66,8 @@ def fingerprint(function: Any) -> str:
 
 def explain(name: str) -> str:
     return (
-        f"The trainer's {name}, of TRL or transformers, is not the one that rloo_kit/trainer.py was written against. "
-        "Read its diff, check the override's docstring against it, run tests/test_trainer.py, and put the new "
+        f"The trainer's {name}, of TRL or transformers, is not the one that rloo_kit.train.trainer overrides. "
+        "Read its diff, check the override's docstring against it, run tests/train/test_trainer.py, and put the new "
         "fingerprint here."
     )
 
@@ -97,8 +98,8 @@ def test_a_function_that_the_overrides_count_on_is_unchanged(name: str) -> None:
 def test_the_list_above_names_every_override_of_trls_own_methods() -> None:
     ours = {
         name
-        for name in vars(rloo_kit.trainer.RLOOTrainer)
-        if inspect.isfunction(vars(rloo_kit.trainer.RLOOTrainer)[name])
+        for name in vars(rloo_kit.train.trainer.RLOOTrainer)
+        if inspect.isfunction(vars(rloo_kit.train.trainer.RLOOTrainer)[name])
     }
     assert (ours & set(vars(Stock))) - {"__init__"} == set(OVERRIDDEN)
     assert (ours & set(vars(Trainer))) - set(vars(Stock)) == {*RESUMING, "train"}
@@ -106,7 +107,7 @@ def test_the_list_above_names_every_override_of_trls_own_methods() -> None:
 
 def test_the_trainers_arguments_are_known() -> None:
     parameters = tuple(inspect.signature(Stock.__init__).parameters)[1:]
-    assert parameters == rloo_kit.arguments.ARGUMENTS
+    assert parameters == rloo_kit.train.arguments.ARGUMENTS
 
 
 def test_a_reward_gets_the_keywords_that_guarded_expects(make_trainer: Any) -> None:
@@ -135,7 +136,7 @@ def test_names_of_older_releases_are_not_fields_today() -> None:
 
 
 def test_the_state_of_a_checkpoint_is_written_last() -> None:
-    """rloo_kit.checkpoints.last_whole_checkpoint takes a readable trainer_state.json for a whole checkpoint."""
+    """rloo_kit.watch.run_folder.last_whole_checkpoint takes a readable trainer_state.json for a whole checkpoint."""
     source = inspect.getsource(Trainer._save_checkpoint)
     written = [
         source.index(mark) for mark in ("self.save_model", "_save_optimizer_and_scheduler", "_save_rng_state")
@@ -152,20 +153,20 @@ def test_resuming_still_passes_over_the_adapter_beside_subfolders() -> None:
 
 
 def test_transformers_divides_each_loss_by_the_accumulation() -> None:
-    """rloo_kit.trainer undoes it in row_weight."""
+    """rloo_kit.train.trainer undoes it in row_weight."""
     source = inspect.getsource(Trainer.training_step)
     assert "loss = loss / self.current_gradient_accumulation_steps" in source
 
 
 def test_the_fused_head_scores_no_token_that_is_masked() -> None:
-    """rloo_kit.packing trims columns; what is masked within them must cost nothing."""
+    """rloo_kit.train.packing trims columns; what is masked within them must cost nothing."""
     source = inspect.getsource(trl.trainer.utils.add_fused_lm_head)
     assert "mask = labels != -100" in source
     assert "hidden_states[mask]" in source
 
 
 def test_a_custom_loop_is_given_what_generate_prepared() -> None:
-    """rloo_kit.sampling.decode is called in place of the loop, with warpers, cache and stopping criteria."""
+    """rloo_kit.policy.sampling.decode is called in place of the loop, with warpers, cache and stopping criteria."""
     source = inspect.getsource(GenerationMixin.generate)
     assert "decoding_method = custom_generate" in source
     for given in (

@@ -52,10 +52,12 @@ def test_the_defaults_that_the_generated_config_changes_are_all_set_by_ours(
 ) -> None:
     changed, arguments, name = json.loads(script(CHANGES, str(tmp_path)).stdout.splitlines()[-1])
     assert changed == CHANGED_ON_A_GPU
-    settled_otherwise = {"bf16"}  # rloo_kit.config._precision
+    settled_otherwise = {"bf16"}  # rloo_kit.train.config._precision
     ours = set(rloo_kit.RLOOConfig.__annotations__)
     assert set(changed) <= ours | settled_otherwise, "a notebook would mean two things"
-    assert name.startswith("Unsloth"), "rloo_kit.trainer._check_model knows the generated class by its name"
+    assert name.startswith("Unsloth"), (
+        "rloo_kit.train.trainer._check_model knows the generated class by its name"
+    )
     assert {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"} <= set(
         arguments
     )
@@ -95,7 +97,7 @@ import json
 import unsloth, torch
 from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
 from unsloth.utils import attention_dispatch as dispatch
-from rloo_kit.measure import TensorGauge
+from rloo_kit.memory.meter import TensorGauge
 
 ROWS, LONG, HEADS, WIDTH = 3, 256, 4, 8
 draw = torch.Generator().manual_seed(0)

@@ -1,0 +1,395 @@
+"""What training changed, read with one's own eyes: completions of the same prompts, before and after.
+
+For whoever has two :class:`~rloo_kit.Evaluation` of one dataset and wants more than two means.  It pairs
+completions, says how far reward and accuracy moved with an interval for the change itself, sorts the pairs by
+how far their reward moved, up or down, and shows where the thought begins and ends.  It samples nothing and
+grades nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
+from rloo_kit.errors import DatasetError
+from rloo_kit.evaluation.evaluate import bootstrap
+
+if TYPE_CHECKING:
+    from rloo_kit.evaluation.evaluate import Evaluation, Interval
+    from rloo_kit.policy.policy import Completion
+
+    _Graded = tuple[Completion, float | None, bool | None]
+
+EOS_TEXTS = {151645: "<|im_end|>", 151643: "<|endoftext|>"}
+"""Qwen3's ends; the text of a completion does not hold them."""
+
+SIDE_BY_SIDE = 72
+"""Fewest characters per line for two columns."""
+
+GAP = " │ "
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of a completion.
+
+    Attributes:
+        text: its characters, or a marker's name.
+        kind: "text"; "mark", a boundary that is a token of its own; "note", said by this module.
+    """
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One prompt, one completion of it before training, one after.
+
+    Attributes:
+        prompt: as it was given to ``evaluate``.
+        before, after: the completions.
+        rewards: their weighted sums; None where no function applied.
+        correct: whether they assert the row's answer; None where it has none.
+    """
+
+    prompt: Any
+    before: Completion
+    after: Completion
+    rewards: tuple[float | None, float | None]
+    correct: tuple[bool | None, bool | None] = (None, None)
+
+    @property
+    def change(self) -> float | None:
+        """Reward after minus reward before; None where one of them is missing."""
+        return _difference(*self.rewards)
+
+    @property
+    def accuracy_change(self) -> float | None:
+        """1 where the answer became right, -1 where it became wrong, else 0; None where it was not graded."""
+        return _difference(*self.correct)
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Completions side by side, those first whose reward moved most.
+
+    ``print`` it, or make it a cell's last value.
+
+    Attributes:
+        pairs: all of them, sorted: by the size of the change of reward, then those whose tokens changed,
+            then in the dataset's order.
+        reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
+            after, so this interval, not the overlap of two, says whether the mean moved: a percentile bootstrap
+            of the prompts' own differences (Efron 1979).
+        accuracy_change: the same of the share of right answers; None where answers are not known.
+        n: how many are shown.
+        tokens: which ids open and close a thought.
+        chars: most characters shown of a thought, and of an answer; the middle is left out beyond it.
+    """
+
+    pairs: tuple[Pair, ...]
+    reward_change: Interval | None
+    accuracy_change: Interval | None
+    n: int
+    tokens: ThinkTokens = QWEN3
+    chars: int = 600
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.headline}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    @property
+    def headline(self) -> str:
+        """How far the means moved; how many rewards rose, fell and stayed."""
+        parts = [f"{len(self.pairs)} pairs", *self._means_changed()]
+        changes = [pair.change for pair in self.pairs if pair.change is not None]
+        if changes:
+            rose, fell = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
+            parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(changes) - rose - fell}")
+        return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
+
+    def _means_changed(self) -> list[str]:
+        named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
+        found = {name: change for name, change in named.items() if change is not None}
+        changes = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
+        method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
+        return [f"{changes} (after - before{method})"] if found else []
+
+    def text(self, width: int | None = None) -> str:
+        """Two columns, or one above the other in less than 72 characters.
+
+        Args:
+            width: characters per line; None takes the terminal's.
+        """
+        width = max(20, width or shutil.get_terminal_size().columns)
+        shown = [self._pair_text(pair, width) for pair in self.pairs[: self.n]]
+        return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
+
+    def _pair_text(self, pair: Pair, width: int) -> str:
+        cells = [(_heading(*cell), self._pieces(cell[1])) for cell in _cells(pair)]
+        prompt = wrapped(_shortened(_prompt_text(pair.prompt), self.chars), width - 2)
+        lines = [f"{'━' * width}", *(f"  {line}" for line in prompt), f"{'─' * width}"]
+        if width < SIDE_BY_SIDE:
+            for heading, pieces in cells:
+                lines += wrapped(heading, width)
+                lines += [f"  {line}" for line in wrapped(_as_text(pieces), width - 2)]
+            return "\n".join(lines)
+        column = (width - len(GAP)) // 2
+        columns = [
+            [*wrapped(heading, column), *wrapped(_as_text(pieces), column)] for heading, pieces in cells
+        ]
+        rows = zip_longest(*columns, fillvalue="")
+        return "\n".join(lines + [f"{padded(a, column)}{GAP}{b}".rstrip() for a, b in rows])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
+        # The class keeps MathJax from reading "$5 and $6" as a formula.
+        table = f'<table class="tex2jax_ignore" style="width:100%;table-layout:fixed">{rows}</table>'
+        return f"<p>{html.escape(self.headline)}</p>{table}"
+
+    def _pair_html(self, pair: Pair) -> str:
+        prompt = html.escape(_shortened(_prompt_text(pair.prompt), self.chars))
+        headings, bodies = "", ""
+        for cell in _cells(pair):
+            headings += f'<th style="text-align:left">{html.escape(_heading(*cell))}</th>'
+            body = "".join(_piece_html(piece) for piece in self._pieces(cell[1]))
+            bodies += f'<td style="{CELL_STYLE}">{body}</td>'
+        return (
+            f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid"><b>{prompt}</b></td></tr>'
+            f"<tr>{headings}</tr><tr>{bodies}</tr>"
+        )
+
+    def _pieces(self, completion: Completion) -> list[Piece]:
+        found = pieces(completion, self.tokens)
+        return [Piece(_shortened(p.text, self.chars)) if p.kind == "text" else p for p in found]
+
+
+def compare(
+    before: Evaluation, after: Evaluation, *, n: int = 5, tokens: ThinkTokens = QWEN3, chars: int = 600
+) -> Comparison:
+    """Pair the completions of two evaluations, prompt by prompt.
+
+    Prompts that only one of them has are left out.  Of a prompt with several completions the first goes with
+    the first, the second with the second.
+
+    Args:
+        before: as ``evaluate`` gave it before training.
+        after: the same after training.
+        n: pairs to show; all are in ``Comparison.pairs``.
+        tokens: the ids of the thought's boundaries; Qwen3's by default.
+        chars: most characters shown of a thought, and of an answer.
+
+    Raises:
+        DatasetError: something that is no evaluation, or two that share no prompt.
+    """
+    for name, given in (("before", before), ("after", after)):
+        if not hasattr(given, "completions") or not hasattr(given, "rewards"):
+            raise DatasetError(
+                f"{name} is no evaluation",
+                where=f"compare({name}={type(given).__name__})",
+                todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
+            )
+    pairs = list(_paired(before, after))
+    if not pairs:
+        raise DatasetError(
+            "the two evaluations share no prompt",
+            where=f"compare, {len(before.completions)} and {len(after.completions)} completions",
+            todo="evaluate the same dataset before and after training, such as task.held_out",
+        )
+    pairs.sort(key=_by_change)
+    reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
+    accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
+    return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
+
+
+def _paired(before: Evaluation, after: Evaluation) -> Iterator[Pair]:
+    waiting: defaultdict[str, list[_Graded]] = defaultdict(list)
+    for graded in _each(after):
+        waiting[_key(graded[0].prompt)].append(graded)
+    for completion, reward, correct in _each(before):
+        partners = waiting[_key(completion.prompt)]
+        if partners:
+            partner, later_reward, later_correct = partners.pop(0)
+            rewards = (reward, later_reward)
+            yield Pair(completion.prompt, completion, partner, rewards, (correct, later_correct))
+
+
+def _each(evaluation: Evaluation) -> Iterator[_Graded]:
+    correct = evaluation.correct or (None,) * len(evaluation.completions)
+    return zip(evaluation.completions, evaluation.rewards, correct, strict=True)
+
+
+def _mean_change(changes: Sequence[tuple[Any, float | None]]) -> Interval | None:
+    """The mean of (prompt, change), each prompt's mean counting as one value."""
+    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for prompt, change in changes:
+        if change is not None:
+            by_prompt[_key(prompt)].append(change)
+    return bootstrap([fmean(group) for group in by_prompt.values()])
+
+
+def _key(prompt: Any) -> str:
+    return json.dumps(prompt, sort_keys=True, default=str)
+
+
+def _by_change(pair: Pair) -> tuple[float, bool]:
+    return -abs(pair.change or 0.0), pair.before.ids == pair.after.ids
+
+
+# --- what a cell holds ------------------------------------------------------------------------------------
+
+
+def pieces(completion: Completion, tokens: ThinkTokens = QWEN3) -> list[Piece]:
+    """A completion taken apart at its boundaries, with its end.
+
+    A marker counts as a boundary where it is a token of its own.  The letters <think> typed in ordinary
+    tokens end no thought: a completion with such letters gets a note, and where they stand beside true
+    markers none is marked, since text alone does not say which is which.
+    """
+    found: list[Piece] = []
+    notes: list[Piece] = []
+    real: list[str] = []
+    for marker, token in ((OPEN, tokens.open_id), (CLOSE, tokens.close_id)):
+        written, true = completion.text.count(marker), completion.ids.count(token)
+        if written == true:
+            real.append(marker)
+        else:
+            notes.append(Piece(f"{written - true} of {written} {marker} are typed letters", "note"))
+    rest = completion.text
+    while rest:
+        places = [(rest.find(marker), marker) for marker in real if marker in rest]
+        place, marker = min(places, default=(len(rest), ""))
+        found += [Piece(rest[:place])] if place else []
+        found += [Piece(marker, "mark")] if marker else []
+        rest = rest[place + len(marker) :]
+    return [*found, _end(completion, tokens), *notes]
+
+
+def _end(completion: Completion, tokens: ThinkTokens) -> Piece:
+    if not completion.finished:
+        return Piece(f"cut at {len(completion.ids)} tokens", "note")
+    last = completion.ids[-1] if completion.ids else -1
+    return (
+        Piece(EOS_TEXTS[last], "mark")
+        if last in EOS_TEXTS and last in tokens.eos_ids
+        else Piece("end", "note")
+    )
+
+
+def _cells(pair: Pair) -> tuple[tuple[Any, ...], ...]:
+    """(name, completion, reward, change) of both sides."""
+    first, last = pair.rewards
+    return ("before", pair.before, first, None), ("after", pair.after, last, pair.change)
+
+
+def _heading(name: str, completion: Completion, reward: float | None, change: float | None) -> str:
+    score = "no reward" if reward is None else f"reward {reward:.3f}"
+    moved = f" ({change:+.3f})" if change is not None else ""
+    return f"{name}: {score}{moved}, {len(completion.ids)} tokens"
+
+
+def _prompt_text(prompt: Any) -> str:
+    """A string as it is; of a conversation its last message."""
+    if isinstance(prompt, str):
+        return prompt
+    content = prompt[-1]["content"]
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _shortened(text: str, chars: int) -> str:
+    """The beginning and the end of a long text: an answer stands at its end."""
+    if len(text) <= chars:
+        return text
+    half = chars // 2
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+
+
+# --- as text ----------------------------------------------------------------------------------------------
+
+
+def _as_text(found: Sequence[Piece]) -> str:
+    marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
+    return "".join(marks[piece.kind].format(piece.text) for piece in found)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` columns, broken at spaces where there are any.
+
+    Chinese, Japanese and Korean characters take two columns, combining ones none.  Control characters, which
+    could move a terminal's cursor, are written out.
+
+    >>> wrapped("one two three", 8)
+    ['one two', 'three']
+    """
+    lines = []
+    for line in _printable(text).split("\n"):
+        while display_width(line) > width and len(line) > 1:
+            fits = _fitting(line, width)
+            space = line.rfind(" ", 1, fits + 1)
+            cut = space if space > 0 else fits
+            lines.append(line[:cut].rstrip())
+            line = line[cut:].lstrip() if space > 0 else line[cut:]
+        lines.append(line.rstrip())
+    return lines
+
+
+def _printable(text: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\t", "    ")
+    return "".join(
+        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else repr(c)[1:-1] for c in text
+    )
+
+
+def _fitting(line: str, width: int) -> int:
+    used = 0
+    for index, character in enumerate(line):
+        used += display_width(character)
+        if used > width:
+            return max(1, index)
+    return len(line)
+
+
+def display_width(text: str) -> int:
+    """How many terminal columns a text takes.
+
+    >>> display_width("ab"), display_width("答案")
+    (2, 4)
+    """
+    return sum(
+        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def padded(text: str, width: int) -> str:
+    """The text with spaces behind it, ``width`` columns wide."""
+    return text + " " * (width - display_width(text))
+
+
+# --- as HTML ----------------------------------------------------------------------------------------------
+
+CELL_STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
+MARK_STYLE = "border:1px solid;border-radius:3px;padding:0 3px;font-weight:bold"
+
+
+def _piece_html(piece: Piece) -> str:
+    text = html.escape(piece.text)
+    if piece.kind == "mark":
+        return f'<span style="{MARK_STYLE}">{text}</span>'
+    return f"<i> [{text}]</i>" if piece.kind == "note" else text

@@ -1,0 +1,164 @@
+"""What to change where a plan does not fit, cheapest in quality first.
+
+For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest first; the first that fits is taken.
+Nothing is changed here: a :class:`Change` holds the arguments to pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.memory.estimate import Estimate, Verdict
+from rloo_kit.memory.footprint import Settings
+from rloo_kit.memory.reading import model_of
+from rloo_kit.session.show import scale_of
+
+Planned = TypeVar("Planned", bound=Estimate)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to make a plan fit.
+
+    Attributes:
+        knob: what is changed, in a word.
+        config: arguments of ``RLOOConfig``, with their new values.
+        policy: arguments of ``load_policy``, likewise.
+        peak_bytes, fits: of the plan with the change.
+    """
+
+    knob: str
+    config: dict[str, Any]
+    policy: dict[str, Any]
+    peak_bytes: int
+    fits: Verdict
+
+    def __str__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in self.config.items()]
+        loaded = ", ".join(f"{name}={value!r}" for name, value in self.policy.items())
+        values += [f"load_policy({loaded})"] if loaded else []
+        scale, unit = scale_of(self.peak_bytes)
+        return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
+
+
+# --- knobs ------------------------------------------------------------------------------------------------
+
+
+def generation_batches(settings: Settings) -> Iterator[Settings]:
+    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
+    effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
+    for rows in range(settings.generation_rows, 0, -1):
+        if rows % k or effective % rows:
+            continue
+        for micro in range(min(settings.micro_rows, rows), 0, -1):
+            smaller = (rows, micro) != (settings.generation_rows, settings.micro_rows)
+            if smaller and rows % micro == 0 and effective % micro == 0:
+                yield dataclasses.replace(
+                    settings, generation_rows=rows, micro_rows=micro, accumulation=effective // micro
+                )
+
+
+def _completion_lengths(settings: Settings) -> Iterator[Settings]:
+    """Shorter completions in steps of 64, longest first."""
+    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
+        yield dataclasses.replace(settings, completion_tokens=tokens)
+
+
+def _smaller_groups(settings: Settings) -> Iterator[Settings]:
+    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
+    groups = settings.generation_rows // settings.num_generations
+    for k in range(settings.num_generations - 1, 1, -1):
+        rows = groups * k
+        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
+        scale = settings.micro_rows * settings.accumulation // settings.generation_rows
+        yield dataclasses.replace(
+            settings,
+            num_generations=k,
+            generation_rows=rows,
+            micro_rows=micro,
+            accumulation=max(1, scale) * rows // micro,
+        )
+
+
+Knob = tuple[str, Callable[[Estimate], Iterator[Estimate]]]
+
+
+def _by_settings(
+    variants: Callable[[Settings], Iterator[Settings]],
+) -> Callable[[Estimate], Iterator[Estimate]]:
+    def planned(before: Estimate) -> Iterator[Estimate]:
+        return (Estimate.of(before.model, settings, before.device) for settings in variants(before.settings))
+
+    return planned
+
+
+def _smaller_models(before: Estimate) -> Iterator[Estimate]:
+    """Smaller models of the catalogue, largest first."""
+    s, size = before.settings, before.model.checkpoint.parameters
+    seen = set()
+    for checkpoint in reversed(CATALOGUE.values()):
+        if checkpoint.name == "tiny" or checkpoint.parameters >= size or checkpoint.parameters in seen:
+            continue
+        seen.add(checkpoint.parameters)
+        yield Estimate.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
+
+
+def _checkpointing(settings: Settings) -> Iterator[Settings]:
+    if settings.checkpointing != "unsloth":
+        yield dataclasses.replace(settings, checkpointing="unsloth")
+
+
+KNOBS: tuple[Knob, ...] = (
+    ("gradient checkpointing", _by_settings(_checkpointing)),
+    ("generation batch", _by_settings(generation_batches)),
+    ("completion length", _by_settings(_completion_lengths)),
+    ("K", _by_settings(_smaller_groups)),
+    ("model", _smaller_models),
+)
+"""What can be turned down, cheapest in quality first: recomputing and cutting the batch leave every update as it is;
+a shorter completion may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+
+
+def that_fit(before: Estimate) -> Iterator[Change]:
+    """The changes that make a plan fit: :attr:`Plan.changes`."""
+    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
+    least, fits_already = before, False
+    for knob, smaller in KNOBS:
+        tried = [*smaller(before), *(() if fits_already else smaller(least))]
+        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
+        if found is not None:
+            old, new = _config_arguments(before.settings), _config_arguments(found.settings)
+            config = _difference(old, new)
+            if "gradient_accumulation_steps" in config:  # TRL's default of the other follows it
+                config["steps_per_generation"] = new["steps_per_generation"]
+            policy = _difference(_policy_arguments(before), _policy_arguments(found))
+            yield Change(knob, config, policy, found.peak_bytes, found.fits)
+        fits_already = fits_already or found is not None
+        least = min([least, *tried], key=lambda planned: planned.peak_bytes)
+
+
+def first(plans: list[Planned], verdict: Verdict) -> Planned | None:
+    """The first plan with that verdict."""
+    return next((planned for planned in plans if planned.fits == verdict), None)
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in new.items() if old[name] != value}
+
+
+def _config_arguments(settings: Settings) -> dict[str, Any]:
+    return {
+        "num_generations": settings.num_generations,
+        "max_completion_length": settings.completion_tokens,
+        "per_device_train_batch_size": settings.micro_rows,
+        "gradient_accumulation_steps": settings.accumulation,
+        "steps_per_generation": settings.generation_rows // settings.micro_rows,
+    }
+
+
+def _policy_arguments(planned: Estimate) -> dict[str, Any]:
+    return {"name": planned.model.checkpoint.name, "gradient_checkpointing": planned.settings.checkpointing}

@@ -1,0 +1,95 @@
+"""What a model takes under some settings, set against a device: totals by phase, the peak, and the verdict.
+
+For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  Arithmetic alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rloo_kit.memory import footprint
+from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, PARTS, Model, Settings, Step
+from rloo_kit.memory.hardware import Device
+from rloo_kit.session.show import scale_of
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}
+"""Parts that no formula gives."""
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate:
+    """Bytes of a run, by phase and part, before it begins.
+
+    Attributes:
+        model, settings: what it was computed from.
+        device: what it is set against.
+        phases: phase -> part -> bytes.
+    """
+
+    model: Model
+    settings: Settings
+    device: Device
+    phases: dict[str, dict[str, int]]
+
+    @classmethod
+    def of(cls, model: Model, settings: Settings, device: Device) -> Self:
+        """The estimate for a model and settings on a device."""
+        return cls(model, settings, device, Step(model, settings).phases())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The most that each part takes in any phase, in bytes."""
+        most = {part: max(found.get(part, 0) for found in self.phases.values()) for part in PARTS}
+        return {part: size for part, size in most.items() if size}
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Phase -> bytes."""
+        return {name: sum(parts.values()) for name, parts in self.phases.items()}
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase that takes most."""
+        return max(self.totals, key=lambda name: self.totals[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the largest phase takes."""
+        return self.totals[self.peak_phase]
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Those of the peak's bytes that are :data:`ESTIMATED`, and on a GPU one layer's activations, whose kernels
+        were read but not run."""
+        peak = self.phases[self.peak_phase]
+        unsure = ESTIMATED | ({footprint.LAYER} if self.settings.on_gpu else set())
+        return sum(size for part, size in peak.items() if part in unsure)
+
+    @property
+    def fits(self) -> Verdict:
+        """ "does not fit" above the usable memory; "tight" where it would not if the estimated parts came out half
+        as large again."""
+        usable = self.device.usable_bytes
+        if self.peak_bytes > usable:
+            return "does not fit"
+        return "tight" if self.peak_bytes + self.estimated_bytes // 2 > usable else "fits"
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What "unsloth" checkpointing puts into the computer's own memory."""
+        return Step(self.model, self.settings).offloaded
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        return f"{self.fits}: {self.takes}"
+
+    @property
+    def takes(self) -> str:
+        """The peak, of what there is, and where it lies."""
+        scale, unit = scale_of(self.peak_bytes)
+        peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
+        return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"

@@ -1,0 +1,477 @@
+"""How many bytes each part of an RLOO step takes, from shapes and settings alone.
+
+For :mod:`rloo_kit.memory`, which adds them up by phase and sets them against a card.  Every function is one
+term: its formula, and the source it was read from.  Sources are the pinned releases of bitsandbytes, PEFT, TRL,
+transformers, unsloth and unsloth_zoo; nothing is copied from them.  The CPU's terms are checked against real
+tensors (tests/memory).  The GPU's share the shapes but follow unsloth's kernels, read and not run:
+no figure here was measured on a GPU.
+
+Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
+F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rloo_kit.catalogue import Checkpoint
+from rloo_kit.passes import DEFAULTS, Passes
+from rloo_kit.session.show import MIB
+
+WEIGHTS, REST = "weights", "embedding, lm_head, norms"
+LORA, REFERENCE = "LoRA", "LoRA, reference copy"
+GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
+CACHE, DECODING = "key-value cache", "decoding and sampling"
+CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
+HIDDEN, TILE = "final hidden states", "log-probability tile"
+BUFFER, CONTEXT, FRAGMENTATION = "one weight, dequantised", "context", "fragmentation"
+
+KEPT = "layers kept in 16 bit"
+
+PARTS = (
+    *(WEIGHTS, KEPT, REST, LORA, REFERENCE, OPTIMIZER, GRADIENTS, CACHE, DECODING, CHECKPOINTS, LAYER),
+    *(HIDDEN, TILE, BUFFER, CONTEXT, FRAGMENTATION),
+)
+"""Every part, in the order in which a table shows them."""
+
+CUDA_CONTEXT_BYTES = 512 * MIB
+"""What a process holds on a GPU beside torch's tensors: the CUDA context, the kernels of torch, cuBLAS, Triton and
+bitsandbytes, and cuBLAS's workspace.  An estimate, not measured: published out-of-memory messages and forum posts
+show 0.1 to 0.7 GiB between what the driver and what torch count, by GPU, driver and version."""
+
+KEPT_SHARE = 0.1
+"""Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost at less than 10 % of what
+plain bitsandbytes takes.  Used as an estimate where the repository's config.json, which lists them, is not here."""
+
+LIBRARIES_BYTES = 530 * MIB
+"""What a process on a CPU holds beside tensors: resident memory after ``load_policy("tiny")`` less the policy's own
+bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py --libraries``."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What of the policy decides about memory.
+
+    Attributes:
+        checkpoint: the shape.
+        linear_bytes: the projections as stored.
+        rest_bytes: embedding, lm_head and norms.
+        lora_sizes: elements of each trained tensor.
+        kept_bytes: what layers kept in 16 bit take beyond that, where it has to be estimated.
+    """
+
+    checkpoint: Checkpoint
+    linear_bytes: int
+    rest_bytes: int
+    lora_sizes: tuple[int, ...]
+    kept_bytes: int = 0
+
+    @property
+    def card(self) -> Checkpoint:
+        """The old name of ``checkpoint``."""
+        return self.checkpoint
+
+
+PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
+"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
+they come: the output, in most a mask; top-p also sorted logits, their int64 indices, softmax and its running sum, min-p
+softmax alone."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of the configuration decides about memory; the names of ``RLOOConfig`` in brackets.
+
+    Attributes:
+        prompt_tokens: the longest prompt.
+        completion_tokens: ``max_completion_length``.
+        num_generations: K, ``num_generations``.
+        micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
+        generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
+        accumulation: micro-batches per update (``gradient_accumulation_steps``).
+        iterations: how often a generation batch is used (``num_iterations``).
+        beta: 0 needs no reference.
+        reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
+        fast_sampling: on a CPU, the kit's own loop instead of transformers'.
+        processors: of ``PROCESSORS``, those that change logits before a token is drawn, in their order.
+        single_pass: leave out the pass for old log-probabilities where it is not needed.
+        optimizer: ``optim``.
+        lora_rank, four_bit, checkpointing: as ``load_policy`` takes them.
+        on_gpu: unsloth's GPU path, or its CPU path.
+        dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on most CPUs.
+        cpu_tile_logits: logits of one tile on a CPU (UNSLOTH_CPU_CE_CHUNK_ELEMENTS).
+        small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
+    """
+
+    prompt_tokens: int = 512
+    completion_tokens: int = DEFAULTS.max_completion_length
+    num_generations: int = DEFAULTS.num_generations
+    micro_rows: int = DEFAULTS.per_device_train_batch_size
+    generation_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps
+    accumulation: int = DEFAULTS.gradient_accumulation_steps
+    iterations: int = DEFAULTS.num_iterations
+    beta: float = DEFAULTS.beta
+    reference_copy: bool = False
+    fast_sampling: bool = DEFAULTS.fast_sampling
+    processors: tuple[str, ...] = ()
+    single_pass: bool = DEFAULTS.single_pass
+    optimizer: str = DEFAULTS.optim
+    lora_rank: int = 16
+    four_bit: bool = True
+    checkpointing: bool | str = "unsloth"
+    on_gpu: bool = True
+    dtype_bytes: int = 2
+    small_card: bool = True
+    cpu_tile_logits: int = 16 * MIB
+
+    @property
+    def row_tokens(self) -> int:
+        """T: prompt and completion of one row."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def passes(self) -> Passes:
+        """The forward passes of a step."""
+        return Passes.of(
+            beta=self.beta,
+            num_generations=self.num_generations,
+            micro_rows=self.micro_rows,
+            accumulation=self.accumulation,
+            steps_per_generation=self.generation_rows // self.micro_rows,
+            iterations=self.iterations,
+            single_pass=self.single_pass,
+        )
+
+
+class Step:
+    """The terms of one training step of a model under some settings, all in bytes."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self.model, self.checkpoint, self.settings = model, model.checkpoint, settings
+        self.hidden, self.ffn = model.checkpoint.hidden_size, model.checkpoint.ffn_size
+        self.attention = model.checkpoint.heads * model.checkpoint.head_dim
+        self.keys = model.checkpoint.kv_heads * model.checkpoint.head_dim
+
+    # --- what stands --------------------------------------------------------------------------------------
+
+    @property
+    def lora_as_loaded(self) -> int:
+        """float32 on both kinds of machine: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained,
+        and so does PEFT's ``autocast_adapter_dtype``."""
+        return 4 * sum(self.model.lora_sizes)
+
+    @property
+    def lora(self) -> int:
+        """As it is trained: TRL's trainer casts the LoRA of a quantised model to bfloat16 (rloo_trainer.py, after
+        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth takes that out of the trainer
+        that a GPU gets (models/rl.py).  Gradients have the weights' type."""
+        bytes_each = 4 if self.settings.on_gpu or not self.settings.four_bit else 2
+        return bytes_each * sum(self.model.lora_sizes)
+
+    @property
+    def optimizer(self) -> int:
+        """State of the optimizer after its first step.
+
+        adamw_torch_fused: two moments per trained weight, of its type, and a float32 step per tensor
+        (torch.optim.AdamW).
+        8 bit: two bytes per weight and two float32 scales per 256 weights; tensors under 4096 weights stay in 32
+        bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
+        adamw_torch_fused in place of those.  Any other name counts as AdamW in 32 bit.
+        """
+        sizes = self.model.lora_sizes
+        if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
+            return 2 * self.lora + 4 * len(sizes)
+        blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
+        return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
+
+    @cached_property
+    def standing(self) -> dict[str, int]:
+        """What is there in every phase after the first update."""
+        found = {
+            WEIGHTS: self.model.linear_bytes,
+            REST: self.model.rest_bytes,
+            LORA: self.lora,
+            OPTIMIZER: self.optimizer,
+            CONTEXT: CUDA_CONTEXT_BYTES if self.settings.on_gpu else LIBRARIES_BYTES,
+        }
+        if self.model.kept_bytes:
+            found[KEPT] = self.model.kept_bytes
+        if self.settings.reference_copy and self.settings.beta:
+            found[REFERENCE] = self.lora
+        if self.settings.on_gpu:
+            found[BUFFER] = self.buffer
+        return found
+
+    @property
+    def buffer(self) -> int:
+        """The largest projection in full: unsloth's ``fast_dequantize`` keeps one buffer of that size for all
+        layers (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (``MatMul4Bit``)."""
+        largest = max(rows * columns for rows, columns in self.checkpoint.projections.values())
+        return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
+
+    # --- generate -----------------------------------------------------------------------------------------
+
+    def cache(self, tokens: int) -> int:
+        """Keys and values of the generation batch, ``tokens`` per row: rows x tokens x 2 L G."""
+        per_token = 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
+        return self.settings.generation_rows * tokens * per_token
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of a row in the cache at the end: the last one sampled is not fed back.
+
+        On a CPU transformers' ``DynamicCache`` holds exactly these.  On a GPU unsloth allocates rows in multiples
+        of 256, from prompt + 513 on, doubling up to prompt + completion + 1 (models/_decode_graphs.py, which RL
+        generation uses; without graphs it grows by 512).
+        """
+        s = self.settings
+        if not s.on_gpu:
+            return s.row_tokens - 1
+        return max(self.first_buffer_tokens, _round_up(s.row_tokens + 1, 256))
+
+    @property
+    def cache_growth(self) -> int:
+        """The old copy of what is just being enlarged.
+
+        CPU: a layer's keys, while ``torch.cat`` makes the new ones.  GPU: a layer's buffer of half the length,
+        while ``resize_`` copies it; none where the first allocation was large enough.
+        """
+        s = self.settings
+        layer = self.cache(self.cached_tokens) // self.checkpoint.layers
+        if not s.on_gpu:
+            return layer // 2
+        return layer // 2 if self.cached_tokens > self.first_buffer_tokens else 0
+
+    @property
+    def sampling(self) -> int:
+        """Next-token logits of all rows, in the copies that live at once.
+
+        With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
+        the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax.
+        """
+        s = self.settings
+        fast = s.fast_sampling and not s.on_gpu
+        logits = 4 if fast else s.dtype_bytes + 4
+        per_logit = logits + 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        if s.processors:
+            inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
+            per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
+        return s.generation_rows * self.checkpoint.vocabulary * per_logit
+
+    @property
+    def decode_scratch(self) -> int:
+        """Unsloth's buffers beside the cache, of each layer: projections of one token, and attention scores over
+        all cached tokens (``alloc_decode_buffers``).  None on a CPU."""
+        if not self.settings.on_gpu:
+            return 0
+        token = 3 * self.attention + 2 * self.keys + self.hidden
+        scores = self.checkpoint.heads * self.cached_tokens
+        per_row = self.checkpoint.layers * (token + scores) * self.settings.dtype_bytes
+        return self.settings.generation_rows * per_row
+
+    @property
+    def first_buffer_tokens(self) -> int:
+        """Tokens that unsloth's decode buffers hold at first."""
+        return _round_up(self.settings.prompt_tokens + 513, 256)
+
+    def generate(self) -> dict[str, int]:
+        """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
+        prompts' keys and values into buffers; the last token."""
+        s = self.settings
+        prompts = {
+            CACHE: self.cache(s.prompt_tokens),
+            LAYER: self.layer_without_gradient(s.generation_rows, s.prompt_tokens),
+        }
+        decoding = self.sampling + self.decode_scratch
+        copied = self.cache(s.prompt_tokens + self.first_buffer_tokens) if s.on_gpu else 0
+        whole = self.cache(self.cached_tokens)
+        first = {CACHE: copied, DECODING: decoding}
+        last = {CACHE: whole + self.cache_growth, DECODING: decoding}
+        return self._phase(_largest(prompts, first, last), whole // self.checkpoint.layers)
+
+    # --- log-probs and train ----------------------------------------------------------------------------------
+
+    def layer_without_gradient(self, rows: int, tokens: int) -> int:
+        """A layer's forward pass that keeps nothing.
+
+        GPU: residual and norm, then the larger of attention (Q before and after its norm and position, K and V
+        expanded to all heads, the output and its contiguous copy) and the MLP (gate, up, product, output):
+        2 H + max(6 A + 3 G, 3 F + H) per token.  CPU, counted: 4 H + 4 F.
+        """
+        if self.settings.on_gpu:
+            both = max(6 * self.attention + 3 * self.keys, 3 * self.ffn + self.hidden)
+            per_token = 2 * self.hidden + both
+        else:
+            per_token = 4 * self.hidden + 4 * self.ffn
+        return rows * tokens * per_token * self.settings.dtype_bytes + self.mask(rows, tokens)
+
+    def mask(self, rows: int, tokens: int) -> int:
+        """The causal mask of a batch padded on the left, rows x T x T: on a GPU additive in 16 bit (unsloth's
+        models/llama.py) beside two bool copies (its utils/attention_dispatch.py), one byte on a CPU (transformers'
+        masking_utils)."""
+        return rows * tokens * tokens * (4 if self.settings.on_gpu else 1)
+
+    @property
+    def layer_with_gradient(self) -> int:
+        """The layer that is recomputed, at the widest moment of its backward pass.
+
+        GPU, from what unsloth's autograd functions save (kernels/fast_lora.py, rms_layernorm.py,
+        rope_embedding.py): two norms' outputs, the residual, incoming and outgoing gradient (5 H); Q twice, the
+        attention's output twice, K and V expanded to all heads (6 A); K twice and V (3 G); gate, up and one
+        gradient, since the rest is written in place (3 F).
+        CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, the norms' and the attention's statistics, and a float copy of
+        the mask.  Where nothing is checkpointed, what it keeps is counted there, and 2 F (on a GPU F + 2 H) remain.
+        """
+        s, checkpoint = self.settings, self.checkpoint
+        rows, tokens = s.micro_rows, s.row_tokens
+        if not s.checkpointing:
+            per_token = self.ffn + 2 * self.hidden if s.on_gpu else 2 * self.ffn
+            return rows * tokens * per_token * s.dtype_bytes
+        if s.on_gpu:
+            per_token = 5 * self.hidden + 6 * self.attention + 3 * self.keys + 3 * self.ffn
+            return rows * tokens * per_token * s.dtype_bytes
+        per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 6 * self.ffn + 6 * s.lora_rank
+        per_token += 2 + 2 * checkpoint.heads + checkpoint.kv_heads + tokens
+        return rows * tokens * per_token * s.dtype_bytes
+
+    @property
+    def layer_saved(self) -> int:
+        """What a layer keeps for its backward pass where nothing is checkpointed, its output included."""
+        s, checkpoint = self.settings, self.checkpoint
+        if s.on_gpu:
+            per_token = 4 * self.hidden + 6 * self.attention + 3 * self.keys + 2 * self.ffn
+        else:
+            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn + 7 * s.lora_rank
+            per_token += 2 + 2 * checkpoint.heads + checkpoint.kv_heads + s.row_tokens
+        return s.micro_rows * s.row_tokens * per_token * s.dtype_bytes
+
+    @property
+    def checkpoints(self) -> int:
+        """What is kept between the forward and the backward pass.
+
+        Checkpointed: each layer's input, n H, and the mask.  "unsloth" on a GPU: inputs of more than 2 MiB go to
+        the computer's own memory, all but the last; two buffers bring them back (unsloth_zoo,
+        gradient_checkpointing.py).  Not checkpointed: :attr:`layer_saved` of every layer.
+        """
+        s = self.settings
+        one = s.micro_rows * s.row_tokens * self.hidden * s.dtype_bytes
+        kept = self.checkpoint.layers * one
+        if not s.checkpointing:
+            kept = self.checkpoint.layers * self.layer_saved
+        elif s.checkpointing == "unsloth" and s.on_gpu and one > 2 * MIB:
+            kept = 3 * one
+        positions = 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
+        return kept + positions + self.mask(s.micro_rows, s.row_tokens)
+
+    @property
+    def activations(self) -> int:
+        """What a forward and backward pass of the layers adds at its widest, the LoRA's gradients apart."""
+        dequantised = 0 if self.settings.on_gpu else self.buffer
+        return self.checkpoints + self.layer_with_gradient + dequantised
+
+    @property
+    def offloaded(self) -> int:
+        """What "unsloth" checkpointing puts into the computer's own memory."""
+        s = self.settings
+        one = s.micro_rows * s.row_tokens * self.hidden * s.dtype_bytes
+        offloads = s.checkpointing == "unsloth" and s.on_gpu and one > 2 * MIB
+        return (self.checkpoint.layers - 1) * one if offloads else 0
+
+    @property
+    def tile(self) -> int:
+        """Logits that exist at once while log-probabilities are taken; B x T x V never does.
+
+        CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
+        probabilities; four times from the second tile on, since those of the tile before are still held.
+        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in the place of TRL's
+        ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32, 256 MiB, and a float32
+        accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
+        """
+        s, vocabulary = self.settings, self.checkpoint.vocabulary
+        scored = s.micro_rows * s.completion_tokens
+        if not s.on_gpu:
+            rows = max(1, s.cpu_tile_logits // vocabulary)
+            return 4 * min(scored, rows) * vocabulary * (2 if scored <= rows else 4)
+        if s.small_card or scored >= 4096:
+            rows = min(scored, 4096)
+            return 4 * rows * (min(vocabulary, 16384) + self.hidden)
+        rows = min(scored, max(512, scored * self.hidden // vocabulary))
+        return min(4 * rows * vocabulary, 2048 * MIB)
+
+    def final_hidden(self, with_gradient: bool) -> int:
+        """Around the head: the last norm's output and the scored positions of it; when training also the norm's
+        input and the gradient, which both kernels form in the forward pass."""
+        s = self.settings
+        scored = s.micro_rows * s.completion_tokens
+        elements = s.micro_rows * s.row_tokens + scored
+        return elements * (2 if with_gradient else 1) * self.hidden * s.dtype_bytes
+
+    @property
+    def widest_activation(self) -> int:
+        """The largest single activation: n F."""
+        s = self.settings
+        return s.micro_rows * s.row_tokens * self.ffn * s.dtype_bytes
+
+    def log_probs(self) -> dict[str, int]:
+        """Log-probabilities before the update: a layer, or the head; without gradient and micro-batch by
+        micro-batch."""
+        s = self.settings
+        layer = {LAYER: self.layer_without_gradient(s.micro_rows, s.row_tokens)}
+        head = {HIDDEN: self.final_hidden(with_gradient=False), TILE: self.tile}
+        moving = _largest(layer, head)
+        return self._phase(moving, self.tile if TILE in moving else self.widest_activation)
+
+    def forward(self) -> dict[str, int]:
+        """The update's forward pass, at its end: everything checkpointed, and the head's tile."""
+        head = {CHECKPOINTS: self.checkpoints, HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile}
+        return self._phase({GRADIENTS: self.lora, **head}, self.tile)
+
+    def backward(self) -> dict[str, int]:
+        """The update's backward pass, in its first layer: everything checkpointed, and one layer in full."""
+        s = self.settings
+        moving = {GRADIENTS: self.lora, CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient}
+        if not s.on_gpu:
+            moving[BUFFER] = self.buffer
+        return self._phase(moving, self.widest_activation)
+
+    def load(self) -> dict[str, int]:
+        """Weights and LoRA, before the first step; one matrix is in full while it is quantised."""
+        kept = (WEIGHTS, KEPT, REST, LORA, CONTEXT)
+        loaded = {part: size for part, size in self.standing.items() if part in kept}
+        return {**loaded, LORA: self.lora_as_loaded, BUFFER: self.buffer}
+
+    def update(self) -> dict[str, int]:
+        """The optimizer's step: gradients beside the state; the fused kernels need nothing more."""
+        return {**self.standing, GRADIENTS: self.lora}
+
+    def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
+        """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more: a caching
+        allocator cannot put a large block into the holes that smaller ones left, so at worst one such hole is
+        held and not used.  Not measured."""
+        if self.settings.on_gpu:
+            return {**self.standing, **moving, FRAGMENTATION: block}
+        return {**self.standing, **moving}
+
+    def phases(self) -> dict[str, dict[str, int]]:
+        """Phase -> part -> bytes, in the order of a run."""
+        found = {"load": self.load(), "generate": self.generate()}
+        if self.settings.passes.before_update:
+            found["log-probs"] = self.log_probs()
+        return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": self.update()}
+
+
+def lora_sizes(checkpoint: Checkpoint, rank: int) -> tuple[int, ...]:
+    """Elements of each LoRA matrix on the seven projections of every layer: A is rank x inputs, B outputs x rank
+    (Hu et al. 2021)."""
+    layer = [rank * size for rows, columns in checkpoint.projections.values() for size in (columns, rows)]
+    return tuple(layer * checkpoint.layers)
+
+
+def _largest(*moments: dict[str, int]) -> dict[str, int]:
+    return max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

@@ -1,0 +1,179 @@
+"""How much memory a run may take on a card that is named, or on this machine.
+
+For :mod:`rloo_kit.memory`.  A table of consumer cards, and what torch, NVML and psutil say of the machine the
+kernel runs on.  It plans nothing, and imports torch only where this machine is asked about.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rloo_kit.errors import ConfigError
+from rloo_kit.session.show import GIB, MIB
+
+CARD_MIB = {
+    "rtx 2060 6gb": 6144,
+    "rtx 2070": 8192,
+    "rtx 2080": 8192,
+    "rtx 2080 ti": 11264,
+    "rtx 3050 8gb": 8192,
+    "rtx 3060 8gb": 8192,
+    "rtx 3060 12gb": 12288,
+    "rtx 3060 ti": 8192,
+    "rtx 3070": 8192,
+    "rtx 3070 ti": 8192,
+    "rtx 3080 10gb": 10240,
+    "rtx 3080 12gb": 12288,
+    "rtx 3080 ti": 12288,
+    "rtx 3090": 24576,
+    "rtx 3090 ti": 24564,
+    "rtx 4060": 8188,
+    "rtx 4060 ti 8gb": 8188,
+    "rtx 4060 ti 16gb": 16380,
+    "rtx 4070": 12282,
+    "rtx 4070 super": 12282,
+    "rtx 4070 ti": 12282,
+    "rtx 4070 ti super": 16376,
+    "rtx 4080": 16376,
+    "rtx 4080 super": 16376,
+    "rtx 4090": 24564,
+    "rtx 5060": 8151,
+    "rtx 5060 ti 8gb": 8151,
+    "rtx 5060 ti 16gb": 16311,
+    "rtx 5070": 12227,
+    "rtx 5070 ti": 16303,
+    "rtx 5080": 16303,
+    "rtx 5090": 32607,
+    "t4": 15360,
+    "l4": 23034,
+    "a10": 23028,
+    "a10g": 23028,
+}
+"""Memory of common cards in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.
+Part of it belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
+
+RESERVED_BYTES = 512 * MIB
+"""Kept free on a card that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
+lends torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  Of the card in this machine the
+driver's own count of free memory is used instead."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the plan is set against.
+
+    Attributes:
+        name: the card's.
+        usable_bytes: what a run may take.
+        on_gpu: whether it is a GPU.
+    """
+
+    name: str
+    usable_bytes: int
+    on_gpu: bool = True
+
+
+def device_of(card: str | float | Device | None = None) -> Device:
+    """The device behind a card's name, its bytes, or None for this machine.
+
+    Raises:
+        ConfigError: no card is called so.
+    """
+    if isinstance(card, Device):
+        return card
+    if card is None:
+        return _this_machine()
+    if not isinstance(card, str):
+        return Device(f"{card / GIB:.1f} GiB", int(card))
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*gi?b\s*", card, re.IGNORECASE)
+    if size:
+        return Device(f"a card of {size[1]} GiB", int(float(size[1]) * GIB) - RESERVED_BYTES)
+    name = _known_card(card)
+    return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
+
+
+def _known_card(card: str) -> str:
+    def bare(name: str) -> str:
+        return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+
+    wanted = bare(card)
+    exact = [name for name in CARD_MIB if bare(name) == wanted]
+    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", bare(name))]
+    found = exact or sizes
+    if len(found) == 1:
+        return found[0]
+    close = found or difflib.get_close_matches(card.lower(), CARD_MIB, n=3, cutoff=0.3) or list(CARD_MIB)[:3]
+    raise ConfigError(
+        f"there are several cards called {card!r}" if found else f"no card called {card!r} is known",
+        where=f"plan(card={card!r})",
+        todo=f"did you mean {' or '.join(close)}? Otherwise give its memory: '12GB', or bytes",
+    )
+
+
+def where_computed(model: Any) -> Any:
+    """The torch.device that a model computes on.
+
+    Not that of its first parameter, the embedding, which unsloth keeps in the computer's memory where a card is short
+    (``offload_embedding``).
+    """
+    devices = [parameter.device for parameter in model.parameters()]
+    return next((device for device in devices if device.type != "cpu"), devices[0])
+
+
+def cuda_bytes_within_reach() -> int:
+    """What torch may still allocate on the current GPU, what it has cached included: by the driver, and by the
+    fraction of the card that the process was held to (``torch.cuda.set_per_process_memory_fraction``)."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction())
+    return min(free + reserved, allowed) - torch.cuda.memory_allocated()
+
+
+def _this_machine() -> Device:
+    """This machine's GPU with what the driver calls free and what this process already holds; else its CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        import psutil
+
+        own = psutil.Process().memory_info().rss
+        return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
+    context = max(0, (nvml_process_bytes() or 0) - torch.cuda.memory_reserved())
+    usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + context
+    return Device(torch.cuda.get_device_name(), int(usable))
+
+
+def cuda_process_bytes() -> int:
+    """What the driver counts for this process; without NVML, what is used on the whole card
+    (``cudaMemGetInfo``), other programs included."""
+    own = nvml_process_bytes()
+    if own is not None:
+        return own
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def nvml_process_bytes() -> int | None:
+    """What NVML counts for this process on the current card; None where nobody can say: no Python binding
+    (nvidia-ml-py), no permission, or a container that hides process ids."""
+    import torch
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except Exception:
+        return None
+    own = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
+    return int(own[0]) if own and own[0] else None

@@ -1,0 +1,163 @@
+"""Read how much memory is really used: of tensors, of CUDA's allocator, of the card.
+
+For ``Plan.compare``, which sets it beside the arithmetic of :mod:`rloo_kit.memory`.  A :class:`Meter` keeps the
+peak of each phase of a run; ``bytes_of`` and the functions beside it weigh what stands in memory now.  It plans
+nothing and changes nothing.  On a GPU reading costs microseconds; on a CPU, where torch keeps no account, tensors
+are counted only when asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rloo_kit.memory.hardware import cuda_process_bytes, where_computed
+from rloo_kit.memory.reading import standing_tensors
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The high-water mark of one phase.
+
+    Attributes:
+        allocated_bytes: live tensors.
+        reserved_bytes: what CUDA's allocator held for them, unused blocks included; 0 on a CPU.
+        process_bytes: what the driver counted for this process when the phase ended, the CUDA context included;
+            0 on a CPU.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int = 0
+    process_bytes: int = 0
+
+    def above(self, other: Peak) -> Peak:
+        """The larger of two peaks, figure by figure."""
+        return Peak(
+            max(self.allocated_bytes, other.allocated_bytes),
+            max(self.reserved_bytes, other.reserved_bytes),
+            max(self.process_bytes, other.process_bytes),
+        )
+
+
+class Gauge(Protocol):
+    """What a :class:`Meter` reads."""
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+
+    def read(self) -> Peak:
+        """The peak since :meth:`restart`."""
+
+
+class CudaGauge:
+    """CUDA's allocator (``torch.cuda``) and, for the whole process, NVML."""
+
+    def restart(self) -> None:
+        """Set the allocator's peaks to what is held now."""
+        torch.cuda.reset_peak_memory_stats()
+
+    def read(self) -> Peak:
+        """The allocator's peaks, and the driver's count as it is now."""
+        return Peak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), cuda_process_bytes())
+
+
+class TensorGauge(TorchDispatchMode):
+    """Live bytes of tensors, counted at every operation: for a CPU, where torch keeps no account.
+
+    Counts each storage once, from the operation that returns it until it is freed.  What a kernel allocates
+    inside itself is not seen.  Slows Python down by some microseconds per operation, so it is on only inside
+    ``with gauge:``.
+
+    Attributes:
+        live_bytes, peak_bytes: now, and at most since :meth:`restart`.
+        largest_bytes: the largest single storage since :meth:`restart`.
+    """
+
+    def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = self.largest_bytes = 0
+        self._known: dict[int, Any] = {}
+        for tensor in standing:
+            self._count(tensor)
+        self.restart()
+
+    def restart(self) -> None:
+        """Set the peak to what is live now."""
+        self.peak_bytes, self.largest_bytes = self.live_bytes, 0
+
+    def read(self) -> Peak:
+        """The peak since :meth:`restart`."""
+        return Peak(self.peak_bytes)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or not size:
+            return
+
+        def freed(_: Any) -> None:
+            if self._known.pop(key, None) is not None:
+                self.live_bytes -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.largest_bytes = max(self.largest_bytes, size)
+
+
+class Meter:
+    """Peaks by phase.  Phases may lie inside each other; a moment counts for the innermost one.
+
+    Args:
+        gauge: what to read; None keeps no peaks (a CPU, unless somebody asks).
+    """
+
+    def __init__(self, gauge: Gauge | None = None) -> None:
+        self.gauge = gauge
+        self.peaks: dict[str, Peak] = {}
+        self._open: list[str] = []
+
+    @classmethod
+    def for_model(cls, model: torch.nn.Module, count_tensors: bool = False) -> Meter:
+        """The meter of a run: CUDA's allocator on a GPU; on a CPU tensors, if asked for, else nothing."""
+        if where_computed(model).type == "cuda":
+            return cls(CudaGauge())
+        return cls(TensorGauge(standing_tensors(model)) if count_tensors else None)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what happens inside as ``name``; the largest of all visits is kept."""
+        if self.gauge is None:
+            yield
+            return
+        self._settle()
+        self._open.append(name)
+        counting = self.gauge if isinstance(self.gauge, TensorGauge) and len(self._open) == 1 else None
+        try:
+            with counting or contextlib.nullcontext():
+                yield
+        finally:
+            self._settle()
+            self._open.pop()
+
+    def _settle(self) -> None:
+        """Book the peak so far on the open phase, and start afresh."""
+        assert self.gauge is not None
+        if self._open:
+            name, peak = self._open[-1], self.gauge.read()
+            self.peaks[name] = peak.above(self.peaks.get(name, peak))
+        self.gauge.restart()

@@ -1,0 +1,258 @@
+"""Say before a run whether it fits, and what to change where it does not.
+
+For users with one consumer GPU: ``plan(policy, config)`` adds up the terms of :mod:`.footprint` by phase, sets them
+against a card, and where they do not fit says what to change, cheapest in quality first.  ``fit(card)`` turns the
+question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  Arithmetic alone: no weight is loaded, and
+for a card not even torch.  What a run does with its plan is in :mod:`.shortage`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.memory import changes, measured, reading
+from rloo_kit.memory.changes import Change
+from rloo_kit.memory.estimate import ESTIMATED, Estimate
+from rloo_kit.memory.hardware import Device, device_of
+from rloo_kit.memory.measured import Measured
+from rloo_kit.memory.reading import model_of, settings_of
+from rloo_kit.session.show import GIB, html_table, scale_of, shown_figure, text_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FIT_COMPLETION_TOKENS = 1024
+"""Completions that :func:`fit` leaves room for unless told: shorter ones cut a thinking model's thought."""
+
+
+GREYS = ("0.35", "0.6", "0.85", "1.0")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\")
+
+
+# --- the plan ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Estimate):
+    """Bytes of a run, by phase and part, before it begins; what would make it fit; and how it is shown."""
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What would make it fit, in the order that costs least quality; empty where it fits.
+
+        The generation batch first, which changes no update at all: it is cut, and gradients are gathered over more
+        micro-batches.  Then the length of completions, then K, then the model.  Each value is the largest that
+        fits, found by planning again.  While nothing was enough, a change comes with those before it at their
+        smallest; after that, only where it is enough alone.
+        """
+        return () if self.fits == "fits" else tuple(changes.that_fit(self))
+
+    def compare(self, trainer: Any) -> Measured:
+        """Set what a run took beside the plan.
+
+        Args:
+            trainer: an ``RLOOTrainer`` that has trained at least one step.  Phases are compared where its meter
+                kept them: on a GPU always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
+
+        Returns:
+            :class:`.measured.Measured`, which prints as a table.
+        """
+        return measured.compare(self, trainer)
+
+    # --- shown ----------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
+
+    @property
+    def title(self) -> str:
+        """What was planned, in two lines."""
+        s, model = self.settings, self.model.checkpoint.name
+        weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
+        rows = f"{s.generation_rows} completions at once, {s.micro_rows} per pass"
+        tokens = f"{s.prompt_tokens} + {s.completion_tokens} tokens"
+        return (
+            f"{model} in {weights}, LoRA rank {s.lora_rank}, on {self.device.name}\n"
+            f"{rows}, {tokens}, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """The table: a header, a row per part, and the totals; figures in :func:`scale_of`."""
+        scale, unit = scale_of(self.peak_bytes)
+        table = [[unit, *self.phases]]
+        for part in self.parts:
+            sizes = [found.get(part, 0) / scale for found in self.phases.values()]
+            mark = " *" if part in ESTIMATED else ""
+            table.append([part + mark, *(f"{size:.2f}" if size else "" for size in sizes)])
+        return [*table, ["total", *(f"{size / scale:.2f}" for size in self.totals.values())]]
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures, and what to change."""
+        found = ["* an estimate"]
+        if self.settings.on_gpu:
+            found[0] += "; no figure has been measured on a GPU"
+        if self.offloaded_bytes:
+            found.append(
+                f"{self.offloaded_bytes / GIB:.2f} GiB of activations go to the computer's own memory"
+            )
+        if self.changes:
+            found.append("to make it fit, cheapest in quality first:")
+            found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
+        elif self.fits != "fits":
+            found.append("no model, batch or length of the catalogue fits")
+        return found
+
+    def __str__(self) -> str:
+        table = text_table(self.rows(), total=True)
+        return "\n".join([self.title, "", table, "", self.summary, *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
+        title = html.escape(self.title).replace("\n", "<br>")
+        return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
+
+    def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """A stacked bar per phase, with the usable memory as a line; told apart by hatching, so it reads in grey.
+
+        Args:
+            path: where to save the PNG; None saves nothing.
+        """
+        caption = f"<memory plan, {self.summary}>"
+        figure = shown_figure(caption, figsize=(8, 4.2), layout="constrained")
+        _draw(figure.subplots(), self)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def _draw(axis: Any, planned: Plan) -> None:
+    scale, unit = scale_of(planned.peak_bytes)
+    names = list(planned.phases)
+    below = [0.0] * len(names)
+    for number, part in enumerate(planned.parts):
+        sizes = [found.get(part, 0) / scale for found in planned.phases.values()]
+        grey, hatch = GREYS[number % len(GREYS)], HATCHES[number % len(HATCHES)]
+        axis.bar(
+            names, sizes, bottom=below, color=grey, hatch=hatch, edgecolor="black", linewidth=0.5, label=part
+        )
+        below = [low + size for low, size in zip(below, sizes, strict=True)]
+    usable = planned.device.usable_bytes / scale
+    if usable < 2 * max(below):
+        axis.axhline(usable, color="black", linestyle="--", linewidth=1)
+        axis.annotate(f"usable {usable:.1f} {unit}", (len(names) - 0.5, usable), ha="right", va="bottom")
+    axis.set(ylabel=f"{unit}, computed", title=planned.title)
+    axis.title.set_fontsize(9)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False
+    )
+
+
+# --- planning ---------------------------------------------------------------------------------------------
+
+
+def plan(
+    policy: Any,
+    config: Any = None,
+    card: str | float | Device | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = 16,
+    load_in_4bit: bool = True,
+    gradient_checkpointing: bool | str = "unsloth",
+) -> Plan:
+    """Add up what a run will take, and say whether it fits.
+
+    For training a LoRA, with completions sampled by transformers or unsloth; what a vLLM engine takes is not counted.
+
+    Args:
+        policy: a loaded :class:`~rloo_kit.policy.load.Policy` or PEFT model; or, with nothing loaded, a catalogue name,
+            a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
+        config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
+        card: a name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
+        prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
+        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``.  A policy loaded on the kind of
+            device that is planned for counts itself instead, byte by byte.
+
+    Raises:
+        ConfigError: a card or a model without a known shape, or a length or batch out of range.
+        PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
+    """
+    device = device_of(card)
+    loaded = getattr(policy, "model", policy)
+    is_here = hasattr(loaded, "named_parameters") and reading.is_on(loaded, device)
+    if is_here:
+        model, own = reading.loaded_model(loaded, reading.checkpoint_of_loaded(policy))
+    else:
+        own = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
+        own |= reading.adapter_settings(policy)
+        own["dtype_bytes"] = 2 if device.on_gpu else reading.cpu_dtype_bytes()
+        model = model_of(
+            reading.checkpoint_of_any(policy), own["lora_rank"], load_in_4bit, own["dtype_bytes"]
+        )
+    settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
+    settings = dataclasses.replace(settings, **own, **reading.device_settings(device))
+    if not device.on_gpu and getattr(config, "gradient_checkpointing", False):
+        # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
+        settings = dataclasses.replace(settings, checkpointing=settings.checkpointing or True)
+    return Plan.of(model, settings, device)
+
+
+def fit(
+    card: str | float | Device | None = None,
+    config: Any = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = 16,
+    load_in_4bit: bool = True,
+) -> Plan:
+    """The largest Qwen3 of the catalogue that fits with these settings; where none does, the smallest with the
+    largest generation batch that fits.
+
+    Args:
+        card: as for :func:`plan`.
+        config: as for :func:`plan`; None takes the kit's defaults with completions of
+            :data:`FIT_COMPLETION_TOKENS`.
+        prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
+
+    Returns:
+        Its plan: ``.model.checkpoint.name``, ``.settings``.  Where nothing fits, that of the smallest model, whose
+        ``changes`` say what would.
+    """
+    device = device_of(card)
+    settings = settings_of(config, prompt_tokens, None)
+    if config is None:
+        settings = dataclasses.replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
+    settings = dataclasses.replace(
+        settings, lora_rank=lora_rank, four_bit=load_in_4bit, **reading.device_settings(device)
+    )
+    if not device.on_gpu:
+        settings = dataclasses.replace(settings, dtype_bytes=reading.cpu_dtype_bytes())
+    plans = [
+        Plan.of(model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes), settings, device)
+        for name, found in CATALOGUE.items()
+        if name != "tiny"
+    ]
+    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in changes.generation_batches(settings)]
+    return changes.first([*reversed(plans), *fewer], "fits") or plans[0]
+
+
+def longest_completion(planned: Plan) -> int:
+    """The most tokens a completion may have for the plan to fit, all else as it is; 0 where none does.
+
+    In steps of 64, up to what Qwen3 was trained for, 32,768 with the prompt.
+    """
+    low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
+    while low < high:
+        middle = (low + high + 1) // 2
+        longer = dataclasses.replace(planned.settings, completion_tokens=64 * middle)
+        fits = Plan.of(planned.model, longer, planned.device).fits == "fits"
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return 64 * low

@@ -1,0 +1,1 @@
+"""Load, sample and save a policy."""

@@ -1,0 +1,210 @@
+"""Load a Qwen3 policy: 4-bit base, LoRA on the seven projections, a tokenizer that is complete.
+
+For every notebook: ``policy = load_policy()``, by a catalogue name, a hub id, or a folder (of a checkpoint
+or of an adapter that ``Policy.save`` wrote).  Always through unsloth's ``FastLanguageModel``, which alone
+works on both kinds of machine.  It does not train, and :mod:`rloo_kit.memory` plans for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rloo_kit.catalogue import (
+    CATALOGUE,
+    END_OF_TEXT,
+    END_OF_TURN,
+    PADS,
+    PROJECTIONS,
+    Checkpoint,
+    checkpoint_from_config,
+)
+from rloo_kit.errors import ConfigError, OutOfMemoryError
+from rloo_kit.memory.shortage import is_out_of_memory, let_go
+from rloo_kit.policy import source
+from rloo_kit.policy.policy import Policy
+from rloo_kit.session import environment
+from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.quiet import quiet
+
+# unsloth and transformers say so where a device map would move 4-bit weights to the CPU.
+SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
+
+
+def load_policy(
+    name: str | os.PathLike[str] | None = None,
+    *,
+    max_seq_length: int = 4096,
+    load_in_4bit: bool = True,
+    lora_rank: int = 16,
+    lora_alpha: int | None = None,
+    gradient_checkpointing: bool | str = "unsloth",
+    seed: int = 0,
+    **kwargs: Any,
+) -> Policy:
+    """Load a policy to train: a base in 4 bit with a fresh LoRA, or a saved adapter on its base.
+
+    Args:
+        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
+            Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.
+        max_seq_length: longest prompt + completion, in tokens; cut to what the checkpoint was trained for.
+        load_in_4bit: NF4 weights; False keeps 16 bit.
+        lora_rank, lora_alpha: of the LoRA on the seven projections; alpha defaults to the rank, dropout is 0
+            (dropout would make the on-policy ratio differ from 1).  A saved adapter keeps its own.
+        gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
+        seed: for the LoRA's initial values.
+        kwargs: further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, dtype, ...).
+
+    Raises:
+        PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
+        OutOfMemoryError: the weights do not fit; the message has the bytes and the smaller choices.
+        ConfigError: a rank or length out of range, or a tokenizer without what training needs.
+    """
+    if lora_rank < 1 or max_seq_length < 1:
+        raise ConfigError(
+            "lora_rank and max_seq_length must be positive",
+            where=f"load_policy(lora_rank={lora_rank}, max_seq_length={max_seq_length})",
+            todo="give both at least 1; 16 and 4096 are the defaults",
+        )
+    import_unsloth()
+    found = source.resolve(name, load_in_4bit, kwargs.get("token"))
+    with (
+        source.portable(found.path) as path,
+        _weights_explained(found.checkpoint, found.path, load_in_4bit),
+        _hushed(),
+    ):
+        longest = min(max_seq_length, source.trained_length(path, found.is_adapter, kwargs) or max_seq_length)
+        model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
+        checkpoint = found.checkpoint or checkpoint_from_config(
+            str(name), model.config, tokenizer.chat_template
+        )
+        _complete_tokens(model, tokenizer)
+        if not found.is_adapter:
+            model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
+    return Policy(model, tokenizer, checkpoint)
+
+
+# --- loading ----------------------------------------------------------------------------------------------
+
+
+def _load(
+    path: str,
+    max_seq_length: int,
+    four_bit: bool,
+    checkpointing: bool | str,
+    seed: int,
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any]:
+    from unsloth import FastLanguageModel
+
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        model_name=path,
+        max_seq_length=max_seq_length,
+        load_in_4bit=four_bit,
+        use_gradient_checkpointing=checkpointing,
+        random_state=seed,
+        **kwargs,
+    )
+    if "device_map" not in kwargs:
+        _check_on_card(model)
+    return model, tokenizer
+
+
+def _check_on_card(model: Any) -> None:
+    """Answers: transformers puts layers that do not fit into the computer's memory, and only a quantised model's loader
+    refuses that."""
+    import torch
+
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if torch.cuda.is_available() and places & {"cpu", "disk"}:
+        raise torch.OutOfMemoryError("some of the model's layers do not fit on the card")
+
+
+def _with_lora(model: Any, rank: int, alpha: int, checkpointing: bool | str, seed: int) -> Any:
+    from unsloth import FastLanguageModel
+
+    return FastLanguageModel.get_peft_model(
+        model,
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        bias="none",
+        target_modules=list(PROJECTIONS),
+        use_gradient_checkpointing=checkpointing,
+        random_state=seed,
+    )
+
+
+def _complete_tokens(model: Any, tokenizer: Any) -> None:
+    """Give the tokenizer a pad token that is no eos token, and the model every eos id.
+
+    With pad = eos a padded row looks finished, and TRL counts a truncated completion as terminated.
+
+    Raises:
+        ConfigError: the tokenizer has no eos token, or nothing that could serve as a pad.
+    """
+    vocabulary = tokenizer.get_vocab()
+    declared = model.generation_config.eos_token_id
+    eos = declared if isinstance(declared, list) else [declared]
+    eos = [*eos, tokenizer.eos_token_id, *(vocabulary.get(token) for token in (END_OF_TURN, END_OF_TEXT))]
+    eos = list(dict.fromkeys(token for token in eos if token is not None))
+    if not eos:
+        raise ConfigError(
+            "the tokenizer has no end-of-sequence token, so no completion would ever end",
+            where=f"load_policy, {type(tokenizer).__name__}",
+            todo="set tokenizer.eos_token and save the checkpoint again",
+        )
+    model.generation_config.eos_token_id = eos
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
+        pad = next((token for token in PADS if token in vocabulary and token != tokenizer.eos_token), None)
+        if pad is None:
+            raise ConfigError(
+                "the tokenizer has no pad token apart from its eos token",
+                where=f"load_policy, {type(tokenizer).__name__}",
+                todo="add one, tokenizer.pad_token = '<|pad|>', and save the checkpoint again",
+            )
+        tokenizer.pad_token = pad
+    # transformers' Trainer otherwise aligns these itself, with a warning, when training begins.
+    for config in (model.config, model.generation_config):
+        config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """No weight-loading bar and no start-up lines; a download's own progress stays."""
+    with quiet():
+        from transformers.utils import logging
+
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown:
+                logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _weights_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
+    """Turn the device's out-of-memory error into one with bytes and smaller choices."""
+    import torch
+
+    try:
+        yield
+    except (RuntimeError, MemoryError, ValueError) as error:
+        if not is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
+            raise
+        let_go(error)
+        free, total = environment.device_memory()
+        need = checkpoint.weight_bytes(four_bit) if checkpoint else None
+        smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
+        raise OutOfMemoryError(
+            f"the weights do not fit into the memory of the {'GPU' if torch.cuda.is_available() else 'computer'}",
+            where=f"load_policy, {path}: needs {need or 'an unknown number of'} bytes for the weights alone, "
+            f"and {free} of {total} are free",
+            todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
+            "load_in_4bit=True, or free the card: rloo_kit.release() and other programs that use it",
+        ) from error

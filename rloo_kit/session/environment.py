@@ -1,0 +1,289 @@
+"""``prepare()``: .env, environment variables, unsloth, seed, and one screen that says what the process runs on.
+
+For the first cell of a notebook.  It does not touch the model, the trainer or the kernel, and it never prints the value
+of a variable that came from a .env file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from rloo_kit.errors import VersionError
+from rloo_kit.session import imports
+from rloo_kit.session.imports import TESTED, import_unsloth, settings, version_of
+from rloo_kit.session.quiet import quiet
+from rloo_kit.session.show import GIB, running_shell
+
+_shown_in_cell: int | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the process runs on, as :func:`prepare` found and made it; ``print`` shows one screen.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        device_name: as the driver or the operating system names it.
+        total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
+        bf16: whether the device computes in bfloat16.
+        versions: package -> installed version, for the packages of :data:`TESTED`.
+        offline: whether the Hugging Face hub is left alone.
+        hub: the same in words; also where it is out of reach and was not switched off in time.
+        seed: the seed that was set.
+        variables: (name, value or "(not shown)", who set it and why) of each variable that matters.
+        warnings: what the user should know, one sentence each.
+    """
+
+    device: str
+    device_name: str
+    total_bytes: int
+    free_bytes: int
+    bf16: bool
+    versions: Mapping[str, str]
+    offline: bool
+    hub: str
+    seed: int
+    variables: tuple[tuple[str, str, str], ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        stack = [f"{name} {number}" for name, number in self.versions.items()]
+        rows = [
+            ("device", f"{self.device}: {self.device_name}"),
+            ("memory", f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"),
+            ("bfloat16", "yes" if self.bf16 else "no"),
+            ("hub", self.hub),
+            ("seed", str(self.seed)),
+            ("stack", ", ".join(stack[:4])),
+            ("", ", ".join(stack[4:])),
+            *(("variable", f"{name}={value}\n{'':12}{why}") for name, value, why in self.variables),
+            *(("warning", text) for text in self.warnings),
+        ]
+        return "\n".join(f"{label:<10}{text}" for label, text in rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
+        )
+
+    def _ipython_display_(self) -> None:
+        # A bare prepare() at a cell's end has printed the screen already.
+        if _running_cell() != _shown_in_cell:
+            print(self)
+
+
+def prepare(
+    dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
+) -> Environment:
+    """Load .env, set what is read at import, import unsloth, seed, and show the result.
+
+    Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
+    and whatever came too late to matter is named in ``warnings``.
+
+    Args:
+        dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
+        offline: True leaves the Hugging Face hub alone, False uses it; None follows ``HF_HUB_OFFLINE`` or,
+            where that is not set, asks the hub's host for at most three seconds.
+        seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
+
+    Raises:
+        ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
+        VersionError: trl is of a version that the trainer was not written for.
+    """
+    global _shown_in_cell
+    notes: list[str] = []
+    from_file = _load_dotenv(dotenv, notes)
+    _check_versions(notes)
+    is_offline, hub = _settle_offline(offline, notes)
+    unsloth = import_unsloth()
+    with quiet():
+        from transformers import set_seed
+    set_seed(seed)
+    environment = _describe(unsloth, is_offline, hub, seed, from_file, notes)
+    print(environment)
+    _shown_in_cell = _running_cell()
+    return environment
+
+
+def _running_cell() -> int | None:
+    """The number of the notebook's cell that runs; None elsewhere."""
+    return getattr(running_shell(), "execution_count", None)
+
+
+def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
+    """Set what the file names and nobody has set; return the names that it set."""
+    if path is None:
+        return ()
+    from dotenv import dotenv_values, find_dotenv
+
+    # A notebook's working directory is its own folder, and .env lies at the project's top.
+    file = find_dotenv(os.fspath(path), usecwd=True)
+    if not file:
+        if os.fspath(path) != ".env":
+            notes.append(f"{os.fspath(path)} was not found here or in a folder above.")
+        return ()
+    known, loaded = settings(), []
+    for name, value in dotenv_values(file).items():
+        if value is None or (name in os.environ and name not in imports.set_by_kit):
+            continue
+        if name in known and known[name].read_by in sys.modules:
+            if os.environ.get(name) != value:
+                notes.append(
+                    f"{name} in {Path(file).name} came too late: {known[name].read_by} had read it. Restart the "
+                    "kernel and call prepare() before importing it."
+                )
+            continue
+        os.environ[name] = value
+        imports.set_by_kit.pop(name, None)
+        loaded.append(name)
+    return tuple(loaded)
+
+
+def _matches(installed: str, tested: Sequence[str]) -> bool:
+    plain = installed.split("+")[0]
+    return any(plain == item or plain.startswith(item + ".") for item in tested)
+
+
+def _check_versions(notes: list[str]) -> None:
+    if not version_of("trl").startswith("1.15."):
+        raise VersionError(
+            "the trainer overrides methods of trl 1.15 and cannot be trusted over another release",
+            where=f"trl {version_of('trl')}",
+            todo="pip install trl==1.15.0, and restart the kernel",
+        )
+    for package, tested in TESTED.items():
+        if not _matches(version_of(package), tested):
+            notes.append(f"{package} {version_of(package)} is installed; tested was {' and '.join(tested)}.")
+
+
+def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
+    """Decide whether the hub is left alone, and tell the libraries before they ask; the same in words."""
+    truthy = {"1", "ON", "YES", "TRUE"}
+    told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
+    if offline is None:
+        offline = told.upper() in truthy if told is not None else not _hub_reachable()
+    if "huggingface_hub" in sys.modules:
+        active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
+        if active != offline:
+            notes.append(
+                f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
+                "before prepare() could set it. Restart the kernel and call prepare() before any other import."
+            )
+        in_reach = "out of reach, not switched off" if offline else "in use"
+        return active, "offline" if active else in_reach
+    if (told is not None and told.upper() in truthy) != offline:
+        os.environ["HF_HUB_OFFLINE"] = imports.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
+    return offline, "offline" if offline else "in use"
+
+
+def _hub_reachable(seconds: float = 3.0) -> bool:
+    """Whether the hub's host takes a connection; a proxy is trusted to know the way."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    import socket
+    from urllib.parse import urlsplit
+
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = address.port or (80 if address.scheme == "http" else 443)
+    answered = threading.Event()
+
+    def knock() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", port), seconds):
+            answered.set()
+
+    # A name server that never answers would hold create_connection beyond any timeout given to it.
+    thread = threading.Thread(target=knock, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answered.is_set()
+
+
+def _describe(
+    unsloth: ModuleType, offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]
+) -> Environment:
+    import torch
+
+    if torch.cuda.is_available():
+        device, name = "cuda", torch.cuda.get_device_name()
+        if _spills():
+            notes.append(SPILLS)
+    else:
+        device, name = "cpu", f"{torch.get_num_threads()} threads"
+    free, total = device_memory()
+    return Environment(
+        device=device,
+        device_name=name,
+        total_bytes=total,
+        free_bytes=free,
+        bf16=bool(unsloth.is_bfloat16_supported()),
+        versions={package: version_of(package) for package in TESTED},
+        offline=offline,
+        hub=hub,
+        seed=seed,
+        variables=tuple(_variables(from_file, notes)),
+        warnings=tuple(notes),
+    )
+
+
+SPILLS = (
+    "Windows' driver may put what does not fit on the card into the computer's memory: steps then take many times "
+    "longer, where other systems raise an error. Keep to rloo_kit.plan(), and set 'CUDA - Sysmem Fallback Policy' to "
+    "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL does not heed it)."
+)
+
+
+def _spills() -> bool:
+    """Whether the card's driver is Windows', under WSL too."""
+    return os.name == "nt" or "microsoft" in platform.uname().release.lower()
+
+
+def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
+    known = settings()
+    for name, setting in known.items():
+        value = os.environ.get(name)
+        if value != imports.read[name]:
+            notes.append(
+                f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
+            )
+        elif name in imports.set_by_kit:
+            yield name, _short(imports.set_by_kit[name]), f"set: {setting.reason}"
+        elif name in from_file:
+            yield name, "(not shown)", "from .env"
+        elif name in imports.found:
+            yield name, _short(value or ""), imports.found[name]
+        elif value is None and setting.value is not None:
+            notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
+    for name in from_file:
+        if name not in known:
+            yield name, "(not shown)", "from .env"
+
+
+def process_count() -> int:
+    """Processes of this run, as torchrun and accelerate launch say."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def _short(value: str) -> str:
+    if "@" in value:  # an address may hold a password
+        return "(not shown)"
+    return value.replace(str(Path.home()), "~", 1)
+
+
+def device_memory() -> tuple[int, int]:
+    """Bytes that are free, and all of them: the card's, or without one the computer's."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total

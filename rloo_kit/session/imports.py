@@ -1,0 +1,239 @@
+"""unsloth first: the import order, and the environment variables that the stack reads while it is imported.
+
+``import rloo_kit`` puts the order in force.  Together with :mod:`rloo_kit.session.environment` this is the only place
+that writes ``os.environ``, and it alone imports unsloth before the libraries that unsloth patches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from rloo_kit.errors import ImportOrderError, VersionError
+from rloo_kit.session.quiet import quiet
+
+# unsloth rewrites these at import, and only the names that nobody has bound yet.
+PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
+
+
+# What the tests ran on.
+TESTED = {
+    "torch": ("2.13.0",),
+    "unsloth": ("2026.10.9",),
+    "unsloth_zoo": ("2026.10.9",),
+    "trl": ("1.15.0",),
+    "transformers": ("5.17.0",),
+    "peft": ("0.21.2",),
+    "bitsandbytes": ("0.50.2",),
+    "datasets": ("4.8.5",),
+}
+
+
+CPU_BF16 = "UNSLOTH_CPU_BF16"
+
+
+class Setting(NamedTuple):
+    """A variable that some library reads once, at import.
+
+    Attributes:
+        value: what the kit sets where the user set nothing; None where the kit only watches it.
+        read_by: the module whose import reads it; later changes do nothing.
+        reason: why, in one line.
+        old_name: an earlier name that is still read, and is the user's choice where it is set.
+    """
+
+    value: str | None
+    read_by: str
+    reason: str
+    old_name: str = ""
+
+
+def settings() -> dict[str, Setting]:
+    """The variables that must be in place before the stack is imported, with the kit's values."""
+    return {
+        "UNSLOTH_DISABLE_STATISTICS": Setting(
+            "1", "unsloth", "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
+        ),
+        "UNSLOTH_COMPILE_LOCATION": Setting(
+            str(cache_folder() / "unsloth_compiled_cache"),
+            "unsloth",
+            "unsloth otherwise writes its compiled code into the notebook's folder",
+        ),
+        # bfloat16, which unsloth takes where the processor has it, is slower at the tiny policy's size and less exact.
+        CPU_BF16: Setting(
+            "0", "unsloth", "a CPU computes in float32, alike on every machine; 1 takes bfloat16"
+        ),
+        # unsloth sets it where the platform allows, but looks for today's name only.
+        "PYTORCH_ALLOC_CONF": Setting(
+            None, "torch", "torch settles its allocator once", old_name="PYTORCH_CUDA_ALLOC_CONF"
+        ),
+        "TOKENIZERS_PARALLELISM": Setting(
+            "false", "tokenizers", "forked data workers otherwise warn, or hang, on the tokenizer's threads"
+        ),
+        "HF_HUB_OFFLINE": Setting(
+            None, "huggingface_hub", "without a network every look-up waits and retries"
+        ),
+        "HF_HOME": Setting(None, "huggingface_hub", "the hub's cache folder is settled once"),
+        "HF_HUB_CACHE": Setting(None, "huggingface_hub", "the same"),
+        "HF_ENDPOINT": Setting(None, "huggingface_hub", "the hub's address is settled once"),
+        "OMP_NUM_THREADS": Setting(None, "torch", "torch sizes its thread pool once"),
+        "CUDA_VISIBLE_DEVICES": Setting(None, "torch", "CUDA lists its devices once"),
+    }
+
+
+class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import unsloth, in order and quietly, before the first of the libraries it patches; then stand aside.
+
+    The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library
+    itself, and importlib would execute that library a second time if a finder had loaded it.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in (*PATCHED_BY_UNSLOTH, "unsloth"):
+            return None
+        # The library's own spec, so that whoever only asks whether it is installed gets a true answer.
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None:
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        import_unsloth()
+        module = importlib.import_module(spec.name)
+        self._true_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._true_spec
+
+    def remove(self) -> None:
+        # A new list: importlib may be going through the old one.
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+
+_hook = _UnslothFirst()
+
+
+imported_too_early: tuple[str, ...] = ()
+
+
+set_by_kit: dict[str, str] = {}
+
+
+found: dict[str, str] = {}  # variables that were set already, and by whom as far as can be known
+
+
+read: dict[str, str | None] = {}  # the watched variables as they stood after unsloth's import
+
+
+def put_in_force() -> None:
+    """Make unsloth the first of its kind in this process; called by ``import rloo_kit``."""
+    global imported_too_early
+    if "unsloth" in sys.modules:
+        return
+    imported_too_early = tuple(name for name in PATCHED_BY_UNSLOTH if name in sys.modules)
+    if not imported_too_early:
+        _hook.install()
+
+
+def import_unsloth() -> ModuleType:
+    """Import unsloth, quietly, with the kit's settings in place.
+
+    Raises:
+        ImportOrderError: a library that unsloth patches was imported before ``rloo_kit``.
+        VersionError: this unsloth has no backend for this machine.
+    """
+    if imported_too_early:
+        raise ImportOrderError(
+            "unsloth has to be imported before the libraries it patches",
+            where=", ".join(imported_too_early) + " came first in this process",
+            todo="restart the kernel and make `import rloo_kit` its first line",
+        )
+    apply_settings()
+    _hook.remove()
+    try:
+        with quiet():
+            unsloth = importlib.import_module("unsloth")
+        for name in settings():
+            read.setdefault(name, os.environ.get(name))
+        if not sys.modules["torch"].cuda.is_available():
+            _keep_freed_memory()
+        return unsloth
+    except BaseException as error:
+        if sys.modules.get("unsloth") is None:
+            _hook.install()  # the next import must not slip past
+        if isinstance(error, NotImplementedError):
+            raise VersionError(
+                "this unsloth finds no device it can run on",
+                where=f"unsloth {version_of('unsloth')}: {error}",
+                todo=f"install unsloth {TESTED['unsloth'][-1]}, the first with a CPU backend: make install",
+            ) from error
+        raise
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt (malloc.h)."""
+
+
+def _keep_freed_memory() -> None:
+    """Answers: on a CPU each token sampled needs buffers of 20 MB at Qwen3's vocabulary, which glibc hands back
+    to the system and faults in anew, page by page: a third of a training step.
+
+    Up to 1 GiB that is free stays with the process, until ``release()`` trims it; unsloth's tiles of
+    log-probabilities are made small enough to be kept.  RLOO_KIT_KEEP_MEMORY=0 leaves everything as it is.
+    """
+    if os.environ.get("RLOO_KIT_KEEP_MEMORY") == "0" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return
+    os.environ.setdefault("UNSLOTH_CPU_CE_CHUNK_ELEMENTS", str(4 * 2**20))
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
+        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
+
+
+def apply_settings() -> None:
+    """Set the kit's variables where the user set nothing and they still matter.
+
+    unsloth sets some itself when it is imported: one that is there before is the user's.
+    """
+    whose = "was set before prepare()" if "unsloth" in sys.modules else "yours, left as it is"
+    for name, setting in settings().items():
+        if setting.old_name in os.environ:
+            os.environ.setdefault(name, os.environ[setting.old_name])
+        if name in os.environ:
+            if name not in set_by_kit and name not in read:
+                found.setdefault(name, whose)
+        elif setting.value is not None and setting.read_by not in sys.modules:
+            os.environ[name] = set_by_kit[name] = setting.value
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package, or "missing"."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def cache_folder() -> Path:
+    """The kit's folder in the user's cache."""
+    # An empty or relative value is to be ignored, says the XDG base directory specification.
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (cache if cache.is_absolute() else Path.home() / ".cache") / "rloo-kit"

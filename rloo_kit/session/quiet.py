@@ -1,0 +1,92 @@
+"""Start-up lines of the stack that are known, harmless and always there: they are not shown.
+
+For whatever imports or loads.  Every other line gets through unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class Noise(NamedTuple):
+    """A start-up line that is known, harmless and always there, so that it says nothing."""
+
+    pattern: str
+    source: str
+    reason: str
+
+
+NOISE = (
+    Noise(r"^🦥", "print", "unsloth's banner"),
+    Noise(r"^Unsloth \S+: no GPU found, training on CPU", "print", "prepare() says which device it is"),
+    Noise(r"^Unsloth \(CPU\): \w+ on \d+ CPU threads", "print", "the policy's card says it"),
+    Noise(r"^Unsloth: `?triton`? is not available", "print", "a CPU install does not use it"),
+    Noise(r"^On Windows, Triton is published", "print", "the second line of the one above"),
+    Noise(
+        r"^Unsloth( \(CPU\))?: .* is a LoRA adapter; loading its base", "print", "that is what was asked for"
+    ),
+    Noise(r"^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ \"-_+-\"", "print", "unsloth's GPU banner"),
+    Noise(
+        r"^Failed to load CPU gemm_4bit_forward",
+        "bitsandbytes.backends.cpu.ops",
+        "one more kernel, for AVX512 alone",
+    ),
+    Noise(r"Detected no triton", "torchao.kernel.intmm", "a CPU install does not use it"),
+    Noise(r"register_constant\(\) on Enum", "torch.utils._pytree", "torchao's call, not the user's"),
+    Noise(r"is an Enum subclass and is now natively supported", "torch.utils._pytree", "the same"),
+)
+
+
+def is_noise(line: str, source: str = "print") -> bool:
+    """Whether a line is one of :data:`NOISE`; an empty line is not."""
+    return any(noise.source == source and re.search(noise.pattern, line) for noise in NOISE)
+
+
+class _NoiseFilter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not is_noise(record.getMessage(), record.name)
+
+
+class _PrintFilter(io.TextIOBase):
+    """A stdout that drops known lines and passes the rest on, unchanged."""
+
+    def __init__(self, target: io.TextIOBase) -> None:
+        self._target, self._pending = target, ""
+
+    def write(self, text: str) -> int:
+        self._pending += text
+        *lines, self._pending = self._pending.split("\n")
+        for line in lines:
+            if not is_noise(line):
+                self._target.write(line + "\n")
+        return len(text)
+
+    def close_line(self) -> None:
+        """Pass on a last line that has no newline."""
+        if self._pending and not is_noise(self._pending):
+            self._target.write(self._pending)
+        self._pending = ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the lines of :data:`NOISE` that are printed or logged inside; everything else gets through."""
+    for name in {noise.source for noise in NOISE} - {"print"}:
+        logger = logging.getLogger(name)
+        if not any(isinstance(item, _NoiseFilter) for item in logger.filters):
+            logger.addFilter(_NoiseFilter())
+    out = _PrintFilter(sys.stdout)  # type: ignore[arg-type]
+    try:
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
+            # torch's compiled extensions were built with SWIG; nobody can act on it.
+            warnings.filterwarnings("ignore", message=r"builtin type \w+ has no __module__ attribute")
+            yield
+    finally:
+        out.close_line()

@@ -1,0 +1,90 @@
+"""How things are shown, in a notebook and as text: tables, sizes in bytes, figures, and where the process runs.
+
+For every room that prints.  It decides nothing about what is shown.  IPython and matplotlib are never loaded before a
+figure is asked for.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MIB, GIB = 2**20, 2**30
+
+
+def scale_of(size: int) -> tuple[int, str]:
+    """The unit in which a size in bytes reads best, and its name: GiB, or MiB below one."""
+    return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
+
+
+def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
+    """Lines of aligned columns, a rule below the header; with ``total`` another above the last row.
+
+    >>> print(text_table([["MiB", "planned"], ["weights", "12.5"], ["total", "12.5"]], total=True))
+    MiB      planned
+    ----------------
+    weights     12.5
+    ----------------
+    total       12.5
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for name, *figures in rows:
+        right = (figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True))
+        lines.append("  ".join([name.ljust(widths[0]), *right]).rstrip())
+    rule = "-" * max(map(len, lines))
+    head, body, last = lines[:1], lines[1 : -1 if total else None], [rule, lines[-1]] if total else []
+    return "\n".join([*head, rule, *body, *last])
+
+
+def html_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
+    """The same as an HTML table; with ``total`` the last row is bold."""
+    lines = []
+    for number, (name, *figures) in enumerate(rows):
+        tag = "th" if number == 0 or (total and number == len(rows) - 1) else "td"
+        cells = "".join(f"<{tag}>{html.escape(figure)}</{tag}>" for figure in figures)
+        lines.append(f'<tr><{tag} style="text-align:left">{html.escape(name)}</{tag}>{cells}</tr>')
+    return f"<table>{''.join(lines)}</table>"
+
+
+def shown_figure(caption: str, text: Callable[[], str] | None = None, **options: Any) -> Figure:
+    """A figure that a notebook shows as a cell's value: pyplot, which would see to that, keeps every figure alive.
+
+    Args:
+        caption: what it is as plain text.
+        text: what it prints as; the caption where None.
+        options: of matplotlib's ``Figure``.
+    """
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=100)
+            return buffer.getvalue()
+
+        def __repr__(self) -> str:
+            return caption
+
+        def __str__(self) -> str:
+            return text() if text else caption
+
+    return Shown(**options)
+
+
+def running_shell() -> Any:
+    """The running IPython, or None; never loads it."""
+    ipython = sys.modules.get("IPython")
+    get_ipython = getattr(ipython, "get_ipython", None)
+    return get_ipython() if get_ipython else None
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel; never loads IPython."""
+    return getattr(running_shell(), "kernel", None) is not None

@@ -1,0 +1,385 @@
+"""Tasks with verifiable answers: datasets of prompts, split by problem, and how to read an answer.
+
+For whoever trains or evaluates a policy and wants to know whether it got better.  A task holds what the
+trainer needs (conversational ``prompt`` and an ``answer`` column) and what a fair measurement needs: a
+held-out set whose problems, in any order of their operands, never occur in training.
+
+A problem is held out or not by a fixed rule on its operands, whatever the seed.  The bundled tiny Qwen3 was
+trained under the same rule, so a held-out addition is one that it never saw, in its warm start either.
+
+What this module does not do: grade.  ``answer_of`` extracts the answer that a completion asserts;
+comparing and paying for it is the business of the package ``rewards``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rloo_kit.errors import ConfigError, DatasetError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rloo_kit.policy.policy import Policy
+
+HELD_OUT_EVERY = 5  # one problem in five is held out
+DEFAULT_TRAIN = 1000
+DEFAULT_HELD_OUT = 200
+EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
+TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
+
+Message = dict[str, str]
+AnswerOf = Callable[[str | Sequence[Message]], str | None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named set of problems, ready for the trainer.
+
+    Attributes:
+        name: short name, such as ``"addition"``.
+        train: problems to train on; columns ``prompt`` (list of messages), ``answer`` and ``problem`` (str).
+        held_out: problems to measure on, same columns; shares no problem with ``train``.
+        answer_of: completion (str or list of messages) to the answer it asserts, or None.
+        level: the rung of the ladder, see ``LEVELS``.
+        description: what the problems are, in a few words.
+    """
+
+    name: str
+    train: Dataset
+    held_out: Dataset
+    answer_of: AnswerOf
+    level: int
+    description: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question: its expression as the policy reads it, its operands, and its answer."""
+
+    expression: str
+    operands: tuple[int, ...]
+    answer: int
+
+    @property
+    def prompt(self) -> list[Message]:
+        """The question as a conversation of one user message."""
+        return [{"role": "user", "content": f"What is {self.expression}?"}]
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the problem belongs to the held-out fifth; the order of its operands does not matter."""
+        key = ",".join(str(operand) for operand in sorted(self.operands))
+        return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
+
+
+@dataclass(frozen=True)
+class Level:
+    """A rung of the ladder: what its problems are, and how to draw one."""
+
+    description: str
+    draw: Callable[[random.Random], Problem]
+
+
+def sum_of(*operands: int) -> Problem:
+    """The addition of the operands, in this order.
+
+    >>> sum_of(17, 25)
+    Problem(expression='17 + 25', operands=(17, 25), answer=42)
+    """
+    return Problem(" + ".join(map(str, operands)), operands, sum(operands))
+
+
+def draw_addition(rng: random.Random, below: int) -> Problem:
+    """An addition a + b with 0 <= a, b < below."""
+    return sum_of(rng.randrange(below), rng.randrange(below))
+
+
+def draw_long_sum(rng: random.Random) -> Problem:
+    """A chain of four three-digit numbers, added and subtracted."""
+    operands = tuple(rng.randrange(100, 1000) for _ in range(4))
+    signs = (1, *(rng.choice((1, -1)) for _ in range(3)))
+    tail = "".join(f" {'+' if s > 0 else '-'} {n}" for s, n in zip(signs[1:], operands[1:], strict=True))
+    answer = sum(sign * operand for sign, operand in zip(signs, operands, strict=True))
+    return Problem(f"{operands[0]}{tail}", operands, answer)
+
+
+def draw_product(rng: random.Random, *digits: int) -> Problem:
+    """A product of numbers that have the given counts of digits."""
+    operands = tuple(draw_number(rng, count) for count in digits)
+    answer = 1
+    for operand in operands:
+        answer *= operand
+    return Problem(" * ".join(map(str, operands)), operands, answer)
+
+
+def draw_mixed(rng: random.Random, digits: int) -> Problem:
+    """A chain a * b + c * d - e * f of numbers with that many digits."""
+    a, b, c, d, e, f = operands = tuple(draw_number(rng, digits) for _ in range(6))
+    return Problem(f"{a} * {b} + {c} * {d} - {e} * {f}", operands, a * b + c * d - e * f)
+
+
+def draw_number(rng: random.Random, digits: int) -> int:
+    """A number of exactly that many digits."""
+    return rng.randrange(10 ** (digits - 1), 10**digits)
+
+
+# From what the bundled tiny Qwen3 can learn up to what a thinking Qwen3-14B gets wrong.
+LEVELS: dict[int, Level] = {
+    1: Level("a + b, both under 50", lambda rng: draw_addition(rng, 50)),
+    2: Level("four three-digit numbers, added and subtracted", draw_long_sum),
+    3: Level("a * b, two and three digits", lambda rng: draw_product(rng, 2, 3)),
+    4: Level("a * b + c * d - e * f, two digits each", lambda rng: draw_mixed(rng, 2)),
+    5: Level("a * b, four digits each", lambda rng: draw_product(rng, 4, 4)),
+    6: Level("a * b + c * d - e * f, four digits each", lambda rng: draw_mixed(rng, 4)),
+    7: Level("a * b * c, five digits each", lambda rng: draw_product(rng, 5, 5, 5)),
+}
+
+
+# --- reading an answer
+
+UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
+NUMBER = re.compile(rf"(?<![\w.)])-{UNSIGNED}|{UNSIGNED}", re.ASCII)
+BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
+STATED = re.compile(r"answer\s*(?:is|:|=)([^\n]*)", re.IGNORECASE)
+
+
+def answer_of(completion: str | Sequence[Message]) -> str | None:
+    r"""The number that a completion asserts after its thought, or None.
+
+    Only what follows the last ``</think>`` counts; a thought opened and never closed asserts nothing.
+    Of several numbers the one in the last ``\boxed{}`` counts, else the first after the last "answer is",
+    else the last one.  Thousands separators, a trailing ``.0`` and leading zeros are taken off.
+
+    Where the chat template opens the thought in the prompt (Qwen3-Thinking-2507), a completion that was cut
+    off inside its thought holds no tag at all and cannot be told from an answer: check that it ended first.
+
+    >>> answer_of("<think>\n7+5=12\n1+2+1=4\n</think>\n\n17 + 25 = 42.")
+    '42'
+    >>> answer_of([{"role": "assistant", "content": "It is $\\boxed{1{,}234}$, not 99."}])
+    '1234'
+    >>> answer_of("<think>\n7+5=12") is None
+    True
+    """
+    text = completion if isinstance(completion, str) else completion[-1]["content"] if completion else ""
+    if text.rfind("<think>") > text.rfind("</think>"):
+        return None
+    text = text.rpartition("</think>")[2].replace("\u2212", "-").replace("{,}", "").replace("\\,", "")
+    if boxed := BOXED.findall(text):
+        return last_number(boxed[-1])
+    if (stated := STATED.findall(text)) and (number := NUMBER.search(stated[-1])):
+        return canonical(number[0])
+    return last_number(text)
+
+
+def last_number(text: str) -> str | None:
+    """The last number written in the text, in canonical form."""
+    numbers = NUMBER.findall(text)
+    return canonical(numbers[-1]) if numbers else None
+
+
+def canonical(number: str) -> str:
+    """A number without separators, leading zeros and an empty fraction.
+
+    >>> canonical("-01,204.0"), canonical("0.50"), canonical("-0")
+    ('-1204', '0.5', '0')
+    """
+    sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
+    whole, _, fraction = digits.replace(",", "").partition(".")
+    value = whole.lstrip("0") or "0"
+    if fraction := fraction.rstrip("0"):
+        value += "." + fraction
+    return value if value == "0" else sign + value
+
+
+# --- datasets
+
+
+def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
+    """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
+
+    A real Qwen3 solves these always, so RLOO has nothing to learn from them: take ``arithmetic`` there.
+
+    Args:
+        n_train: training problems; None for 1000, or as many as there are.
+        n_held_out: held-out problems, none of them seen in the tiny model's warm start; None for 200.
+        seed: of the draw, not of the split, which is always the same.
+
+    Raises:
+        DatasetError: more problems are asked for than there are on that side of the split.
+    """
+    return task_at(1, "addition", n_train, n_held_out, seed)
+
+
+def task_at(level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int) -> Task:
+    """The task of one level of the ladder."""
+    return Task(
+        name=name,
+        train=dataset_of(problems_of(level, n_train, held_out=False, seed=seed)),
+        held_out=dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed)),
+        answer_of=answer_of,
+        level=level,
+        description=LEVELS[level].description,
+    )
+
+
+def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
+    """Distinct problems of a level from one side of the split, in random order.
+
+    Raises:
+        DatasetError: there are fewer than n, or n is not positive.
+    """
+    side = "held_out" if held_out else "train"
+    if n is not None and n < 1:
+        raise DatasetError(
+            f"n_{side} has to be at least 1", where=f"n_{side}={n}", todo="ask for one problem or more"
+        )
+    wanted = n or (DEFAULT_HELD_OUT if held_out else DEFAULT_TRAIN)
+    rng = random.Random(f"{level} {side} {seed}")
+    found: dict[str, Problem] = {}
+    misses = 0
+    while len(found) < wanted and misses < EXHAUSTED:
+        problem = LEVELS[level].draw(rng)
+        if problem.is_held_out is not held_out or problem.expression in found:
+            misses += 1
+            continue
+        found[problem.expression] = problem
+        misses = 0
+    if n is not None and len(found) < n:
+        raise DatasetError(
+            f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
+            where=f"n_{side}={n}",
+            todo=f"ask for at most {len(found)}, or take a higher level",
+        )
+    return list(found.values())
+
+
+def dataset_of(problems: Iterable[Problem]) -> Dataset:
+    """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
+    from datasets import Dataset
+
+    return Dataset.from_list(
+        [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
+    )
+
+
+# --- the ladder
+
+
+@dataclass(frozen=True)
+class PassRate:
+    """How a policy did at one level."""
+
+    level: int
+    correct: int
+    truncated: int
+    completions: int
+
+    @property
+    def rate(self) -> float:
+        """The share of completions that ended and asserted the right answer."""
+        return self.correct / self.completions
+
+    def __str__(self) -> str:
+        return (
+            f"level {self.level} ({LEVELS[self.level].description}): "
+            f"{self.correct} of {self.completions} right, {self.truncated} truncated"
+        )
+
+
+def arithmetic(
+    level: int | str = "auto",
+    policy: Policy | None = None,
+    *,
+    n_train: int | None = None,
+    n_held_out: int | None = None,
+    seed: int = 0,
+    max_new_tokens: int = 256,
+    n_prompts: int = 16,
+    n_samples: int = 2,
+) -> Task:
+    """Arithmetic at a level that the policy solves sometimes, since RLOO learns nothing from always or never.
+
+    Where all completions of a prompt earn the same, their advantages are zero; a binary reward's variance
+    p (1 - p) is largest at a pass rate of one half.  ``level="auto"`` samples a few training prompts a level,
+    going up the ladder ``LEVELS`` from its middle where the policy passes and down where it fails, prints one
+    line a level measured, and takes the one nearest one half.
+
+    Args:
+        level: a key of ``LEVELS``, or ``"auto"``.
+        policy: as ``load_policy`` gives it; needed for ``"auto"`` alone.
+        n_train: training problems; None for 1000, or as many as there are.
+        n_held_out: held-out problems; None for 200, or as many as there are.
+        seed: of the draw of problems, and of the measurement's sampling.
+        max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 wants thousands.
+        n_prompts: prompts a level.
+        n_samples: completions a prompt.
+
+    Raises:
+        ConfigError: an unknown level, or no policy for ``"auto"``.
+        DatasetError: more problems are asked for than there are.
+    """
+    if level == "auto":
+        if policy is None:
+            raise ConfigError(
+                'level "auto" has to measure a policy, and none was given',
+                where="tasks.arithmetic, policy=None",
+                todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
+            )
+        level = level_near_half(
+            lambda rung: pass_rate(policy, rung, n_prompts, n_samples, max_new_tokens, seed)
+        )
+    if level not in LEVELS:
+        raise ConfigError(
+            "there is no such level",
+            where=f"tasks.arithmetic, level={level!r}",
+            todo=f'give a whole number from {min(LEVELS)} to {max(LEVELS)}, or "auto"',
+        )
+    return task_at(int(level), "arithmetic", n_train, n_held_out, seed)
+
+
+def pass_rate(
+    policy: Policy, level: int, n_prompts: int, n_samples: int, max_new_tokens: int, seed: int
+) -> PassRate:
+    """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
+    problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
+    completions = policy.generate(
+        [problem.prompt for problem in problems],
+        max_new_tokens=max_new_tokens,
+        temperature=1.0,
+        seed=seed,
+    )
+    correct = sum(
+        completion.finished and answer_of(completion.text) == str(problem.answer)
+        for problem, completion in zip(problems, completions, strict=True)
+    )
+    truncated = sum(not completion.finished for completion in completions)
+    return PassRate(level, correct, truncated, len(problems))
+
+
+def level_near_half(measure: Callable[[int], PassRate]) -> int:
+    """The level whose pass rate lies nearest one half, by bisection: pass rates fall as levels rise."""
+    measured: list[PassRate] = []
+    low, high = min(LEVELS), max(LEVELS)
+    while low <= high:
+        middle = (low + high) // 2
+        measured.append(measure(middle))
+        print(measured[-1], flush=True)
+        low, high = (middle + 1, high) if measured[-1].rate > TARGET_RATE else (low, middle - 1)
+    # The last level measured is where the bisection closed in: it is to win a tie.
+    best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
+    if best.correct in (0, best.completions):
+        warnings.warn(without_signal(best), stacklevel=3)
+    return best.level
+
+
+def without_signal(best: PassRate) -> str:
+    """What to tell the user of a policy that no level suits."""
+    mend = "raise max_new_tokens" if best.truncated else "take another policy or task"
+    return f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {mend}. Nearest: {best}."

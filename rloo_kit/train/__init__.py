@@ -1,0 +1,1 @@
+"""``RLOOConfig`` and ``RLOOTrainer``."""

@@ -1,0 +1,286 @@
+"""``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
+
+For everybody who trains.  On a GPU unsloth replaces TRL's config by one of its own with other defaults
+(learning rate, optimizer, batch, warm-up, seed, ...), so that one notebook means two things; here every such
+default is set.  Names of older TRL releases that have an equal today are taken, once with a warning, so that
+published recipes run as pasted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from rloo_kit import advantages
+from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.session import environment
+from rloo_kit.session.imports import import_unsloth
+from rloo_kit.train import guards
+
+import_unsloth()
+
+import trl  # noqa: E402 - unsloth first
+
+OLD_NAMES = {
+    "kl_coef": "beta",
+    "init_kl_coef": "beta",
+    "rloo_k": "num_generations",
+    "cliprange": "epsilon",
+    "num_ppo_epochs": "num_iterations",
+    "response_length": "max_completion_length",
+    "max_new_tokens": "max_completion_length",
+    "normalize_reward": "normalize_advantages",
+    "normalize_advantage": "normalize_advantages",
+    "push_to_hub_token": "hub_token",
+    "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+}
+"""Arguments of older TRL and transformers configs, and what they are called today."""
+
+PLAIN: dict[str, Any] = {
+    "advantage_estimator": "rloo",
+    "kl_placement": "reward",
+    "kl_estimator": "k1",
+    "loss_aggregation": "seq-mean-token-sum",
+    "single_pass": False,
+    "skip_dead_groups": False,
+    "prompt_sampling": "uniform",
+    "fast_sampling": False,
+    "live_plot": False,
+    "on_unhealthy": "warn",
+    "reward_limit": 1e6,
+}
+"""What ``RLOOConfig`` adds to TRL's arguments, with what a plain ``trl.RLOOConfig`` means."""
+
+
+HANDLERS: dict[str, Callable[..., Any]] = {}
+"""Functions given as ``on_unhealthy``, by the name under which a config keeps them: a config is saved with every
+checkpoint, and a notebook's functions cannot be."""
+
+
+def own(args: Any, name: str) -> Any:
+    """One of the kit's own settings, also of a plain ``trl.RLOOConfig``."""
+    return getattr(args, name, PLAIN[name])
+
+
+def on_unhealthy(args: Any) -> str | Callable[..., Any]:
+    """What to do with a finding: "warn", "stop", or the function that was given."""
+    name = own(args, "on_unhealthy")
+    return HANDLERS.get(name, name)
+
+
+GONE = {
+    "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
+    "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
+    "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
+    "num_sample_generations": "set log_completions=True, or look with policy.generate",
+    "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
+    "num_mini_batches": "set steps_per_generation to how often one generation batch is cut",
+    "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
+    "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
+    "stop_token": "remove it: every eos id of the model's generation config ends a completion",
+    "stop_token_id": "put the id into model.generation_config.eos_token_id",
+    "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
+    "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
+    "dataset_num_proc": "map the dataset yourself before training",
+    "reward_clip_value": "use reward_clip_range=(-value, value)",
+    "advantage_clip_range": "clip the rewards instead, with reward_clip_range",
+    "exp_name": "use run_name",
+    "overwrite_output_dir": "remove it: checkpoints are overwritten one by one, and resuming is asked for in train()",
+    "save_safetensors": "remove it: every checkpoint is in safetensors",
+    "use_liger_loss": "remove it: the log-probabilities are fused already",
+}
+"""Config arguments without an equal today, and what to do instead."""
+
+
+def modern_names(
+    given: Mapping[str, Any],
+    old: Mapping[str, str],
+    gone: Mapping[str, str],
+    known: set[str],
+    where: str,
+    stacklevel: int,
+) -> dict[str, Any]:
+    """The same arguments under today's names; an old one is warned of at the line ``stacklevel`` calls up.
+
+    Raises:
+        ArgumentError: a name without an equal, an unknown name, or an old name beside its new one.
+    """
+    renamed = {name: old[name] for name in given if name in old and name not in known}
+    if renamed:
+        pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
+        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=stacklevel)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        new = renamed.get(name, name)
+        if new not in known:
+            todo = gone.get(name) or _suggestion(name, known, where)
+            state = "has no equal in today's TRL" if name in gone else "is no argument"
+            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={shown(name, value)})", todo=todo)
+        if new in values:
+            raise ArgumentError(
+                f"{new} is given twice", where=f"{where}: {name} is its old name", todo=f"keep {new} alone"
+            )
+        values[new] = value
+    return values
+
+
+def shown(name: str, value: Any) -> str:
+    """A value for a message, cut short; never one that could be a secret."""
+    text = repr(value)
+    if re.search(r"token|key|secret|password", name, re.IGNORECASE) or "hf_" in text:
+        return "(not shown)"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _suggestion(name: str, known: set[str], where: str) -> str:
+    close = difflib.get_close_matches(name, known, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else f"remove it; see help(rloo_kit.{where})"
+
+
+@dataclass(init=False)
+class RLOOConfig(trl.RLOOConfig):
+    """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
+
+    Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
+    ``beta`` 0.05, batch 4 x accumulation 2, a checkpoint every 25 steps of which two are kept, a log line
+    every step.  What unsloth would change on a GPU stands at TRL's own value.  Precision follows the device:
+    bfloat16 where a GPU has it, else float16; a CPU computes in what its policy was loaded in.  ``seed`` (42, TRL's)
+    governs the run: the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s, the rest
+    ``prepare``'s.
+
+    Added, the method:
+        advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a function of the rewards (groups, K)
+            that returns advantages of that shape, pure, since a step may call it several times; see
+            :mod:`rloo_kit.advantages`.
+        kl_placement: "reward" takes beta x KL, summed over a completion, off its reward (Ahmadian et al. 2024
+            and TRL); "loss" adds beta x KL per token to the loss (GRPO).
+        kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
+            gradient is that of each token's KL divergence.
+        loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
+            per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO);
+            see :func:`rloo_kit.train.losses.row_weights`.
+        prompt_sampling: "uniform", or "informative": prompts whose completions are likely to be rewarded
+            differently come more often.  Each prompt's gradient stays unbiased, the mean over prompts becomes a
+            weighted one; see :mod:`rloo_kit.train.prompts`.
+
+    Added, less work for the same update:
+        single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
+            used once, so that they equal the new ones (without dropout, which ``load_policy`` leaves out).  With
+            beta in the reward the advantages are then computed in the loss, for which whole groups must fit a
+            micro-batch.
+        skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
+            so that the update stays the same.  True drops dead groups (all advantages before the KL term are 0:
+            for the group estimators, their K rewards are all equal) also where beta is above 0, and with them
+            their KL term, which then holds the policy only on prompts that it is still learning from.  False
+            trains on all.  "kl" and "entropy" are means over what is trained on.
+        fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
+            (same distribution, a fraction of the time).
+
+    Added, to see and to be safe:
+        live_plot: in a notebook, draw the run while it trains.
+        metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
+        on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
+            checkpoint and ends the training; a function gets the ``Finding`` instead.
+        reward_limit: largest magnitude a reward may have before it is taken for a mistake.
+
+    Raises:
+        ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
+        ConfigError: a value out of range or two that contradict each other.
+    """
+
+    output_dir: str | None = field(default="out/rloo")
+    num_generations: int | None = field(default=4)
+    beta: float = field(default=0.05)
+    learning_rate: float = field(default=1e-5)
+    per_device_train_batch_size: int = field(default=4)
+    gradient_accumulation_steps: int = field(default=2)
+    logging_steps: float = field(default=1)
+    save_steps: float = field(default=25)
+    save_total_limit: int | None = field(default=2)
+    disable_tqdm: bool | None = field(default=True)
+    # What unsloth's generated config changes on a GPU, at TRL's values.
+    optim: str = field(default="adamw_torch_fused")
+    weight_decay: float = field(default=0.0)
+    warmup_steps: float = field(default=0)
+    seed: int = field(default=42)
+    torch_empty_cache_steps: int | None = field(default=None)
+    logging_nan_inf_filter: bool = field(default=False)
+    include_num_input_tokens_seen: str | bool = field(default="no")
+    # unsloth puts the train batch in place of an 8
+    per_device_eval_batch_size: int = field(default=4)
+    eval_accumulation_steps: int | None = field(default=None)
+    generation_kwargs: dict[str, Any] | str | None = field(default=None)
+    # The kit's own.
+    advantage_estimator: str = field(default="rloo", metadata={"help": "rloo, grpo, dr_grpo, reinforce."})
+    kl_placement: str = field(default="reward", metadata={"help": "reward or loss."})
+    kl_estimator: str | None = field(default=None, metadata={"help": "k1, k2 or k3."})
+    loss_aggregation: str = field(
+        default="seq-mean-token-sum", metadata={"help": "How the loss is averaged."}
+    )
+    prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
+    single_pass: bool = field(
+        default=True, metadata={"help": "No pass for old log-probs where they are the new."}
+    )
+    skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
+    fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
+    on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})
+    reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
+
+    def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
+        if output_dir is not None:
+            kwargs["output_dir"] = output_dir
+        known = {item.name for item in dataclasses.fields(type(self)) if item.init}
+        known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
+        given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig", stacklevel=3)
+        if callable(given.get("advantage_estimator")):
+            # By name, so that the config can be saved, logged and compared.
+            given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
+        if callable(handler := given.get("on_unhealthy")):
+            given["on_unhealthy"] = f"{getattr(handler, '__name__', 'function')} at {id(handler):#x}"
+            HANDLERS[given["on_unhealthy"]] = handler
+        values = {**_own_defaults(type(self)), **given, **_precision(given)}
+        if values["kl_estimator"] is None:
+            values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
+        if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
+            values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
+        complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
+        guards.check_config(SimpleNamespace(**complete), environment.process_count())
+        for doubt in guards.doubts(SimpleNamespace(**complete)):
+            warnings.warn(doubt, stacklevel=2)
+        if values["on_unhealthy"] not in ("warn", "stop", *HANDLERS):
+            raise ConfigError(
+                "on_unhealthy is neither warn, nor stop, nor a function",
+                where=f"RLOOConfig(on_unhealthy={values['on_unhealthy']!r})",
+                todo="'warn' is the default",
+            )
+        for name in PLAIN:
+            setattr(self, name, values.pop(name))
+        super().__init__(**values)
+
+
+def _own_defaults(config_class: type) -> dict[str, Any]:
+    """The defaults written in :class:`RLOOConfig`; the others stay with whichever class is below."""
+    written = inspect.get_annotations(RLOOConfig)
+    return {item.name: item.default for item in dataclasses.fields(config_class) if item.name in written}
+
+
+def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """The device's 16-bit type, unless the user chose one."""
+    import torch
+    import unsloth
+
+    if given.get("bf16") is not None or given.get("fp16"):
+        return {}  # command lines always pass fp16=False
+    on_gpu = torch.cuda.is_available()
+    bf16 = on_gpu and bool(unsloth.is_bfloat16_supported())
+    return {"bf16": bf16, "fp16": on_gpu and not bf16}

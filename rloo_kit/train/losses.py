@@ -1,0 +1,80 @@
+"""The policy-gradient loss of a micro-batch, and what each completion weighs in it.
+
+For the trainer.  Tensors in, tensors out.  The loss of an update is a weighted sum over its completions, and
+a completion's weight is settled once, over all completions of a generation batch that share the update.  So it does
+not matter how the completions are then cut into micro-batches and spread over processes, nor whether those without a
+signal are left out.
+
+With several generation batches to an update, which are sampled one after the other, the update is their mean; where
+neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over units of
+as many micro-batches as their greatest common divisor (:func:`rloo_kit.train.packing.unit`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
+"""How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
+
+
+def row_weights(
+    aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
+) -> torch.Tensor:
+    """What each completion weighs in the loss of its update.
+
+    Args:
+        aggregation: one of :data:`AGGREGATIONS`, for completions o_i of an update of N:
+
+            - ``seq-mean-token-sum``: 1 / N, TRL's RLOO and Ahmadian et al. 2024.
+            - ``seq-mean-token-mean``: 1 / (N |o_i|), GRPO's (Shao et al. 2024, equation 3).
+            - ``token-mean``: 1 / sum |o_j|, DAPO's (Yu et al. 2025, arXiv 2503.14476, equation 8).
+            - ``seq-mean-token-sum-norm``: 1 / (N longest), Dr. GRPO's (Liu et al. 2025, arXiv 2503.20783).
+        tokens: (rows,) scored tokens of each completion.
+        total_rows, total_tokens: of those that share the update, over all processes.
+        longest: ``max_completion_length``.
+
+    Returns:
+        (rows,) float32.
+    """
+    one = torch.ones_like(tokens, dtype=torch.float32)
+    if aggregation == "seq-mean-token-mean":
+        return one / (total_rows * tokens.clamp(min=1))
+    if aggregation == "token-mean":
+        return one / max(total_tokens, 1)
+    if aggregation == "seq-mean-token-sum-norm":
+        return one / (total_rows * longest)
+    return one / total_rows
+
+
+def policy_loss(
+    logps: torch.Tensor,
+    old_logps: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    sequence_level: bool,
+    clip: tuple[float, float],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The clipped surrogate of each completion, summed over its tokens (Schulman et al. 2017, equation 7).
+
+    Args:
+        logps, old_logps: (rows, tokens) log-probabilities of the sampled tokens, now and when they were sampled.
+        advantages: (rows,).
+        mask: (rows, tokens), 0 where a token does not count, whatever its log-probabilities.
+        sequence_level: one ratio for the whole completion, as in TRL's RLOO; else one per token, as in GRPO.
+            On policy, where all ratios are 1, both have the same gradient.
+        clip: the ratio's lowest and highest value that is paid for.
+
+    Returns:
+        (rows,) losses, and (rows,) or (rows, tokens) ratios.
+    """
+    log_ratio = (logps - old_logps).masked_fill(mask == 0, 0.0)  # not times mask: 0 x inf is NaN
+    if sequence_level:
+        ratio = log_ratio.sum(1).exp()
+        return _surrogate(ratio, advantages, clip), ratio
+    ratio = log_ratio.exp()
+    return (_surrogate(ratio, advantages.unsqueeze(1), clip) * mask).sum(1), ratio
+
+
+def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip: tuple[float, float]) -> torch.Tensor:
+    return -torch.min(ratio * advantages, ratio.clamp(*clip) * advantages)

@@ -1,0 +1,1 @@
+"""What a run looks like, and what is wrong with it."""

@@ -1,0 +1,80 @@
+"""The picture of a run while it runs: one figure in the cell that trains, redrawn in place.
+
+For the trainer.  It updates a single output by its display handle, which notebooks of any kind show, a stored
+copy keeps, and nbval compares equal; ``clear_output`` or live HTML would fail there.  Outside a notebook it
+does nothing.  It never ends a run: a picture that cannot be drawn is given up with a warning.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from rloo_kit.session.show import in_notebook
+from rloo_kit.watch import plots
+
+
+class _Waiting:
+    """Stands where the figure will be; as plain text it is what the figure is."""
+
+    def __repr__(self) -> str:
+        return plots.CAPTION
+
+
+class LivePlot(TrainerCallback):
+    """Shows :func:`rloo_kit.plot`'s figure in a notebook while training, and saves it when training ends.
+
+    Put it before the callback that prints, so that the figure stands above the lines.
+
+    Args:
+        seconds: the least time between two drawings.
+        share: the most of the run's time that may go into drawing; a drawing takes 0.2 to 0.8 s, so with the
+            default one follows another after 7 to 27 s.
+    """
+
+    def __init__(self, seconds: float = 5.0, share: float = 0.03) -> None:
+        self.seconds, self.share = seconds, share
+        self._handle: Any = None
+        self._next = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take the place in the cell's output."""
+        self._handle, self._next = None, 0.0
+        if state.is_world_process_zero and in_notebook():
+            from IPython.display import display
+
+            self._handle = display(_Waiting(), display_id=True)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Redraw, unless the last drawing is too recent."""
+        if self._handle and logs and "reward" in logs and time.monotonic() >= self._next:
+            started = time.monotonic()
+            self._draw(state)
+            now = time.monotonic()
+            self._next = now + max(self.seconds, (now - started) / self.share)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Draw the whole run, and save it beside its checkpoints."""
+        if self._handle:
+            self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
+
+    def _draw(self, state: Any, save_to: Path | None = None) -> None:
+        try:
+            if any(entry.get("reward") is not None for entry in state.log_history):
+                figure = plots.draw(state.log_history)
+                self._handle.update(figure)
+                if save_to:
+                    plots.save(figure, save_to)
+        except Exception as error:  # hours of training are worth more than their picture
+            self._handle = None
+            warnings.warn(
+                f"The live picture is given up: {type(error).__name__}: {error}. Training goes on; "
+                "live_plot=False switches the picture off.",
+                stacklevel=2,
+            )

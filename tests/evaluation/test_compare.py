@@ -1,0 +1,223 @@
+"""compare: completions of the same prompts, before and after, side by side."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rewards import ThinkTokens
+from rloo_kit.errors import DatasetError
+from rloo_kit.evaluation.compare import Piece, compare, display_width, pieces, wrapped
+from rloo_kit.evaluation.evaluate import Evaluation, bootstrap
+from rloo_kit.policy.load import Completion
+
+OPEN, CLOSE, END = 151667, 151668, 151645
+THOUGHT = ("<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
+
+
+def completion(prompt: Any, text: str, ids: tuple[int, ...] = (1, END), finished: bool = True) -> Completion:
+    return Completion(prompt, text, ids, finished)
+
+
+def evaluation(
+    *rows: tuple[Any, str, float | None], correct: tuple[bool | None, ...] = (), samples: int = 1
+) -> Evaluation:
+    """An evaluation of (prompt, text, reward)."""
+    return Evaluation(
+        accuracy=None,
+        reward=None,
+        reward_means={},
+        mean_length=2.0,
+        truncated=0.0,
+        completions=tuple(completion(prompt, text) for prompt, text, _ in rows),
+        rewards=tuple(reward for _, _, reward in rows),
+        samples=samples,
+        correct=correct,
+    )
+
+
+def test_those_whose_reward_moved_most_come_first_up_or_down() -> None:
+    before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("another prompt", "x", None))
+    after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
+    result = rloo_kit.compare(before, after, n=2)
+    assert [pair.prompt for pair in result.pairs] == ["b", "c", "a", "another prompt"]
+    assert result.pairs[0].change == pytest.approx(-0.9)
+    assert result.pairs[3].change is None
+    assert result.headline.startswith(
+        "4 pairs; mean reward -0.100 [-0.900, +0.500] (after - before, 95 % boot"
+    )
+    assert result.headline.endswith("; reward rose on 2, fell on 1, stayed on 0; 2 shown")
+    assert "another prompt" not in str(result)
+    assert str(result).count("before: ") == 2
+
+
+def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> None:
+    before = evaluation(
+        *((str(i), "x", r) for i, r in enumerate((0.1, 0.9, 0.4))), correct=(False, True, None)
+    )
+    after = evaluation(*((str(i), "y", r) for i, r in enumerate((0.3, 0.9, 0.9))), correct=(True, True, True))
+    result = compare(before, after)
+    changes = [pair.change for pair in result.pairs if pair.change is not None]
+    assert changes == pytest.approx([0.5, 0.2, 0.0])
+    assert result.reward_change == bootstrap(changes)
+    assert result.accuracy_change == bootstrap([1.0, 0.0])  # the third was not graded before
+    assert (
+        "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap over prompts);" in result.headline
+    )
+    assert result.headline in result._repr_html_()
+
+
+def test_several_completions_of_a_prompt_are_one_difference() -> None:
+    before = evaluation(*((prompt, "x", 0.0) for prompt in "aabb"), samples=2)
+    after = evaluation(*zip("aabb", "yyyy", (1.0, 0.0, 0.0, 0.0), strict=True), samples=2)
+    assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
+
+
+def test_where_every_reward_moved_alike_no_interval_is_claimed() -> None:
+    before, after = (evaluation(("a", "x", r), ("b", "x", r)) for r in (0.0, 1.0))
+    assert (
+        "2 pairs; mean reward +1.000 (no interval: no spread) (after - before);"
+        in compare(before, after).headline
+    )
+
+
+def drawn(rng: random.Random, prompts: int = 40) -> tuple[Evaluation, Evaluation]:
+    """Prompts that are easy or hard before and after alike; after is better by 0.1 on average."""
+    levels = [rng.gauss(0.0, 1.0) for _ in range(prompts)]
+    before = evaluation(*((str(i), "x", x + rng.gauss(0.0, 0.3)) for i, x in enumerate(levels)))
+    after = evaluation(*((str(i), "y", x + rng.gauss(0.1, 0.3)) for i, x in enumerate(levels)))
+    return before, after
+
+
+def test_the_interval_of_the_change_covers_it_about_95_times_in_100() -> None:
+    rng, covered = random.Random(0), 0
+    for _ in range(200):
+        change = compare(*drawn(rng)).reward_change
+        assert change is not None
+        covered += change.low <= 0.1 <= change.high
+    assert 180 <= covered <= 199
+
+
+def test_pairing_narrows_the_interval_where_a_prompt_is_as_hard_after_as_before() -> None:
+    before, after = drawn(random.Random(0))
+    paired = compare(before, after).reward_change
+    alone = [bootstrap([r for r in side.rewards if r is not None]) for side in (before, after)]
+    assert paired is not None
+    # Of the unpaired difference: levels and noise of both sides, sqrt(2 * (1 + 0.09)), against the noise's 0.42.
+    unpaired = math.hypot(*(one.high - one.low for one in alone if one is not None))
+    assert (paired.high - paired.low) / unpaired == pytest.approx(0.42 / 1.48, rel=0.25)
+
+
+def test_without_rewards_those_whose_tokens_changed_come_first() -> None:
+    before = evaluation(("a", "same", None), ("b", "old", None))
+    changed = Completion("b", "new", (2, END), True)
+    after = Evaluation(None, None, {}, 2.0, 0.0, (before.completions[0], changed), (None, None))
+    result = compare(before, after)
+    assert [pair.prompt for pair in result.pairs] == ["b", "a"]
+    assert "no reward" in str(result)
+    assert result.headline == "2 pairs; 2 shown"
+
+
+def test_completions_are_paired_by_prompt_not_by_place() -> None:
+    talk = [{"role": "user", "content": "hello"}]
+    before = evaluation(("a", "1", 0.0), (talk, "2", 0.0), ("only before", "3", 0.0), (talk, "4", 0.0))
+    after = evaluation((talk, "5", 1.0), (talk, "6", 1.0), ("a", "7", 1.0))
+    found = {(pair.before.text, pair.after.text) for pair in compare(before, after).pairs}
+    assert found == {("1", "7"), ("2", "5"), ("4", "6")}
+
+
+def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end() -> None:
+    assert pieces(completion("p", *THOUGHT)) == [
+        Piece("<think>", "mark"),
+        Piece("\n1+1=2\n"),
+        Piece("</think>", "mark"),
+        Piece("\n\n2"),
+        Piece("<|im_end|>", "mark"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "notes"),
+    [
+        (completion("p", "</think> 4", (9, 9, END)), ["1 of 1 </think> are typed letters"]),
+        (completion("p", "</think> </think>", (CLOSE, 9, END)), ["1 of 2 </think> are typed letters"]),
+        (completion("p", "7+1=8", (1, 2, 3), finished=False), ["cut at 3 tokens"]),
+        (completion("p", "of another family", (1, 2)), ["end"]),
+    ],
+)
+def test_what_is_no_boundary_gets_a_note_instead(case: Completion, notes: list[str]) -> None:
+    found = pieces(case)
+    assert [piece.text for piece in found if piece.kind == "note"] == notes
+    assert not any(piece.kind == "mark" and piece.text == "</think>" for piece in found)
+    assert "".join(piece.text for piece in found if piece.kind == "text") == case.text
+
+
+def test_another_family_names_its_own_boundaries() -> None:
+    found = pieces(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
+    assert [piece.text for piece in found if piece.kind == "mark"] == ["<think>", "</think>"]
+
+
+def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
+    attack = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    shown = compare(evaluation((attack, attack, 0.0)), evaluation((attack, attack, 1.0)))._repr_html_()
+    assert "<script" not in shown
+    assert "<img" not in shown
+    assert shown.count("&lt;script&gt;alert(1)") == 3
+
+
+def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> None:
+    shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
+    assert "\\x1b[2Jgone" in shown
+    assert "\\u202eflipped" in shown
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(("width", "columns"), [(100, 2), (72, 2), (71, 1), (40, 1)])
+def test_two_columns_become_one_where_the_terminal_is_narrow(width: int, columns: int) -> None:
+    long = "thinking about 答案 at some length " * 10
+    shown = compare(evaluation(("p", long, 0.0)), evaluation(("p", long, 1.0))).text(width)
+    assert all(display_width(line) <= width for line in shown.splitlines())
+    heading = next(line for line in shown.splitlines() if line.startswith("before: "))
+    assert ("after: " in heading) == (columns == 2)
+
+
+def test_of_a_long_thought_the_middle_is_left_out_and_its_boundary_is_kept() -> None:
+    text = "<think>" + "a" * 5000 + "</think>" + "the answer"
+    result = compare(
+        Evaluation(None, None, {}, 0, 0, (completion("p", text, (OPEN, 1, CLOSE, 2, END)),), (0.0,)),
+        evaluation(("p", "2", 1.0)),
+        chars=100,
+    )
+    for shown in (result.text(200), result._repr_html_()):
+        assert "4900 characters" in shown
+        assert "the answer" in shown
+    assert "«</think>»" in result.text(200)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("one two three", 8, ["one two", "three"]),
+        ("unbreakable", 4, ["unbr", "eaka", "ble"]),
+        ("答案是四", 4, ["答案", "是四"]),
+        ("答", 1, ["答"]),  # nothing narrower exists
+        ("a\n\nb", 9, ["a", "", "b"]),
+        ("", 9, [""]),
+    ],
+)
+def test_a_line_never_passes_its_width(text: str, width: int, lines: list[str]) -> None:
+    assert wrapped(text, width) == lines
+
+
+def test_two_evaluations_without_a_common_prompt_are_refused() -> None:
+    with pytest.raises(DatasetError, match="share no prompt"):
+        compare(evaluation(("a", "x", 0.0)), evaluation(("b", "x", 0.0)))
+
+
+def test_something_that_is_no_evaluation_is_named() -> None:
+    with pytest.raises(DatasetError, match="before is no evaluation"):
+        compare("policy", evaluation(("b", "x", 0.0)))  # type: ignore[arg-type]

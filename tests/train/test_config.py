@@ -1,0 +1,224 @@
+"""RLOOConfig: one meaning on every device, and published recipes run as pasted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import trl
+
+import rloo_kit
+from rloo_kit import advantages
+from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.train import config
+
+
+def test_the_kits_defaults_are_those_of_the_readme() -> None:
+    settings = rloo_kit.RLOOConfig()
+    assert (settings.num_generations, settings.learning_rate, settings.beta) == (4, 1e-5, 0.05)
+    assert (settings.per_device_train_batch_size, settings.gradient_accumulation_steps) == (4, 2)
+
+
+def test_what_the_kit_does_not_name_stays_trls() -> None:
+    ours, theirs = rloo_kit.RLOOConfig(), trl.RLOOConfig(output_dir="x", bf16=False)
+    named = set(config.RLOOConfig.__annotations__) | {"bf16", "fp16"}
+    for item in dataclasses.fields(trl.RLOOConfig):
+        derived = item.name in (
+            "generation_batch_size",
+            "steps_per_generation",
+            "accelerator_config",
+            "_n_gpu",
+        )
+        if item.name not in named and not derived:
+            assert getattr(ours, item.name) == getattr(theirs, item.name), item.name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("kl_coef", "beta", 0.1),
+        ("rloo_k", "num_generations", 2),
+        ("cliprange", "epsilon", 0.1),
+        ("num_ppo_epochs", "num_iterations", 2),
+        ("response_length", "max_completion_length", 53),
+        ("normalize_reward", "normalize_advantages", True),
+        ("warmup_ratio", "warmup_steps", 0.1),
+        ("evaluation_strategy", "eval_strategy", "no"),
+    ],
+)
+def test_an_old_name_is_taken_with_one_warning_that_gives_the_new_one(old: str, new: str, value: Any) -> None:
+    with pytest.warns(FutureWarning, match=f"{old} is now {new}") as caught:
+        settings = rloo_kit.RLOOConfig(**{old: value})
+    assert getattr(settings, new) == value
+    assert [one.filename for one in caught] == [__file__]
+
+
+def test_a_published_recipe_gets_one_warning_for_all_its_old_names() -> None:
+    recipe = {"rloo_k": 4, "kl_coef": 0.03, "response_length": 53, "num_ppo_epochs": 1, "cliprange": 0.2}
+    with pytest.warns(FutureWarning) as caught:
+        rloo_kit.RLOOConfig(output_dir="out", **recipe)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("name", config.GONE)
+def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
+    with pytest.raises(ArgumentError, match=name) as caught:
+        rloo_kit.RLOOConfig(**{name: 1})
+    assert config.GONE[name] in str(caught.value)
+    assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
+
+
+@pytest.mark.parametrize("name", ["token", "api_key", "misspelt"])
+def test_an_error_never_shows_a_secret(name: str, policy: Any, task: Any) -> None:
+    secret = "hf_" + "x" * 30
+    for call in (
+        lambda: rloo_kit.RLOOConfig(**{name: secret}),
+        lambda: rloo_kit.RLOOTrainer(
+            model=policy, reward_funcs=len, train_dataset=task.train, **{name: secret}
+        ),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            call()
+        assert secret not in str(caught.value)
+
+
+def test_a_misspelt_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ArgumentError, match="did you mean num_generations"):
+        rloo_kit.RLOOConfig(num_generation=4)
+
+
+def test_an_old_name_beside_its_new_one_is_refused() -> None:
+    with pytest.warns(FutureWarning), pytest.raises(ArgumentError, match="given twice"):
+        rloo_kit.RLOOConfig(kl_coef=0.1, beta=0.1)
+
+
+def test_every_old_name_leads_to_a_name_that_exists() -> None:
+    fields = {item.name for item in dataclasses.fields(trl.RLOOConfig)}
+    assert set(config.OLD_NAMES.values()) <= fields
+    assert not set(config.GONE) & fields
+    assert not set(config.OLD_NAMES) & fields
+
+
+def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
+    with pytest.warns(FutureWarning, match="policy is now model") as caught:
+        trainer = rloo_kit.RLOOTrainer(
+            policy=policy.model,
+            tokenizer=policy.tokenizer,
+            reward_model=lambda completions, **kwargs: [0.0] * len(completions),
+            config=rloo_kit.RLOOConfig(max_steps=1),
+            train_dataset=task.train,
+        )
+    assert trainer.model is policy.model
+    assert "tokenizer is now processing_class" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_a_trainer_argument_that_is_none_points_to_the_trainers_help(policy: Any, task: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"help\(rloo_kit.RLOOTrainer\)"):
+        rloo_kit.RLOOTrainer(model=policy, train_dataset=task.train, frobnicate=1)
+
+
+def test_a_trainer_argument_without_an_equal_says_what_to_do(policy: Any, task: Any) -> None:
+    with pytest.raises(ArgumentError, match="ref_policy has no equal"):
+        rloo_kit.RLOOTrainer(
+            model=policy, reward_funcs=len, train_dataset=task.train, ref_policy=policy.model
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"beta": "0.1"}, "beta='0.1'"),
+        ({"temperature": "hot"}, "temperature='hot'"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        rloo_kit.RLOOConfig(**settings)
+
+
+def test_the_best_checkpoint_is_that_of_the_highest_reward() -> None:
+    """transformers would take that of the lowest loss."""
+    settings = rloo_kit.RLOOConfig(save_strategy="best", eval_strategy="steps", load_best_model_at_end=True)
+    assert (settings.metric_for_best_model, settings.greater_is_better) == ("eval_reward", True)
+
+
+def test_fp16_switched_off_leaves_the_choice_to_the_device() -> None:
+    settings = rloo_kit.RLOOConfig(fp16=False)
+    assert (settings.bf16, settings.fp16) == (False, False), "a CPU computes in what its policy was loaded in"
+
+
+def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
+    line = ["--output_dir", "run", "--num_generations", "8", "--per_device_train_batch_size", "8"]
+    (parsed,) = trl.TrlParser((rloo_kit.RLOOConfig,)).parse_args_and_config([*line, "--single_pass", "false"])
+    assert (parsed.num_generations, parsed.learning_rate, parsed.single_pass) == (8, 1e-5, False)
+
+
+def test_a_config_survives_pickling_and_shows_the_kits_own_fields() -> None:
+    settings = rloo_kit.RLOOConfig(single_pass=False)
+    assert pickle.loads(pickle.dumps(settings)).single_pass is False
+    assert set(config.PLAIN) <= set(settings.to_dict())
+
+
+def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
+    rloo_kit.RLOOConfig(generation_batch_size=16, num_generations=8)
+    with pytest.raises(ConfigError, match="does not divide into groups of 8"):
+        rloo_kit.RLOOConfig(generation_batch_size=12, num_generations=8)
+
+
+# --- the method -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"advantage_estimator": "rlo"}, "advantage_estimator='rloo'\\?"),
+        ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
+        ({"kl_estimator": "k4"}, "k1, k2, k3"),
+        ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
+        ({"prompt_sampling": "smart"}, "uniform, informative"),
+        ({"skip_dead_groups": "no"}, "None, True, False"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        rloo_kit.RLOOConfig(**settings)
+
+
+def test_the_kl_estimator_is_the_fields_for_its_place() -> None:
+    assert rloo_kit.RLOOConfig().kl_estimator == "k1", "in the reward, as in TRL's RLOO"
+    assert rloo_kit.RLOOConfig(kl_placement="loss").kl_estimator == "k2"
+    assert rloo_kit.RLOOConfig(kl_placement="loss", kl_estimator="k3").kl_estimator == "k3"
+
+
+def test_k1_in_the_loss_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="expected gradient is 0"):
+        rloo_kit.RLOOConfig(kl_placement="loss", kl_estimator="k1")
+
+
+def test_dividing_by_a_spread_that_is_the_kl_terms_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="noise becomes a full-size advantage"):
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.0)
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, kl_placement="loss")
+        rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, skip_dead_groups=True)
+
+
+def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved() -> None:
+    def halved(rewards: Any) -> Any:
+        return (rewards - rewards.nanmean()) / 2
+
+    settings = rloo_kit.RLOOConfig(advantage_estimator=halved)
+    assert settings.advantage_estimator == "halved"
+    assert json.loads(settings.to_json_string())["advantage_estimator"] == "halved"
+    assert advantages.find("halved").function is halved
+    other = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: rewards)
+    again = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: -rewards)
+    assert other.advantage_estimator != again.advantage_estimator, "two functions of one name are two"

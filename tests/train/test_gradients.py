@@ -1,0 +1,100 @@
+"""Gradients: none that is not finite reaches a weight, and fp16's search for a loss scale has an end.
+
+fp16 itself needs a GPU.  Here its loss scaler runs on a CPU over the float32 policy: overflow is made by the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_kit.errors import NonFiniteError
+from rloo_kit.train import gradients
+
+
+def every_other(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(index % 2) for index in range(len(completions))]
+
+
+@pytest.fixture
+def in_half(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``in_half(**config)``: a trainer under torch's loss scaler."""
+
+    def make(**settings: Any) -> Any:
+        trainer = make_trainer(reward_funcs=every_other, **settings)
+        accelerator = trainer.accelerator
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+        accelerator.native_amp = True
+        monkeypatch.setattr(accelerator.state, "_mixed_precision", "fp16")
+        monkeypatch.setattr(accelerator, "autocast", lambda *args, **kwargs: contextlib.nullcontext())
+        return trainer
+
+    return make
+
+
+@contextlib.contextmanager
+def infinite_gradient(model: Any) -> Any:
+    parameter = next(p for p in model.parameters() if p.requires_grad)
+    handle = parameter.register_hook(lambda gradient: gradient * torch.inf)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def lora_of(model: Any) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().float() for p in model.parameters() if p.requires_grad])
+
+
+def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
+    trainer = in_half(max_steps=3)
+    before = lora_of(trainer.model)
+    with infinite_gradient(trainer.model):
+        trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE / 2**3
+    assert torch.equal(lora_of(trainer.model), before)
+
+
+def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_begin_again(
+    in_half: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradients, "FIRST_LOSS_SCALE", 2.0)
+    trainer = in_half(max_steps=8)
+    before = lora_of(trainer.model)
+    with (
+        infinite_gradient(trainer.model),
+        pytest.raises(NonFiniteError, match=r"every loss scale down to 0\.5"),
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 2, "scales 2 and 1 are skipped by the scaler, 0.5 is not"
+    assert torch.equal(lora_of(trainer.model), before)
+    trainer.train()
+    assert trainer.state.global_step == 8
+    assert not torch.equal(lora_of(trainer.model), before)
+
+
+def test_every_run_begins_with_the_low_scale(in_half: Any) -> None:
+    trainer = in_half()
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
+    trainer.accelerator.scaler.update(new_scale=0.5)
+    trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
+
+
+def test_a_checkpoints_scale_replaces_it() -> None:
+    accelerator = SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), device=torch.device("cpu"))
+    gradients.begin(accelerator)
+    accelerator.scaler.load_state_dict({**accelerator.scaler.state_dict(), "scale": 64.0})
+    assert accelerator.scaler.get_scale() == 64.0
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
+def test_without_a_scaler_nothing_is_scaled(scaler: Any) -> None:
+    gradients.begin(SimpleNamespace(scaler=scaler))

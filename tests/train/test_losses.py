@@ -1,0 +1,262 @@
+"""The policy-gradient loss against loops in plain Python, written here: aggregations, clipping, splitting."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_kit.train.losses import AGGREGATIONS, policy_loss, row_weights
+
+LENGTHS = (5, 2, 7, 1)
+ADVANTAGES = (1.5, -0.5, 0.0, -1.0)
+LONGEST = 9
+CLIP = (0.8, 1.2)
+
+
+class Batch:
+    """Four completions, right-padded, of which the policy has moved since it sampled them."""
+
+    def __init__(self, moved: float = 0.3, dtype: torch.dtype = torch.float64) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(LENGTHS), max(LENGTHS))
+        self.old = -torch.rand(shape, generator=generator, dtype=dtype) * 3
+        self.logps = self.old + moved * torch.randn(shape, generator=generator, dtype=dtype)
+        self.logps.requires_grad_()
+        self.mask = torch.tensor([[1.0] * n + [0.0] * (max(LENGTHS) - n) for n in LENGTHS], dtype=dtype)
+        self.advantages = torch.tensor(ADVANTAGES, dtype=dtype)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        return self.mask.sum(1)
+
+    def losses(self, sequence_level: bool, clip: tuple[float, float] = CLIP) -> torch.Tensor:
+        return policy_loss(self.logps, self.old, self.advantages, self.mask, sequence_level, clip)[0]
+
+    def weights(self, aggregation: str, rows: slice = slice(None)) -> torch.Tensor:
+        return row_weights(aggregation, self.tokens[rows], len(LENGTHS), sum(LENGTHS), LONGEST)
+
+
+def paid(ratio: float, advantage: float, clip: tuple[float, float]) -> float:
+    """The pessimistic one of the surrogate and the clipped surrogate, as a loss."""
+    clipped = min(max(ratio, clip[0]), clip[1])
+    return -min(ratio * advantage, clipped * advantage)
+
+
+def token_losses(
+    batch: Batch, row: int, sequence_level: bool, clip: tuple[float, float] = CLIP
+) -> list[float]:
+    """What each token of a completion adds to its loss; with one ratio for all, that ratio's loss comes once."""
+    moved = [(batch.logps[row, t] - batch.old[row, t]).item() for t in range(LENGTHS[row])]
+    if sequence_level:
+        return [paid(math.exp(math.fsum(moved)), ADVANTAGES[row], clip)]
+    return [paid(math.exp(x), ADVANTAGES[row], clip) for x in moved]
+
+
+def reference_loss(batch: Batch, aggregation: str, sequence_level: bool) -> float:
+    """The loss of the whole batch by its definition, a loop over completions and their tokens."""
+    sums = [math.fsum(token_losses(batch, row, sequence_level)) for row in range(len(LENGTHS))]
+    if aggregation == "seq-mean-token-sum":
+        return math.fsum(sums) / len(sums)
+    if aggregation == "seq-mean-token-mean":
+        return math.fsum(total / length for total, length in zip(sums, LENGTHS, strict=True)) / len(sums)
+    if aggregation == "token-mean":
+        return math.fsum(sums) / sum(LENGTHS)
+    return math.fsum(total / LONGEST for total in sums) / len(sums)
+
+
+def weighted(batch: Batch, aggregation: str, sequence_level: bool) -> torch.Tensor:
+    return (batch.weights(aggregation) * batch.losses(sequence_level)).sum()
+
+
+# --- aggregations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_weighted_losses_sum_to_the_loss_by_definition(aggregation: str, sequence_level: bool) -> None:
+    batch = Batch()
+    expected = reference_loss(batch, aggregation, sequence_level)
+    assert weighted(batch, aggregation, sequence_level).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("seq-mean-token-sum", [1 / 4] * 4),
+        ("seq-mean-token-mean", [1 / 20, 1 / 8, 1 / 28, 1 / 4]),
+        ("token-mean", [1 / 15] * 4),
+        ("seq-mean-token-sum-norm", [1 / 36] * 4),
+    ],
+)
+def test_the_weights_are_those_worked_out_by_hand(aggregation: str, expected: list[float]) -> None:
+    found = row_weights(aggregation, torch.tensor(LENGTHS), 4, 15, LONGEST)
+    torch.testing.assert_close(found, torch.tensor(expected))
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_weight_does_not_depend_on_where_the_batch_is_cut(aggregation: str, cut: int) -> None:
+    batch = Batch()
+    pieces = [batch.weights(aggregation, slice(None, cut)), batch.weights(aggregation, slice(cut, None))]
+    assert torch.equal(torch.cat(pieces), batch.weights(aggregation))
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_of_any_rows_add_up_to_the_gradient_of_the_whole(
+    aggregation: str, sequence_level: bool
+) -> None:
+    whole, cut = Batch(), Batch()
+    weighted(whole, aggregation, sequence_level).backward()
+    for rows in ([3, 0], [2], [1]):
+        losses, _ = policy_loss(
+            cut.logps[rows], cut.old[rows], cut.advantages[rows], cut.mask[rows], sequence_level, CLIP
+        )
+        (row_weights(aggregation, cut.tokens[rows], 4, 15, LONGEST) * losses).sum().backward()
+    torch.testing.assert_close(cut.logps.grad, whole.logps.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_completion_without_an_advantage_can_be_left_out(aggregation: str) -> None:
+    whole, live = Batch(), Batch()
+    weighted(whole, aggregation, True).backward()
+    rows = [0, 1, 3]  # the advantage of row 2 is 0
+    losses, _ = policy_loss(
+        live.logps[rows], live.old[rows], live.advantages[rows], live.mask[rows], True, CLIP
+    )
+    (row_weights(aggregation, live.tokens[rows], 4, 15, LONGEST) * losses).sum().backward()
+    torch.testing.assert_close(live.logps.grad, whole.logps.grad, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: str) -> None:
+    assert row_weights(aggregation, torch.tensor([0, 0]), 2, 0, LONGEST).isfinite().all()
+
+
+# --- the ratio and its clipping ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+def test_each_completions_loss_is_the_sum_over_its_own_tokens(sequence_level: bool) -> None:
+    batch = Batch()
+    expected = [math.fsum(token_losses(batch, row, sequence_level)) for row in range(4)]
+    assert batch.losses(sequence_level).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_ratios_are_those_of_the_sequence_or_of_each_token() -> None:
+    batch = Batch()
+    moved = (batch.logps - batch.old) * batch.mask
+    arguments = (batch.logps, batch.old, batch.advantages, batch.mask)
+    torch.testing.assert_close(policy_loss(*arguments, True, CLIP)[1], moved.sum(1).exp())
+    torch.testing.assert_close(policy_loss(*arguments, False, CLIP)[1], moved.exp())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        # inside the range: the plain surrogate
+        (1.0, 1.0, -1.0, -1.0),
+        (1.1, 1.0, -1.1, -1.1),
+        (0.9, -1.0, 0.9, 0.9),
+        # a good completion that became likely enough is pushed no further
+        (1.5, 1.0, -1.2, 0.0),
+        # a bad completion that became unlikely enough is pushed no further
+        (0.5, -1.0, 0.8, 0.0),
+        # a good one that became unlikely and a bad one that became likely are pushed back
+        (0.5, 1.0, -0.5, -0.5),
+        (1.5, -1.0, 1.5, 1.5),
+    ],
+)
+@pytest.mark.parametrize("sequence_level", [True, False])
+def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
+    sequence_level: bool, ratio: float, advantage: float, loss: float, slope: float
+) -> None:
+    logps = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    old, ones = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    advantages = torch.tensor([advantage], dtype=torch.float64)
+    found, _ = policy_loss(logps, old, advantages, ones, sequence_level, CLIP)
+    assert found.item() == pytest.approx(loss)
+    found.sum().backward()
+    # the ratio's derivative with respect to the log-probability is the ratio
+    assert logps.grad is not None
+    assert logps.grad.item() == pytest.approx(slope)
+
+
+def test_the_range_need_not_be_symmetric() -> None:
+    logps = torch.tensor([[math.log(1.25)], [math.log(1.35)]])
+    arguments = (logps, torch.zeros(2, 1), torch.ones(2), torch.ones(2, 1))
+    assert policy_loss(*arguments, True, (0.8, 1.28))[0].tolist() == pytest.approx([-1.25, -1.28])
+
+
+def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is() -> None:
+    # five tokens, each 10 % likelier: within the range one by one, 61 % together
+    logps, old, mask = torch.full((1, 5), math.log(1.1)), torch.zeros(1, 5), torch.ones(1, 5)
+    assert policy_loss(logps, old, torch.ones(1), mask, True, CLIP)[0].item() == pytest.approx(-1.2)
+    assert policy_loss(logps, old, torch.ones(1), mask, False, CLIP)[0].item() == pytest.approx(-5.5)
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+def test_on_policy_the_gradient_is_minus_the_advantage_for_each_token(sequence_level: bool) -> None:
+    batch = Batch(moved=0.0)
+    batch.losses(sequence_level).sum().backward()
+    torch.testing.assert_close(batch.logps.grad, -batch.advantages.unsqueeze(1) * batch.mask)
+
+
+def test_on_policy_the_loss_is_minus_the_advantage_for_the_sequence_and_for_each_token() -> None:
+    batch = Batch(moved=0.0)
+    torch.testing.assert_close(batch.losses(True), -batch.advantages)
+    torch.testing.assert_close(batch.losses(False), -batch.advantages * batch.tokens)
+
+
+# --- what does not count ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+@pytest.mark.parametrize("junk", [-1e4, -math.inf, math.nan])
+def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(
+    sequence_level: bool, junk: float
+) -> None:
+    clean, soiled = Batch(), Batch()
+    with torch.no_grad():
+        soiled.logps[soiled.mask == 0] = junk
+        soiled.old[soiled.mask == 0] = junk
+    for batch in (clean, soiled):
+        batch.losses(sequence_level).sum().backward()
+    assert torch.equal(soiled.losses(sequence_level), clean.losses(sequence_level))
+    assert torch.equal(soiled.logps.grad, clean.logps.grad)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
+@pytest.mark.parametrize("sequence_level", [True, False])
+def test_a_mask_may_be_of_any_kind(sequence_level: bool, kind: torch.dtype) -> None:
+    batch = Batch(dtype=torch.float32)
+    mask: Any = batch.mask.to(kind)
+    found, _ = policy_loss(batch.logps, batch.old, batch.advantages, mask, sequence_level, CLIP)
+    assert torch.equal(found, batch.losses(sequence_level))
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("sequence_level", [True, False])
+def test_a_completion_without_a_scored_token_moves_nothing(sequence_level: bool) -> None:
+    logps = torch.randn(1, 3, requires_grad=True)
+    losses, _ = policy_loss(logps, torch.zeros(1, 3), torch.ones(1), torch.zeros(1, 3), sequence_level, CLIP)
+    losses.sum().backward()
+    assert logps.grad is not None
+    assert (logps.grad == 0).all()
+
+
+# --- by the library ---------------------------------------------------------------------------------------
+
+
+def test_the_default_loss_is_trls() -> None:
+    """TRL 1.15, RLOOTrainer.compute_loss: one ratio for the sequence, the two surrogates, the mean over rows."""
+    batch = Batch()
+    old_logps, logps = ((x * batch.mask).sum(1) for x in (batch.old, batch.logps))
+    coefficient = torch.exp(logps - old_logps)
+    clipped = torch.clamp(coefficient, *CLIP)
+    expected = -torch.min(coefficient * batch.advantages, clipped * batch.advantages).mean()
+    torch.testing.assert_close(weighted(batch, "seq-mean-token-sum", True), expected)

@@ -1,0 +1,211 @@
+"""Packing moves rows between micro-batches and cuts padding; it drops no row, doubles none, changes no token."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rloo_kit.train.packing import blocks_of, lay_out, select, unit
+
+# --- unit -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "steps_per_generation", "expected", "why"),
+    [
+        (1, 1, 1, "one micro-batch is all there is"),
+        (4, 4, 4, "a generation batch is one optimizer step"),
+        (4, 2, 2, "two generation batches make one step"),
+        (2, 8, 2, "a generation batch lasts four steps"),
+        (3, 2, 1, "the second generation batch is split between two steps"),
+        (6, 4, 2, "4 | 2 + 2 | 4: a step's end falls into the middle of a generation batch"),
+    ],
+)
+def test_rows_may_change_places_among_this_many_micro_batches(
+    accumulation: int, steps_per_generation: int, expected: int, why: str
+) -> None:
+    assert unit(accumulation, steps_per_generation) == expected, why
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+def test_a_unit_never_crosses_the_end_of_a_step_or_of_a_generation_batch(a: int, s: int) -> None:
+    size = unit(a, s)
+    for first in range(0, 3 * a * s, size):
+        last = first + size - 1
+        assert first // a == last // a, "one optimizer step"
+        assert first // s == last // s, "one generation batch"
+
+
+# --- blocks_of --------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_group_stay_together_and_in_order() -> None:
+    lengths = {10: 5, 11: 1, 12: 2, 13: 2, 14: 9, 15: 1}
+    by_row = [lengths.get(row, 0) for row in range(16)]
+    assert blocks_of([10, 11, 12, 13, 14, 15], 2, by_row) == [[12, 13], [10, 11], [14, 15]]
+
+
+def test_blocks_of_one_row_are_sorted_by_length_and_ties_keep_their_order() -> None:
+    assert blocks_of([3, 0, 2, 1], 1, [4, 1, 4, 2]) == [[1], [3], [0], [2]]
+
+
+def test_without_rows_there_are_no_blocks() -> None:
+    assert blocks_of([], 4, [1, 2, 3]) == []
+
+
+# --- lay_out ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blocks", "per_batch", "batches", "needed", "expected", "why"),
+    [
+        (0, 2, 3, 0, [0, 0, 0], "all groups were dead"),
+        (1, 2, 3, 0, [0, 0, 1], "the last micro-batch of a step is the one that is filled"),
+        (4, 2, 3, 0, [0, 2, 2], "full micro-batches, the empty one first"),
+        (6, 2, 3, 0, [2, 2, 2], "nothing was dead"),
+        (3, 4, 4, 2, [0, 0, 2, 1], "another process needs two"),
+        (4, 4, 4, 4, [1, 1, 1, 1], "another process needs all four"),
+        (7, 2, 4, 4, [2, 2, 2, 1], "as many as this process needs itself"),
+    ],
+)
+def test_micro_batches_hold_this_many_blocks(
+    blocks: int, per_batch: int, batches: int, needed: int, expected: list[int], why: str
+) -> None:
+    laid = lay_out([[i] for i in range(blocks)], per_batch, batches, needed)
+    assert [len(part) for part in laid] == expected, why
+
+
+@st.composite
+def layouts(draw: Any) -> tuple[list[list[int]], int, int, int]:
+    """Blocks of one size that fit, and a ``needed`` that there are blocks for."""
+    per_batch, batches, size = draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    count = draw(st.integers(0, per_batch * batches))
+    needed = draw(st.sampled_from([0, *range(math.ceil(count / per_batch), min(batches, count) + 1)]))
+    rows = draw(st.permutations(range(count * size)))
+    return [rows[i : i + size] for i in range(0, len(rows), size)], per_batch, batches, needed
+
+
+@given(layouts())
+@settings(max_examples=300)
+def test_every_row_is_in_exactly_one_micro_batch_and_none_is_too_full(layout: Any) -> None:
+    blocks, per_batch, batches, needed = layout
+    laid = lay_out(blocks, per_batch, batches, needed)
+    assert len(laid) == batches
+    assert list(itertools.chain(*laid)) == list(itertools.chain(*blocks)), "each row once, in order"
+    size = len(blocks[0]) if blocks else 1
+    assert all(len(part) <= per_batch * size for part in laid)
+    assert all(len(part) % size == 0 for part in laid), "no block is torn"
+    filled = [bool(part) for part in laid]
+    assert filled == sorted(filled), "the empty ones first"
+    assert sum(filled) == max(needed, math.ceil(len(blocks) / per_batch))
+
+
+# --- select -----------------------------------------------------------------------------------------------
+
+PAD = 0
+
+
+def batch_of(prompts: list[int], completions: list[int]) -> dict[str, torch.Tensor]:
+    """Rows of these lengths: prompt tokens 11, 12, ... padded left, completion tokens 21, ... padded right."""
+    p, c = max(prompts), max(completions)
+    prompt_mask = torch.tensor([[0] * (p - n) + [1] * n for n in prompts])
+    completion_mask = torch.tensor([[1] * n + [0] * (c - n) for n in completions])
+    rows = 100 * torch.arange(len(prompts)).unsqueeze(1)
+    logps = -(rows + torch.arange(1, c + 1)).float() * completion_mask
+    return {
+        "prompt_ids": torch.where(prompt_mask.bool(), rows + 10 + prompt_mask.cumsum(1), PAD),
+        "prompt_mask": prompt_mask,
+        "completion_ids": torch.where(completion_mask.bool(), rows + 20 + completion_mask.cumsum(1), PAD),
+        "completion_mask": completion_mask,
+        "old_per_token_logps": logps,
+        "ref_per_token_logps": logps - 1,
+        "advantages": torch.arange(len(prompts)).float(),
+    }
+
+
+def test_a_micro_batch_is_as_wide_as_its_own_longest_prompt_and_completion() -> None:
+    chosen = select(batch_of([1, 3, 5], [7, 2, 4]), [1, 2])
+    assert chosen["prompt_ids"].tolist() == [[0, 0, 111, 112, 113], [211, 212, 213, 214, 215]]
+    assert chosen["completion_ids"].tolist() == [[121, 122, 0, 0], [221, 222, 223, 224]]
+
+
+def test_log_probabilities_are_cut_along_with_the_tokens_they_belong_to() -> None:
+    chosen = select(batch_of([2, 2], [9, 2]), [1])
+    assert chosen["old_per_token_logps"].tolist() == [[-101.0, -102.0]]
+    assert chosen["ref_per_token_logps"].tolist() == [[-102.0, -103.0]]
+    assert chosen["advantages"].tolist() == [1.0]
+
+
+def test_log_probabilities_that_are_not_there_are_not_missed() -> None:
+    batch = batch_of([2, 2], [3, 1])
+    del batch["old_per_token_logps"], batch["ref_per_token_logps"]
+    assert set(select(batch, [0])) == set(batch)
+
+
+def test_rows_come_in_the_order_asked_for() -> None:
+    assert select(batch_of([1, 1, 1], [1, 1, 1]), [2, 0])["advantages"].tolist() == [2.0, 0.0]
+
+
+def test_a_completion_that_is_masked_whole_keeps_one_column() -> None:
+    """``mask_truncated_completions`` masks completions that were cut; the model still wants a token to score."""
+    batch = batch_of([2, 2], [4, 4])
+    batch["completion_mask"][1] = 0
+    chosen = select(batch, [1])
+    assert chosen["completion_ids"].tolist() == [[121]]
+    assert chosen["completion_mask"].tolist() == [[0]]
+    assert select(batch, [0, 1])["completion_ids"].shape == (2, 4), "beside another it is as wide as that one"
+
+
+def test_a_gap_in_the_mask_is_no_padding() -> None:
+    """A tool's answer inside a completion is masked, and what follows it is scored."""
+    batch = batch_of([1], [5])
+    batch["completion_mask"] = torch.tensor([[1, 0, 0, 1, 0]])
+    assert select(batch, [0])["completion_ids"].tolist() == [[21, 22, 23, 24]]
+
+
+def test_an_empty_selection_has_no_rows_and_every_tensor() -> None:
+    batch = batch_of([1, 2], [3, 4])
+    chosen = select(batch, [])
+    assert {name: value.shape for name, value in chosen.items()} == {
+        name: (0, *value.shape[1:]) for name, value in batch.items()
+    }
+
+
+def test_without_trimming_the_width_stays() -> None:
+    batch = batch_of([1, 5], [1, 7])
+    assert select(batch, [0], trim=False)["prompt_ids"].shape == (1, 5)
+    assert select(batch, [0], trim=False)["completion_ids"].shape == (1, 7)
+
+
+def test_the_batch_that_is_selected_from_stays_as_it_was() -> None:
+    batch = batch_of([1, 5], [1, 7])
+    before = {name: value.clone() for name, value in batch.items()}
+    select(batch, [0])["completion_ids"].fill_(-1)
+    assert all(torch.equal(batch[name], value) for name, value in before.items())
+
+
+lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6)
+
+
+@given(lengths, st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_token_that_counts_is_cut_and_no_column_of_padding_is_left(
+    rows: list[tuple[int, int]], data: Any
+) -> None:
+    batch = batch_of([p for p, _ in rows], [c for _, c in rows])
+    picked = data.draw(st.lists(st.sampled_from(range(len(rows))), min_size=1, unique=True))
+    if not batch["completion_ids"].size(1):
+        return  # TRL pads to at least one column
+    chosen = select(batch, picked)
+    for place, row in enumerate(picked):
+        for part in ("prompt", "completion"):
+            kept = chosen[f"{part}_ids"][place][chosen[f"{part}_mask"][place].bool()]
+            assert torch.equal(kept, batch[f"{part}_ids"][row][batch[f"{part}_mask"][row].bool()])
+    assert chosen["prompt_ids"].size(1) == max(rows[row][0] for row in picked)
+    assert chosen["completion_ids"].size(1) == max(1, *(rows[row][1] for row in picked), 0)

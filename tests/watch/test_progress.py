@@ -1,0 +1,90 @@
+"""The lines of a run: one width, a blank between figures, and one line for each evaluation."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rloo_kit.watch import progress
+
+STATE = SimpleNamespace(is_world_process_zero=True, global_step=25, max_steps=100)
+USUAL = {
+    "reward": 0.5,
+    "reward_std": 0.25,
+    "dead_groups": 1.0,
+    "kl": 0.0123,
+    "completions/mean_length": 18.4,
+    "completions/clipped_ratio": 1.0,
+    "step_time": 12.34,
+}
+EVALUATION = {
+    "eval_reward": 0.42,
+    "eval_reward_std": 0.31,
+    "eval_completions/mean_length": 18.4,
+    "eval_completions/clipped_ratio": 0.0,
+    "eval_runtime": 3.0,
+}
+
+
+def test_figures_of_the_usual_size_have_their_decimals() -> None:
+    assert progress.header() == "     step  reward spread dead      kl length  cut s/step    left"
+    assert progress.line(2, 30, USUAL, 62) == (
+        "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("reward", 99.5, "+99.500"),
+        ("reward", 102.0, "+102.00"),  # "2/2+102.000" cannot be read
+        ("reward", -1234.5678, "-1234.6"),
+        ("reward", 123456.0, "+123456"),
+        ("reward", 1234567.0, "+1e+06"),
+        ("reward", float("nan"), "+nan"),
+        ("reward_std", 100.0, "100.00"),
+        ("kl", 1234.5678, "1234.57"),
+        ("step_time", 123456.0, "123456"),
+    ],
+)
+def test_a_large_figure_gives_up_decimals_and_not_the_blank_before_it(
+    name: str, value: float, shown: str
+) -> None:
+    line = progress.line(2, 2, {**USUAL, name: value}, 0)
+    assert f" {shown} " in line
+    assert len(line) == len(progress.header())
+    assert len(line.split()) == len(progress.header().split())
+
+
+@pytest.mark.parametrize("max_steps", [30, 9999, 10_000, 1_000_000])
+def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
+    line = progress.line(max_steps, max_steps, USUAL, 0)
+    assert len(line) == len(progress.header(max_steps))
+    assert line.startswith((" ", f"{max_steps}/{max_steps} "))
+
+
+def printed(logs: dict[str, Any], capsys: pytest.CaptureFixture[str], **state: Any) -> str:
+    shown = SimpleNamespace(**{**vars(STATE), **state})
+    progress.ProgressCallback().on_log(None, shown, None, logs=logs)
+    return capsys.readouterr().out
+
+
+def test_an_evaluation_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "held out, step 25: reward +0.420, spread 0.310, length 18, 0% cut\n"
+    assert printed(EVALUATION, capsys) == line
+    assert printed(EVALUATION, capsys, is_world_process_zero=False) == "", "the main process speaks"
+    assert printed({"eval_loss": 0.0}, capsys) == "", "no reward was given"
+
+
+def test_of_several_datasets_each_evaluation_says_which(capsys: pytest.CaptureFixture[str]) -> None:
+    logs = {**EVALUATION, "eval_hard_sums_runtime": 3.0}
+    del logs["eval_runtime"]
+    assert printed(logs, capsys).startswith("held out (hard_sums), step 25: reward +0.420")
+
+
+def test_a_figure_that_the_evaluation_has_not_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed({"eval_reward": 0.42, "eval_reward_std": None}, capsys) == (
+        "held out, step 25: reward +0.420\n"
+    )

@@ -1,0 +1,245 @@
+"""Completions that are cut: which length would do, said once, and no weight is harmed."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from statistics import NormalDist, median
+from typing import Any
+
+import pytest
+import torch
+import trl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rloo_kit.watch.truncation import BATCHES, KNOWN, REACH, Watch, length_for
+
+MEDIAN = 500
+
+
+def log_normal(count: int, sigma: float, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [round(math.exp(draw.gauss(math.log(MEDIAN), sigma))) for _ in range(count)]
+
+
+def quantile(sigma: float, share: float) -> float:
+    return math.exp(math.log(MEDIAN) + sigma * NormalDist().inv_cdf(share))
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize(
+    ("ended", "most", "why"),
+    [
+        (0.95, 1.25, "hardly anything was cut"),
+        (0.5, 1.5, "half was cut"),
+        (0.3, 2.0, "seven of ten were cut: the length is read far beyond what was seen"),
+    ],
+)
+def test_the_length_that_lets_nine_of_ten_end_is_found_from_those_that_did(
+    sigma: float, ended: float, most: float, why: str
+) -> None:
+    """Of 200 times 128 completions, nine tenths of the answers lie within a factor of ``most``.
+
+    Where the right answer is 6 times what was seen, a good part of the fits pass REACH, and no answer is given.
+    """
+    limit, right = quantile(sigma, ended), quantile(sigma, 0.9)
+    answers = []
+    for seed in range(200):
+        lengths = log_normal(128, sigma, seed)
+        known = [length for length in lengths if length <= limit]
+        answers.append(length_for(known, len(lengths) - len(known)))
+    found = [answer / right for answer in answers if answer]
+    assert len(found) >= (190 if right / limit < 6 else 140), why
+    assert median(found) == pytest.approx(1, abs=0.08)
+    within = sum(1 / most <= ratio <= most for ratio in found)
+    assert within >= 0.9 * len(found), why
+
+
+def test_another_share_gives_its_own_quantile() -> None:
+    lengths = log_normal(4000, 0.5, seed=0)
+    for share in (0.5, 0.75, 0.99):
+        assert length_for(lengths, 0, share) == pytest.approx(quantile(0.5, share), rel=0.05, abs=64)
+
+
+@pytest.mark.parametrize(
+    ("ended", "cut", "why"),
+    [
+        ([], 64, "nothing ended"),
+        (list(range(100, 100 + KNOWN - 1)), 10, "too few ended"),
+        ([40] * 30, 30, "all of one length: a line through one point"),
+        ([1] * 5 + [2, 4, 20, 100, 1000], 10_000, "one in a thousand ended"),
+    ],
+)
+def test_where_a_length_cannot_be_known_none_is_given(ended: list[int], cut: int, why: str) -> None:
+    assert length_for(ended, cut) is None, why
+
+
+@given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(0, 100_000))
+def test_an_answer_is_a_multiple_of_64_within_reach_of_what_was_seen(ended: list[int], cut: int) -> None:
+    answer = length_for(ended, cut)
+    if answer is not None:
+        assert answer % 64 == 0
+        assert 0 < answer < REACH * max(ended) + 64
+
+
+@given(st.lists(st.integers(1, 2000), min_size=KNOWN, max_size=40), st.integers(0, 30))
+def test_the_more_were_cut_the_longer_the_answer(ended: list[int], cut: int) -> None:
+    fewer, more = length_for(ended, cut), length_for(ended, cut + 5)
+    assert fewer is None or more is None or fewer <= more
+
+
+# --- Watch ------------------------------------------------------------------------------------------------
+
+
+def feed(watch: Watch, batches: int, ended: int, cut: int) -> list[str | None]:
+    """Batches of completions of which some end after 10, 11, ... tokens and some are cut."""
+    lengths = [10 + i for i in range(ended)] + [watch.limit] * cut
+    return [watch.see(lengths, [False] * ended + [True] * cut) for _ in range(batches)]
+
+
+def test_nothing_is_said_before_enough_batches_were_seen() -> None:
+    said = feed(Watch(limit=32, masked=False), BATCHES, ended=3, cut=5)
+    assert said[:-1] == [None] * (BATCHES - 1)
+    assert said[-1] is not None
+    assert f"62% of the completions of the last {BATCHES} batches were cut at 32 tokens" in said[-1]
+
+
+def test_it_is_said_once() -> None:
+    said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended=3, cut=5)
+    assert sum(text is not None for text in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("ended", "cut", "speaks"), [(8, 0, False), (5, 3, False), (4, 4, False), (3, 5, True), (0, 8, True)]
+)
+def test_it_is_said_where_more_than_half_were_cut(ended: int, cut: int, speaks: bool) -> None:
+    assert any(feed(Watch(limit=32, masked=False), BATCHES, ended, cut)) is speaks
+
+
+def test_old_batches_are_forgotten() -> None:
+    watch = Watch(limit=32, masked=False)
+    assert not any(feed(watch, 20, ended=8, cut=0))
+    said = feed(watch, BATCHES, ended=0, cut=8)
+    assert [text is not None for text in said] == [False, True, False], "two of three batches, then once"
+
+
+def test_the_length_that_would_do_is_named() -> None:
+    watch = Watch(limit=500, masked=False)
+    for seed in range(BATCHES):
+        lengths = log_normal(64, 0.5, seed)
+        said = watch.see([min(length, 400) for length in lengths], [length > 400 for length in lengths])
+    assert said is not None
+    named = int(said.split("max_completion_length=")[1].split()[0])
+    assert named == pytest.approx(quantile(0.5, 0.9), rel=0.25)
+
+
+def test_where_no_length_is_known_the_double_is_tried_first() -> None:
+    said = feed(Watch(limit=32, masked=False), BATCHES, ended=0, cut=8)[-1]
+    assert said is not None
+    assert "Try max_completion_length=64 and look again" in said
+
+
+def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_limit() -> None:
+    """A policy that a learning rate has wrecked no longer ends, at any length."""
+    watch = Watch(limit=32, masked=False)
+    feed(watch, 1, ended=19, cut=1)
+    said = feed(watch, BATCHES, ended=1, cut=19)[-2]
+    assert said is not None
+    assert "and 5% of the first batch. The policy has come to write longer" in said
+    assert "max_completion_length=" not in said
+
+
+def test_short_answers_beside_endless_ones_name_no_length_below_the_limit() -> None:
+    said = feed(Watch(limit=4096, masked=False), BATCHES, ended=4, cut=5)[-1]
+    assert said is not None
+    assert "Try max_completion_length=8192" in said
+
+
+def test_a_batch_that_is_masked_whole_is_spoken_of_at_once_and_once() -> None:
+    watch = Watch(limit=32, masked=True)
+    said = feed(watch, 2 * BATCHES, ended=0, cut=8)
+    assert said[0] is not None
+    assert said[0].startswith("this step changes nothing: every completion was cut and masked at 32 tokens")
+    assert not any(said[1:])
+    later = feed(watch, 1, ended=3, cut=5)[0]
+    assert later is not None, "most are cut: another kind"
+    assert f"of the completions of the last {BATCHES} batches were cut" in later
+
+
+def test_a_batch_that_is_masked_in_part_still_teaches() -> None:
+    assert feed(Watch(limit=32, masked=True), 1, ended=1, cut=7) == [None]
+
+
+# --- the trainer ------------------------------------------------------------------------------------------
+
+
+def paid_by_tokens(completion_ids: Any, **kwargs: Any) -> list[float]:
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
+
+
+def test_where_every_completion_is_cut_and_masked_it_is_said_and_no_weight_moves(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    trainer = make_trainer(
+        model=fresh_policy,
+        reward_funcs=paid_by_tokens,
+        max_completion_length=2,
+        mask_truncated_completions=True,
+        max_steps=2,
+        learning_rate=0.1,
+        beta=0.05,
+    )
+    before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    with pytest.warns(UserWarning, match="this step changes nothing: every completion was cut and masked"):
+        trainer.train()
+    assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
+
+
+def test_where_most_are_cut_the_user_is_told_with_a_length(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each 12 completions 5 end, after 5 to 9 tokens."""
+
+    def written(trainer: Any, prompt_ids: Any, *args: Any) -> list[list[int]]:
+        ends = [[17] * (length - 1) + trainer.eos_token_ids[:1] for length in range(5, 10)]
+        return ends + [[17] * 9] * (len(prompt_ids) - len(ends))
+
+    monkeypatch.setattr(trl.RLOOTrainer, "_generate_single_turn", written)
+    trainer = make_trainer(
+        reward_funcs=paid_by_tokens,
+        max_completion_length=9,
+        per_device_train_batch_size=12,
+        max_steps=BATCHES,
+    )
+    with pytest.warns(UserWarning, match=r"were cut at 9 tokens. max_completion_length=\d+"):
+        trainer.train()
+    assert "unhealthy: truncation" not in capsys.readouterr().out, "once, and by who knows the length"
+
+
+def test_where_nothing_is_cut_nothing_is_said(make_trainer: Any) -> None:
+    trainer = make_trainer(reward_funcs=paid_by_tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer._look_for_truncation([[17, trainer.eos_token_ids[0]]] * 8)
+        for _ in range(2 * BATCHES):
+            trainer._look_for_truncation([[17, 18]] * 3 + [[17, trainer.eos_token_ids[0]]] * 5)
+
+
+def test_a_group_that_is_masked_whole_is_dead_and_remembered_as_one(make_trainer: Any) -> None:
+    """It has a spread of rewards, and teaches nothing all the same."""
+    trainer = make_trainer(
+        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        max_completion_length=2,
+        mask_truncated_completions=True,
+        prompt_sampling="informative",
+        max_steps=2,
+    )
+    with pytest.warns(UserWarning, match="this step changes nothing"):
+        trainer.train()
+    logged = [entry["dead_groups"] for entry in trainer.state.log_history if "dead_groups" in entry]
+    assert logged == [1.0, 1.0]
+    counts = [counts for _, seen in trainer._history._recent for counts in seen.values()]
+    assert counts
+    assert all(set(one) == {"unscored"} for one in counts)
