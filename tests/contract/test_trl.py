@@ -20,7 +20,6 @@ from transformers import GenerationMixin, Trainer
 
 import rloo_kit.train.trainer
 from rewards.compose import TRL_KEYWORDS
-from rloo_kit.train import config
 from rloo_kit.watch import progress
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
@@ -132,7 +131,7 @@ def test_the_metrics_that_the_progress_line_shows_are_logged(make_trainer: Any) 
 
 def test_names_of_older_releases_are_not_fields_today() -> None:
     fields = {item.name for item in dataclasses.fields(trl.trainer.rloo_config.RLOOConfig)}
-    assert not fields & {*config.OLD_NAMES, *config.GONE}
+    assert not fields & {*names.CONFIG_OLD, *names.CONFIG_GONE}
 
 
 def test_the_state_of_a_checkpoint_is_written_last() -> None:

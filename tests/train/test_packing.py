@@ -11,9 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rloo_kit.train.packing import blocks_of, lay_out, select, unit
+from rloo_kit.train.packing import Layout, blocks_of, lay_out, select
 
 # --- unit -------------------------------------------------------------------------------------------------
+
+
+def unit(accumulation: int, steps: int) -> int:
+    return Layout(rows=1, steps=steps, accumulation=accumulation, block=1, aggregation="", longest=1).unit
 
 
 @pytest.mark.parametrize(

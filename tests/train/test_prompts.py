@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.train.prompts import FLOOR, FORGET, InformativeSampler, PromptHistory, alive_chance
+from tests.conftest import as_loaded
 from tests.policy.test_sampling import assert_follows
 
 # --- alive_chance -----------------------------------------------------------------------------------------
@@ -408,13 +408,13 @@ def test_prompts_that_are_always_dead_come_less_often_and_fewer_groups_are_dead(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_run_that_was_stopped_draws_the_prompts_of_one_that_was_not(
-    make_trainer: Any, eight: Any, tmp_path: Path, steps: int, settings: Any, why: str
+    make_trainer: Any, eight: Any, loaded_once: Any, tmp_path: Path, steps: int, settings: Any, why: str
 ) -> None:
     def run(folder: str, until: int, resume: bool = False) -> tuple[list[list[str]], list[float]]:
         reward = Pays(k=2)
         arguments = {**SMALL, **settings, "learning_rate": 1e-2, "logging_steps": 1}
         trainer = make_trainer(
-            model=rloo_kit.load_policy("tiny", seed=0),
+            model=as_loaded(loaded_once),
             reward_funcs=reward,
             train_dataset=eight,
             output_dir=str(tmp_path / folder),
