@@ -26,7 +26,7 @@ def test_the_kits_defaults_are_those_of_the_readme() -> None:
 
 def test_what_the_kit_does_not_name_stays_trls() -> None:
     ours, theirs = rloo_kit.RLOOConfig(), trl.RLOOConfig(output_dir="x", bf16=False)
-    named = set(config.RLOOConfig.__annotations__) | {"bf16", "fp16"}
+    named = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16", "fp16"}
     for item in dataclasses.fields(trl.RLOOConfig):
         derived = item.name in (
             "generation_batch_size",
