@@ -1,6 +1,6 @@
 """``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
 
-For everybody who trains.  On a GPU unsloth replaces TRL's config by one of its own with other defaults
+On a GPU unsloth replaces TRL's config by one of its own with other defaults
 (learning rate, optimizer, batch, warm-up, seed, ...), so that one notebook means two things; here every such
 default is set.  Names of older TRL releases that have an equal today are taken, once with a warning, so that
 published recipes run as pasted.

@@ -7,6 +7,7 @@ tests/contract pins TRL's methods and fails with an explanation when TRL changes
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,12 @@ from accelerate.utils import gather_object  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
+from rloo_kit.train.prompts import InformativeSampler  # noqa: E402
 from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch.utils.data import Sampler
     from transformers import PreTrainedModel
 
 Batch = dict[str, torch.Tensor]
@@ -52,6 +56,24 @@ class RolloutTrainer(ResumableTrainer):
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        """Works around: TRL draws every prompt as often as any other."""
+        if self._history is None:
+            uniform: Sampler[int] = super()._get_train_sampler(dataset)
+            return uniform
+        steps = self.args.steps_per_generation * self.num_iterations
+        # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
+        ahead = self.args.gradient_accumulation_steps
+        ahead += self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or 2)
+        return InformativeSampler(
+            self._history,
+            prompts=len(self.train_dataset if dataset is None else dataset),
+            per_batch=self.args.generation_batch_size // self.num_generations,
+            repeats=steps,
+            lag=math.ceil(ahead / steps) + 1,
+            seed=self.args.seed,
+        )
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
         """Sample a completion of each example's prompt, and score it.

@@ -10,7 +10,6 @@ Rollouts are :mod:`.rollout`'s, running twice and resuming :mod:`.resumable`'s, 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -29,7 +28,7 @@ import torch  # noqa: E402 - unsloth first
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, gradients, prompts  # noqa: E402
+from rloo_kit.train import arguments, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     import trl
     from datasets import Dataset, IterableDataset
     from peft import PeftModel
-    from torch.utils.data import Sampler
     from transformers import PreTrainedModel
 
     from rloo_kit.policy.policy import Policy
@@ -165,24 +163,6 @@ class RLOOTrainer(RolloutTrainer):
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._token_means.clear()
-
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Works around: TRL draws every prompt as often as any other."""
-        if self._history is None:
-            uniform: Sampler[int] = super()._get_train_sampler(dataset)
-            return uniform
-        steps = self.args.steps_per_generation * self.num_iterations
-        # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
-        ahead = self.args.gradient_accumulation_steps
-        ahead += self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or 2)
-        return prompts.InformativeSampler(
-            self._history,
-            prompts=len(self.train_dataset if dataset is None else dataset),
-            per_batch=self.args.generation_batch_size // self.num_generations,
-            repeats=steps,
-            lag=math.ceil(ahead / steps) + 1,
-            seed=self.args.seed,
-        )
 
     # --- from prompts to advantages -----------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class Gradients(TrainerCallback):
 
 
 def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | None]:
-    """Half of the prompts pay everybody the same; of the others' completions, a few cannot be scored."""
+    """All completions of half of the prompts earn the same; of the others' a few cannot be scored."""
     pays = []
     for ids, text in zip(completion_ids, problem, strict=True):
         alive = sum(map(ord, text)) % 2
