@@ -22,11 +22,14 @@ def every_other(completions: Any, **kwargs: Any) -> list[float]:
 
 
 @pytest.fixture
-def in_half(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """``in_half(**config)``: a trainer under torch's loss scaler."""
+def in_half(make_trainer: Any, fresh_policy: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """``in_half(**config)``: a trainer under torch's loss scaler.
+
+    On a policy of its own: accelerate wraps its forward in autocast for good.
+    """
 
     def make(**settings: Any) -> Any:
-        trainer = make_trainer(reward_funcs=every_other, **settings)
+        trainer = make_trainer(model=fresh_policy, reward_funcs=every_other, **settings)
         accelerator = trainer.accelerator
         accelerator.scaler = torch.amp.GradScaler("cpu")
         accelerator.native_amp = True
