@@ -91,7 +91,7 @@ def evaluate(
     greedy: bool = True,
     max_new_tokens: int = 256,
     batch_size: int | None = None,
-    answer_of: tasks.AnswerOf | None = None,
+    answer_of: Callable[[str], str | None] | None = None,
     reward_weights: Sequence[float] | None = None,
     seed: int = 0,
     **generate: Any,
@@ -129,8 +129,8 @@ def evaluate(
     if funcs:
         inputs.check_rewards(funcs, reward_weights, where="evaluate")
     if isinstance(dataset, tasks.Task):
-        answer_of, dataset = answer_of or dataset.answer_of, dataset.held_out
-    rows = _rows(dataset, n)
+        answer_of = answer_of or dataset.answer_of
+    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     samples = 1 if greedy else samples
     completions = policy.generate(
         [row["prompt"] for row in rows],
