@@ -1,9 +1,9 @@
 """Attacks and right answers written after the rules of answer_reward, without looking at them.
 
-The corpus of the audit and the rules have one author, so the corpus alone would flatter.  At first sight
-the rules failed 17 of the 100 attacks and 9 of the 88 right answers of the first round; mended, they failed
-3 of 66 and 8 of 86 of the second, which is the best estimate there is of what the next ones would meet.
-What still fails stands in KNOWN, so that a change for better or worse is seen.
+The audit's corpus and the rules have one author, so the corpus alone would flatter.  At first sight the rules failed 17
+of the 100 attacks and 9 of the 88 right answers of the first round; after fixes they failed 3 of 66 and 8 of 86 of the
+second, which is the best available estimate for the next one.  What still fails is in KNOWN, so that a change in either
+direction shows.
 """
 
 from __future__ import annotations
@@ -380,14 +380,15 @@ KNOWN = [
 ]
 
 
-def paid(gold: str, text: str) -> bool:
-    return is_right(text, gold, "choice" if gold.isalpha() else "number")
-
-
+@pytest.mark.parametrize("kind", ["number", "math"])
 @pytest.mark.parametrize(
     ("cases", "due"), [(ATTACKS, False), (RIGHT, True)], ids=["attacks", "right answers"]
 )
-def test_only_the_known_ones_are_judged_wrongly(cases, due):
-    missed = {case for case in cases if paid(*case) != due}
+def test_only_the_known_failures_are_judged_wrongly(cases, due, kind):
+    missed = {
+        (gold, text)
+        for gold, text in cases
+        if is_right(text, gold, "choice" if gold.isalpha() else kind) != due
+    }
     assert missed == {case for case in KNOWN if case in cases}
     assert len(missed) / len(cases) < 0.05
