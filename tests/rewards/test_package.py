@@ -67,23 +67,31 @@ def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
         rewards.accuracy  # noqa: B018
 
 
-EVERY = [
+PURE = [
     rewards.thinking_reward(), rewards.thought_then_answer(), rewards.answer_reward(), rewards.length_reward(),
-    rewards.sentence_reward(), rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b"),
+    rewards.sentence_reward(), rewards.clipped(rewards.thinking_reward()),
     rewards.weighted([rewards.answer_reward(), rewards.thinking_reward()], [0.8, 0.2]),
     rewards.gated(by=rewards.answer_reward(), reward=rewards.thinking_reward()),
-    rewards.clipped(rewards.thinking_reward()), rewards.scaled(rewards.thinking_reward(), 2.0),
-    rewards.only_for(rewards.answer_reward(), kind="math"), rewards.cached(rewards.answer_reward()),
-    rewards.guarded(rewards.thinking_reward()),
+    rewards.scaled(rewards.thinking_reward(), 2.0), rewards.only_for(rewards.answer_reward(), kind="math"),
+    rewards.cached(rewards.answer_reward()), rewards.guarded(rewards.thinking_reward()),
 ]  # fmt: skip
+EVERY = [*PURE, rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b")]
+CALL = {
+    "completions": ["<think>so?</think>It is 42."],
+    "completion_ids": [[151667, 1, 151668, 2, 151645]],
+    "answer": ["42"],
+    "kind": ["math"],
+}
 
 
 @pytest.mark.parametrize("reward", EVERY, ids=lambda reward: reward.__name__)
 def test_every_reward_has_a_name_takes_trls_keywords_and_pickles(reward):
     rewards.check_signature(reward, columns=["answer", "kind"])
-    assert isinstance(reward.__name__, str)
     assert "/" not in reward.__name__
-    assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__
+    again = pickle.loads(pickle.dumps(reward))
+    assert again.__name__ == reward.__name__
+    if reward in PURE:
+        assert again(**CALL) == reward(**CALL)
 
 
 TRAIN = """
@@ -135,13 +143,12 @@ def train(name, prompt):
     assert log["rewards/async_rubric/mean"] == 0.5
     assert "mix/thinking_reward" in log, sorted(log)
 
-for name in ("GRPO", "RLOO"):
-    train(name, lambda text: text)
-    train(name, lambda text: [{"role": "user", "content": text}])
+train("GRPO", lambda text: text)
+train("RLOO", lambda text: [{"role": "user", "content": text}])
 print("trained")
 """
 
 
-def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_on_chat(tmp_path):
+def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(tmp_path):
     pytest.importorskip("trl")
     assert "trained" in run(TRAIN, cwd=tmp_path)
