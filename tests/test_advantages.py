@@ -130,17 +130,11 @@ def trl_rloo(rewards: torch.Tensor) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(groups)
-def test_rloo_is_trls_formula(values: list[list[float]]) -> None:
+def test_rloo_is_trls_formula_and_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
     scale = rewards.abs().nan_to_num().max().item()
     close(rloo(rewards), trl_rloo(rewards), rtol=0, atol=1e-12 * scale)
     close(rloo(rewards.float()).double(), trl_rloo(rewards), rtol=0, atol=2e-6 * scale)
-
-
-@settings(deadline=None)
-@given(groups)
-def test_rloo_is_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
-    rewards = torch.tensor(values, dtype=torch.float64)
     n = (~rewards.isnan()).sum(1, keepdim=True).double()
     factor = torch.where(n > 1, n / (n - 1).clamp(min=1), 1.0)
     close(rloo(rewards), factor * dr_grpo(rewards), rtol=1e-12, atol=0)
@@ -197,19 +191,10 @@ def test_how_much_a_baseline_moves_with_its_own_reward(estimator: Function, expe
     close(own_slope(estimator, REWARDS), torch.full((2, 4), expected), rtol=0, atol=1e-9)
 
 
-def test_the_leave_one_out_baseline_ignores_its_own_reward_beside_unscored_ones_too() -> None:
+def test_grpos_baseline_moves_with_its_own_reward_and_rloos_does_not_beside_unscored_ones_either() -> None:
+    assert (own_slope(grpo, REWARDS).abs() > 0.04).all()
     rewards = torch.tensor([[0.3, NAN, -0.2, 0.0, NAN]], dtype=torch.float64)
     close(own_slope(rloo, rewards)[~rewards.isnan()], [0.0, 0.0, 0.0], rtol=0, atol=1e-9)
-
-
-def test_grpos_baseline_and_its_scale_both_move_with_the_own_reward() -> None:
-    # A = c / s, with dc/dR = 1 - 1/K and ds/dR = c / ((K - 1) s), where s is the spread
-    centered = REWARDS - REWARDS.mean(1, keepdim=True)
-    spread = REWARDS.std(1, keepdim=True)
-    divisor = spread + STD_FLOOR
-    own = 3 / 4 / divisor - centered.square() / (3 * spread * divisor.square())
-    close(own_slope(grpo, REWARDS), 1 - own, rtol=1e-9, atol=1e-9)
-    assert (own_slope(grpo, REWARDS).abs() > 0.04).all()
 
 
 # --- against exact enumeration ----------------------------------------------------------------------------
@@ -231,11 +216,6 @@ def gradients(estimator: Function, groups: torch.Tensor, pays: torch.Tensor = PA
     return torch.einsum("gk,gka->ga", estimator(pays[groups]), scores) / groups.shape[1]
 
 
-def batch_gradients(groups: torch.Tensor) -> torch.Tensor:
-    """The same for reinforce, each group a batch of its own."""
-    return gradients(lambda rewards: torch.cat([reinforce(row[None]) for row in rewards]), groups)
-
-
 def expected_gradient(estimator: Function, pays: torch.Tensor = PAYS) -> torch.Tensor:
     return CHANCES @ gradients(estimator, EVERY_GROUP, pays)
 
@@ -251,17 +231,20 @@ def test_the_true_gradient_is_autograds() -> None:
     close(CHANCES.sum(), 1.0)
 
 
-def test_rloos_expected_gradient_is_the_true_one() -> None:
-    close(expected_gradient(rloo), TRUE_GRADIENT, rtol=0, atol=1e-12)
+def reinforce_on_one_group(rewards: torch.Tensor) -> torch.Tensor:
+    return torch.cat([reinforce(row[None]) for row in rewards])
 
 
-def test_a_mean_that_contains_the_reward_shrinks_the_expected_gradient_and_keeps_its_direction() -> None:
-    close(expected_gradient(dr_grpo), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-12)
-    close(CHANCES @ batch_gradients(EVERY_GROUP), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-12)
+@pytest.mark.parametrize(
+    ("estimator", "factor"), [(rloo, 1.0), (dr_grpo, (K - 1) / K), (reinforce_on_one_group, (K - 1) / K)]
+)
+def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_the_reward(
+    estimator: Function, factor: float
+) -> None:
+    close(expected_gradient(estimator), TRUE_GRADIENT * factor, rtol=0, atol=1e-12)
 
 
 def test_grpos_expected_gradient_points_elsewhere() -> None:
-    assert cosine(expected_gradient(rloo), TRUE_GRADIENT) == pytest.approx(1.0, abs=1e-12)
     assert cosine(expected_gradient(grpo), TRUE_GRADIENT) < 0.999
 
 
@@ -298,8 +281,8 @@ def weight_of_a_prompt(estimator: Function, chance: float, size: int) -> float:
     return expected / (chance * (1 - chance))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("chance", [0.02, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("size", [2, 4, 16])
+@pytest.mark.parametrize("chance", [0.02, 0.5, 0.9])
 def test_a_prompt_weighs_the_same_however_hard_it_is_without_a_division(chance: float, size: int) -> None:
     assert weight_of_a_prompt(rloo, chance, size) == pytest.approx(1.0)
     assert weight_of_a_prompt(dr_grpo, chance, size) == pytest.approx((size - 1) / size)
@@ -371,7 +354,7 @@ def test_each_estimator_is_found_by_its_name(function: Function) -> None:
     close(found(REWARDS), function(REWARDS), rtol=0, atol=0)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_raises_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ArgumentError, match=r"no advantage estimator 'ppo'(.|\n)*rloo, grpo, dr_grpo"):
         advantages.find("ppo")
 
@@ -477,34 +460,33 @@ def test_k3_of_a_small_log_ratio_is_half_its_square_in_float32_too(log_ratio: fl
 def test_k2_and_k3_are_never_negative(log_ratio: float) -> None:
     x = torch.tensor([log_ratio], dtype=torch.float64)
     assert k2(x).item() >= 0
-    assert k3(x).item() >= -1e-15
+    assert k3(x).item() >= -1e-12
 
 
-@pytest.mark.parametrize("estimate", [k1, k3])
-def test_k1_and_k3_are_unbiased(estimate: Function) -> None:
-    close(POLICY @ estimate(POLICY.log() - REFERENCE.log()), true_kl(LOGITS), rtol=1e-12, atol=0)
-
-
-def test_k2_is_biased_and_k3_varies_less_than_k1() -> None:
-    log_ratio = POLICY.log() - REFERENCE.log()
-    assert abs((POLICY @ k2(log_ratio)).item() / true_kl(LOGITS).item() - 1) > 0.1
+def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1() -> None:
+    log_ratio, truth = POLICY.log() - REFERENCE.log(), true_kl(LOGITS)
+    close(POLICY @ k1(log_ratio), truth, rtol=1e-12, atol=0)
+    close(POLICY @ k3(log_ratio), truth, rtol=1e-12, atol=0)
+    assert abs((POLICY @ k2(log_ratio)) / truth - 1) > 0.1
     assert POLICY @ k3(log_ratio).square() < POLICY @ k1(log_ratio).square()
 
 
-def test_inside_a_loss_k1_pulls_nowhere() -> None:
-    close(gradient_inside_a_loss(k1), torch.zeros(ARMS), rtol=0, atol=1e-12)
+def reverse_kl(logits: torch.Tensor) -> torch.Tensor:
+    """KL(reference || policy)."""
+    return (REFERENCE * (REFERENCE.log() - logits.log_softmax(0))).sum()
 
 
-def test_inside_a_loss_k2_has_the_gradient_of_the_kl_divergence() -> None:
-    close(gradient_inside_a_loss(k2), gradient_of(true_kl), rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize(
+    ("estimate", "divergence"),
+    [(k1, lambda logits: 0 * logits.sum()), (k2, true_kl), (k3, reverse_kl)],
+    ids=["k1: none", "k2: the divergence's", "k3: that of the reverse divergence"],
+)
+def test_the_expected_gradient_of_a_term_inside_a_loss(estimate: Function, divergence: Function) -> None:
+    close(gradient_inside_a_loss(estimate), gradient_of(divergence), rtol=1e-12, atol=1e-12)
 
 
-def test_inside_a_loss_k3_has_the_gradient_of_the_divergence_the_other_way_round() -> None:
-    def reverse(logits: torch.Tensor) -> torch.Tensor:
-        return (REFERENCE * (REFERENCE.log() - logits.log_softmax(0))).sum()
-
-    close(gradient_inside_a_loss(k3), gradient_of(reverse), rtol=1e-12, atol=1e-12)
-    assert cosine(gradient_of(reverse), gradient_of(true_kl)) < 0.99
+def test_the_two_divergences_have_different_gradients() -> None:
+    assert cosine(gradient_of(reverse_kl), gradient_of(true_kl)) < 0.99
 
 
 def test_paid_as_a_reward_k1_has_the_gradient_of_the_kl_divergence() -> None:
