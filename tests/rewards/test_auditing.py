@@ -92,9 +92,8 @@ def test_the_tasks_own_gold_answers_are_used():
 
 def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits():
     result = audit(always(0.0))
-    assert not any(
-        "{" + name in f.completion for f in result.findings for name in ("gold", "think", "wrong", "close")
-    )
+    unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
+    assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert "no more than one with nothing in it" in result.headline
     assert result.share("refusal") == 1.0
     assert result.group_std == 0

@@ -1,4 +1,4 @@
-"""guarded and check_signature: what TRL may be given, and what is refused before it does harm."""
+"""guarded: what TRL may be given, and what is refused before it does harm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rewards
-from rewards import RewardCallError, RewardSignatureError, RewardValueError, check_signature, guarded
+from rewards import RewardCallError, RewardSignatureError, RewardValueError, guarded
 
 
 class Returns:
@@ -206,14 +206,6 @@ def test_errors_survive_pickling():
     assert (again.sample, again.value) == (1, "x")
 
 
-def no_kwargs(prompts, completions):
-    return [0.0 for _ in completions]
-
-
-def positional_only(completions, /, **kwargs):
-    return [0.0 for _ in completions]
-
-
 def wants_solution(completions, solution, **kwargs):
     return [0.0 for _ in completions]
 
@@ -222,31 +214,33 @@ def names_all_six(prompts, completions, completion_ids, trainer_state, log_extra
     return [0.0 for _ in completions]
 
 
-def test_a_signature_that_misses_trls_keywords_is_refused_before_any_call():
-    with pytest.raises(RewardSignatureError, match=r"no \*\*kwargs .* completion_ids") as caught:
-        guarded(no_kwargs)
+# the reward, the dataset's columns, what the error says (None: it is accepted)
+SIGNATURES = {
+    "no **kwargs": (lambda prompts, completions: [], None, r"no \*\*kwargs .* completion_ids"),
+    "positional-only": (lambda completions, /, **kwargs: [], None, "positional-only"),
+    "not callable": ("accuracy_reward", None, "must be callable"),
+    "a column, with the columns unknown": (wants_solution, None, None),
+    "a column that is there": (wants_solution, ["solution"], None),
+    "a column that is not there": (wants_solution, ["answer"], "requires 'solution'"),
+    "TRL's six keywords, without columns": (names_all_six, None, None),
+    "TRL's six keywords, with a column": (names_all_six, ["answer"], "does not take answer"),
+}
+
+
+@pytest.mark.parametrize(("reward", "columns", "says"), SIGNATURES.values(), ids=SIGNATURES)
+def test_a_signature_that_cannot_take_what_trl_passes_is_refused_before_any_call(reward, columns, says):
+    if says is None:
+        assert guarded(reward, columns=columns).__name__ == reward.__name__
+        return
+    with pytest.raises(RewardSignatureError, match=says) as caught:
+        guarded(reward, columns=columns)
     assert isinstance(caught.value, TypeError)
-    assert caught.value.reward_name == "no_kwargs"
-    with pytest.raises(RewardSignatureError, match="positional-only"):
-        check_signature(positional_only)
-    with pytest.raises(RewardSignatureError, match="must be callable"):
-        check_signature("accuracy_reward")
 
 
 @pytest.mark.parametrize("made", [guarded, lambda reward: rewards.weighted([reward]), rewards.clipped])
 def test_a_class_in_place_of_its_instance_is_named_as_that(made):
     with pytest.raises(RewardSignatureError, match=r"(?s)Returns is a class.*an instance, Returns\(\.\.\.\)"):
         made(Returns)
-
-
-def test_a_signature_is_checked_against_the_columns_where_they_are_known():
-    check_signature(wants_solution)
-    check_signature(wants_solution, columns=["solution"])
-    with pytest.raises(RewardSignatureError, match="requires 'solution'"):
-        check_signature(wants_solution, columns=["answer"])
-    check_signature(names_all_six)
-    with pytest.raises(RewardSignatureError, match="does not take answer"):
-        check_signature(names_all_six, columns=["answer"])
 
 
 def test_the_keywords_that_are_checked_are_trls():

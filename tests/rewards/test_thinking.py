@@ -186,16 +186,11 @@ COPIED = [(0, False, 0.3), (9, False, 0.3), (9, True, 0.3), (10, False, 0.7), (1
           (30, False, 1.0), (30, True, 1.1), (500, True, 1.1)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("length", "question", "score"), COPIED)
-def test_the_copied_rule_is_reproduced(length, question, score):
-    text = f"<think>{'so?' if question else 'so'}</think>42?"
-    got = thinking_reward()(completions=[text], completion_ids=[[O, *range(length), C, 42, E]])
-    assert got == [pytest.approx(score)]
-
-
-def test_the_copied_rule_punishes_a_missing_boundary():
-    reward = thinking_reward()
-    assert reward(completions=["<think>so", "42"], completion_ids=[[O, 1], [42]]) == [-1.0, -1.0]
+def test_the_copied_rule_is_reproduced():
+    texts = ["<think>so", "42", *(f"<think>{'so?' if asks else 'so'}</think>42?" for _, asks, _ in COPIED)]
+    ids = [[O, 1], [42], *([O, *range(length), C, 42, E] for length, _, _ in COPIED)]
+    scores = thinking_reward()(completions=texts, completion_ids=ids)
+    assert scores == pytest.approx([-1.0, -1.0, *(score for _, _, score in COPIED)])
 
 
 def test_bands_and_bonuses_are_free():
