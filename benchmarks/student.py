@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from rloo_kit.evaluation.evaluate import Interval, has_no_spread
+from rloo_kit.evaluation.intervals import Interval, has_no_spread
 
 
 def student(values: Sequence[float]) -> Interval:

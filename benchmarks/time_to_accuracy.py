@@ -29,7 +29,7 @@ from phases import PHASES
 from runs import RESULTS, Evaluated, Result, Spec, command_line, described, measure
 from student import student
 
-from rloo_kit.evaluation.evaluate import Interval
+from rloo_kit.evaluation.intervals import Interval
 
 TRAINERS = ("stock", "kit")
 CLOCKS = {"cpu_seconds": "CPU seconds", "wall_seconds": "wall seconds"}

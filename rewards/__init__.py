@@ -1,7 +1,7 @@
 """Token-ID-aware reward functions for TRL: plain callables, pure Python at import.
 
-For every TRL or Unsloth notebook, with or without rloo_kit.  Each reward takes TRL's keywords and returns
-one float or None per completion.  Names load on first use, so that ``import rewards`` costs nothing.
+For any TRL or Unsloth notebook, with or without rloo_kit.  Each reward takes TRL's keywords and returns one float or
+None per completion.  Names load on first use, so that ``import rewards`` costs nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-For everybody whose dataset has a gold answer.  ``rewards.assertions`` finds what the completion commits to
-after its thought; a comparison then asks whether that is the gold answer, of numbers with
-``rewards.quantities``.  What asserts nothing, or two things, or the opposite, is paid nothing: a list of all
-numbers, two boxes that differ, "not 42".
+For datasets with gold answers.  ``rewards.assertions`` finds the answer that a completion asserts after its thought; a
+comparison then checks it against the gold answer, for numbers with ``rewards.quantities``.  A completion that asserts
+nothing, two answers or the opposite scores nothing: a list of all numbers, two boxes that differ, "not 42".
 
-Symbolic mathematics is math-verify's; this module only decides what is handed to it.  It neither runs code
-nor asks a judge: that is ``rewards.judge``.
+Symbolic mathematics is math-verify's; this module only decides what it gets to see.  It neither runs code nor asks a
+judge: that is ``rewards.judge``.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _number_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
     return found.same(target, tolerance)
 
 
-# What may stand between "the answer is" and the number; anything else, such as "twice", may change it.
+# Allowed between "the answer is" and the number; any other word, such as "twice", may change the value.
 _LEAD = re.compile(
     r"(?:.*\b(?:is|are|was|has|have|had|equals|makes|gives|gets?|needs?|remains?|costs?|takes|earns|pays|be)\b)?"
     r"(?:[\W_]|\b(?:exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal|to|the|an?|number|"
@@ -46,7 +45,7 @@ _LEAD = re.compile(
 
 
 def _leads_to_number(assertion: Assertion) -> bool:
-    """Whether nothing stands before the number, or after it as its subject's verb, that may change it."""
+    """Whether no word before the number, nor a verb after it, may change its value."""
     text = plain(assertion.value)
     if assertion.kind == "bare":
         return not re.search(r"\d\s+(?:is|was)\s+(?!(?:the|our|my|correct|right|it)\b)", text)
@@ -55,7 +54,7 @@ def _leads_to_number(assertion: Assertion) -> bool:
 
 def _math_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
     if to_number(readable(gold)) is not None:
-        # Algebra would pay "17 + 25" for 42, and with it a copy of the question.
+        # Algebra would accept "17 + 25" for 42, and so a copy of the question.
         return _number_is(assertion, gold, tolerance)
     if folded(assertion.value) == folded(gold):
         return True
@@ -63,12 +62,12 @@ def _math_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
 
 
 _LONGEST = 400  # characters of an expression
-# Off the main thread nothing would end the evaluation of 9^{9^{9^9}}, and one completion can stop a run.
+# Off the main thread nothing would interrupt the evaluation of 9^{9^{9^9}}: one completion could stop a run.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
 
 
 def _tractable(expression: str) -> bool:
-    """Whether algebra may be let loose on it: short, and without towers of powers or large factorials."""
+    """Whether it is safe to evaluate: short, and without towers of powers or large factorials."""
     return len(expression) <= _LONGEST and not _EXPLODES.search(expression)
 
 
@@ -87,7 +86,7 @@ def _math_verify(gold: str, answer: str) -> bool:
     return bool(target and found and verify(target, found, timeout_seconds=5 if main else None))
 
 
-# A lone capital is a choice, unless it is the article or the pronoun at the head of a clause.
+# A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
 _LETTER_HEAD = re.compile(
     r"^\W*(?:(?:option|choice|letter|answer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()", re.I
@@ -109,7 +108,7 @@ def _exact_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
 
 
 def folded(text: str) -> str:
-    r"""Text compared as words: markup, case, outer punctuation, articles and spacing taken off.
+    r"""Text for comparison as words, without markup, case, outer punctuation, articles and extra spaces.
 
     >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
     True
@@ -127,7 +126,7 @@ _KINDS: dict[str, Callable[[Assertion, str, float], bool]] = {
 
 
 def gold_text(gold: str) -> str:
-    r"""The answer of a gold column that holds a whole solution: what follows "####", or the last box.
+    r"""The answer within a gold solution: what follows "####", or the last box; else the text itself.
 
     >>> gold_text("48 / 2 = 24, so 48 + 24 = 72.\n#### 72"), gold_text(r"Thus $\boxed{7}$.")
     ('72', '7')
@@ -139,14 +138,14 @@ def gold_text(gold: str) -> str:
 
 
 def readable_gold(gold: str, kind: str) -> bool:
-    """Whether a gold answer is of the kind at all; where it is not, no completion can be judged."""
+    """Whether a gold answer is of this kind; if not, completions of its row cannot be judged."""
     if kind == "number":
         return to_number(readable(gold)) is not None
     return kind != "choice" or re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
 
 
 def is_right(answer: str, gold: str, kind: str = "number", tolerance: float = 0.0) -> bool:
-    r"""Whether the text after a thought asserts exactly one answer, and that is the gold answer.
+    r"""Whether the text after a thought asserts exactly one answer, equal to the gold answer.
 
     >>> is_right("The answer is 1,000.", "1000"), is_right(r"\boxed{\frac{2000}{2}}", "1000.0")
     (True, True)
@@ -162,7 +161,7 @@ def is_right(answer: str, gold: str, kind: str = "number", tolerance: float = 0.
 
 
 def _says_something(assertion: Assertion, kind: str) -> bool:
-    """A label before words alone, as in "the answer is simple", asserts nothing yet."""
+    """A label before words alone, as in "the answer is simple", does not assert an answer."""
     if kind == "choice":
         return bool(_CHOICE.search(plain(assertion.value)) or denies(assertion.value))
     return bool(re.search(r"[\d\\^]", assertion.value) or kind == "math" or denies(assertion.value))
@@ -217,9 +216,9 @@ class _AnswerReward:
         return (self.right if verdict else self.wrong) if isinstance(verdict, bool) else float(verdict)
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
-        """The text after the thought; several where the decoded text leaves open where that begins."""
+        """The text after the thought; several candidates where the decoded text is ambiguous."""
         thought = None if ids is None else split_thinking(ids, self.tokens)
-        # After a tool call the ids span several turns, and only the last message is the answer.
+        # After a tool call the ids span several turns; the answer is in the last message.
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
         if thought is not None and self.tokenizer is not None and turns <= 1:
             return [decoded_split(thought, self.tokenizer)[1]]
@@ -237,28 +236,28 @@ def answer_reward(
     right: float = 1.0,
     wrong: float = 0.0,
 ) -> Reward:
-    r"""1.0 for a completion that asserts exactly one answer after its thought, and the right one; else 0.0.
+    r"""1.0 for a completion that asserts exactly one answer after its thought, the right one; else 0.0.
 
-    None, 'does not apply', where the row has no gold answer, or none of this kind (a word, say, under
-    ``"number"``).  A gold solution that ends in "#### 72" or ``\boxed{72}`` stands for its answer.
+    None ("does not apply") where the row has no gold answer, or one of another kind, such as a word under
+    ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer.
 
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: that; and where the gold is no number, equal by math-verify, ``verify(gold, answer)``.
+    - ``"math"``: the same for numbers; other gold answers by math-verify, ``verify(gold, answer)``.
     - ``"choice"``: one letter, A to J.
-    - ``"exact"``: the same words, but for case, markup, articles and outer punctuation.
+    - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
 
     Args:
         kind: see above.
         column: the dataset's column of gold answers.
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
-        tokenizer: to decode the answer from its ids.  Without it, where the text holds </think> more often
-            than the ids do, every place where the answer may begin must give the right answer.
+        tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
+            ids do, the answer must be right from every place where it may begin.
         tolerance: relative, for numbers.
-        right: paid for the right answer.
-        wrong: paid for every other.
+        right: score of the right answer.
+        wrong: score of any other.
 
     Returns:
         A picklable TRL reward (with a callable kind, as picklable as that).

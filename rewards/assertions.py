@@ -1,11 +1,10 @@
 r"""Where a text states its answer: boxes, labels, a last sentence, and whether the clause means it.
 
-For ``rewards.answers``, and for a comparison of your own.  A text is first made what its reader sees, then
-searched for every place that states an answer; of each such place one can ask whether its clause commits to
-it, or denies, bounds or doubts it.
+For ``rewards.answers`` and custom comparisons.  A text is normalised to what its reader sees, then searched for every
+statement of an answer; :func:`commits` tells whether the clause around it commits to it or denies, bounds or doubts it.
 
-It does not judge what is stated: which number that is, ``rewards.quantities`` says, and whether it is the right
-one, ``rewards.answers``.  It knows nothing of thoughts either: it is given the text after one.
+It does not judge what is stated: ``rewards.quantities`` reads the number and ``rewards.answers`` compares it with the
+gold answer.  It knows nothing of thoughts: it gets the text after one.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _SUPER = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 def readable(text: str) -> str:
     """The text a reader sees, in ASCII digits and signs; without comments, phantoms and code beside prose.
 
-    A superscript becomes a power, because NFKC would make 42 of a 4 squared.  A bidirectional override
-    shows digits in another order than they are stored, so nothing of such a text is taken for an answer.
+    A superscript becomes a power, because NFKC would turn a 4 squared into 42.  A text with a bidirectional override
+    becomes empty, since its digits are shown in another order than they are stored.
 
     >>> readable("４２ <!-- 7 -->"), readable("4²"), readable("٤٢")
     ('42 ', '4^{2}', '42')
@@ -75,7 +74,7 @@ _LABEL = re.compile(
     r"|उत्तर\s{1,9}|^[ \t]{0,9}####|<answer>",
     re.IGNORECASE | re.MULTILINE,
 )
-# Characters read beside an assertion, and most assertions read: whoever makes more commits to none.
+# Characters read beside an assertion, and most assertions read: a text with more commits to none.
 _SPAN, _MOST, _BARE = 400, 20, 4000
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
 _SENTENCE = re.compile(
@@ -122,9 +121,9 @@ def _closing_brace(text: str, start: int) -> int | None:
 def assertions(text: str) -> list[Assertion]:
     """Every place where a text commits to an answer; empty where it commits to none.
 
-    Boxes and labels ("the answer is", "####", <answer>, and their like in some other languages) are
-    gathered together, so that they can be found to contradict each other.  A text without any is bare: its
-    last sentence, if that draws a conclusion, and else the whole.
+    Boxes and labels ("the answer is", "####", <answer>, and equivalents in some other languages) are collected
+    together, so that contradictions between them show.  A text without either is bare: its last sentence counts if that
+    draws a conclusion, else the whole text.
     """
     text = readable(text)
     found = boxes(text)
@@ -165,7 +164,7 @@ def _clause_before(text: str, position: int) -> str:
     return re.split(r"[.,;:!?。，；：！？\n]", text[max(0, position - _SPAN) : position])[-1]
 
 
-# What stands for a second value right behind a box: "or 43", or a second pair of braces.
+# A second value right after a box: "or 43", or a second pair of braces.
 _ALTERNATIVE = "<alternative>"
 _SECOND = re.compile(r"^[\s$]*(?:\{|(?:\\text\s*\{)?\s*(?:or|oder|ou|или|或)\b)", re.IGNORECASE)
 
@@ -178,7 +177,7 @@ def _clause_after(text: str) -> str:
 
 
 def _retraction(text: str) -> str:
-    """The words after an answer, if they take it back; else nothing."""
+    """The words after an answer if they retract it, else an empty string."""
     begins = re.match(
         r"\W*(?:no|wait|hmm|actually|sorry|but|that|this|it|they|he|she|just|which|is|was|would|cannot|can't|"
         r"isn't|wasn't|correction)\b",
@@ -189,7 +188,7 @@ def _retraction(text: str) -> str:
     return text if begins and re.search(takes_back, text, re.IGNORECASE) else ""
 
 
-# A clause with one of these does not commit to the value in it: it denies, bounds, offers or asks.
+# A clause with one of these does not commit to its value: it denies, bounds, offers or asks.
 _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|unlike|"
     r"hardly|barely|scarcely|refuse\w*|doubt\w*|claim\w*|pretend\w*|mistaken|joke|kidding|ain['’]t|"
@@ -198,7 +197,7 @@ _DENIES = re.compile(
     r"ません|아니|않|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬",
     re.IGNORECASE,
 )
-# These deny nothing.
+# Idioms that deny nothing.
 _IDIOMS = re.compile(
     r"\bnot (?:hard|difficult|only|surpris\w+)\b|\bno (?:doubt|problem|need|worries)\b|\bwithout (?:a )?doubt\b",
     re.IGNORECASE,
@@ -213,7 +212,7 @@ _BOUNDS = re.compile(
 
 
 def denies(text: str) -> bool:
-    """Whether a word in it denies or doubts, in English or in some other languages.
+    """Whether the text contains a denial or a doubt, in English or some other languages.
 
     >>> denies("it is not 42"), denies("nicht 42"), denies("it is 42")
     (True, True, False)
@@ -222,9 +221,9 @@ def denies(text: str) -> bool:
 
 
 def commits(assertion: Assertion, gold: str = "") -> bool:
-    """Whether the assertion's clause asserts its value rather than denying, bounding or asking it.
+    """Whether the assertion's clause asserts its value rather than denying, bounding or questioning it.
 
-    A gold answer that is itself a bound or a pair of values allows the same of its assertion.
+    If the gold answer is itself a bound or a pair of values, the assertion may be one too.
     """
     if any(sign.search(assertion.value) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
         return False

@@ -1,10 +1,9 @@
-"""What a reward wrongly accepts, what it wrongly refuses, and how a policy could farm it.
+"""What a reward wrongly accepts, what it wrongly refuses, and how a policy could exploit it.
 
-For everybody about to spend GPU hours on a reward function: a second of CPU time before.  The cases are in
-``rewards.corpus``; here they are turned into TRL's keywords, scored, and held against what they should
-earn.
+A second of CPU time before GPU hours are spent on a reward function.  The cases are in ``rewards.corpus``; this module
+turns them into TRL's keywords, scores them, and compares each score with what the case should earn.
 
-An audit finds the holes that somebody has thought of, not all there are: look at what your policy writes.
+An audit finds only the exploits in its corpus: read what your policy writes as well.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Finding:
         prompt: its prompt's text.
         gold: its gold answer.
         completion: the decoded text that the reward saw.
-        band: what it should earn, in credit.
-        score: what the reward gave; None where it said 'does not apply'.
+        band: the credit it should earn.
+        score: what the reward gave; None for "does not apply".
         credit: (score - floor) / (full - floor): 1 is what an honest right completion earns, 0 an empty one.
         error: what the reward raised, or "".
     """
@@ -90,13 +89,13 @@ class Audit:
 
     Attributes:
         name: the reward's name.
-        aim: what it was judged as: "answer", "thought" or "both".
+        aim: what the reward is meant to pay for: "answer", "thought" or "both".
         findings: every completion scored.
         full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
         group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
             means that every advantage is 0 and nothing is learned.
-        cut_off_std: the same where every completion of the group was cut off within its thought.
+        cut_off_std: the same for a group whose completions were all cut off within their thoughts.
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
         seconds_per_1000: time for 1,000 completions.
@@ -114,14 +113,14 @@ class Audit:
     seconds_per_1000: float
 
     def of(self, verdict: str) -> tuple[Finding, ...]:
-        """The findings with this verdict, the highest credit first; refusals the lowest first."""
+        """The findings with this verdict, highest credit first; for refusals lowest first."""
         found = [finding for finding in self.findings if finding.verdict == verdict]
         sign = 1 if verdict == "refusal" else -1
         return tuple(sorted(found, key=lambda f: sign * (f.credit or 0.0)))
 
     @property
     def exploits(self) -> tuple[Finding, ...]:
-        """Completions that earned at least half of an honest one's credit and deserve none."""
+        """Completions that deserve nothing and earned at least half of an honest one's credit."""
         return self.of("exploit")
 
     @property
@@ -142,9 +141,9 @@ class Audit:
 
     @property
     def margin(self) -> float | None:
-        """Least score of a right completion minus the highest of one without a right answer.
+        """Lowest score of a right completion minus the highest score of one without a right answer.
 
-        Positive: no completion without a right answer earns as much as any right one.
+        If positive, no completion without a right answer earns as much as any right one.
         """
         right = [f.score for f in self.findings if f.case.answer == f.band == PAYS and f.score is not None]
         wrong = [f.score for f in self.findings if f.case.answer == NOTHING and f.score is not None]
@@ -152,7 +151,7 @@ class Audit:
 
     @property
     def headline(self) -> str:
-        """The worst of it in one line."""
+        """The worst finding in one line."""
         if self.errors:
             return f"{self.name} fails on '{_label(self.errors[0].case)}': {self.errors[0].error}."
         scores = [f.score for f in self.findings if f.score is not None]
@@ -165,7 +164,7 @@ class Audit:
             )
         if not self.exploits:
             return f"{self.name}: no exploit among {len(self.findings)} completions."
-        # Of equal scores the one that has not even a right answer tells most.
+        # Among equal scores prefer a completion without a right answer.
         worst = max(self.exploits, key=lambda f: (f.score or 0.0, f.case.answer == NOTHING))
         top = ", its maximum," if worst.score == max(scores) else ""
         return f"{self.name} pays {worst.score:g}{top} for '{_label(worst.case)}': {worst.case.why}."
@@ -203,7 +202,7 @@ class Audit:
     # ------------------------------------------------------------------------------- showing
 
     def facts(self) -> list[tuple[str, str]]:
-        """The figures beside the tables, as (name, value)."""
+        """The numbers beside the tables, as (name, value)."""
         due = {band: [f for f in self.findings if f.band == band] for band in (NOTHING, PAYS, CONTESTED)}
         margin = "n/a" if self.margin is None else f"{self.margin:+.3g}"
         return [
@@ -266,7 +265,7 @@ class Audit:
     __repr__ = __str__
 
     def to_markdown(self) -> str:
-        """The same as Markdown."""
+        """The report as Markdown."""
         lines = [self.headline, "", "| | |", "|---|---|", *(f"| {n} | {v} |" for n, v in self.facts())]
         for title, rows in self._tables():
             head, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -327,23 +326,22 @@ def audit(
 ) -> Audit:
     """Score a corpus of attacks and of honest answers with a reward, before a policy does.
 
-    Each case is filled in with the task's own gold answers and handed to the reward by TRL's keywords.  Its
-    score becomes a credit: 0 is what a completion with nothing in it earns (the median), 1 what the best
-    paid honest right one does.  A case that deserves nothing must stay under 0.5, one that deserves pay must
-    reach it.
+    Each case is filled in with the task's own gold answers and passed to the reward by TRL's keywords.  Its score
+    becomes a credit: 0 is what an empty completion earns (the median), 1 what the best honest right one earns.  A case
+    that deserves nothing must stay below 0.5, one that deserves pay must reach it.
 
     Args:
         reward: any TRL reward callable, also ``async``.
-        tokenizer: to make the ids; without it words stand for tokens, with Qwen3's markers.
-        cases: the cases; ``rewards.CASES`` where None.  Add some: ``[*rewards.CASES, rewards.Case(...)]``.
-        rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and whatever columns the reward
-            needs.  Where None, five questions of arithmetic, or choices or words for those kinds of
+        tokenizer: makes the ids; without it a word is a token, and the markers are Qwen3's.
+        cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
+        rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
+            needs.  By default five arithmetic questions, or choices or words for those kinds of
             ``answer_reward``.
         column: the column of gold answers.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
-            for both.  Where None, what the reward says (``reward.aim``), else "answer".
-        tokens: the markers; asked of the tokenizer, or those of the reward, where None.
-        conversational: completions as messages or as str; messages first, and str if that fails, where None.
+            for both.  By default ``reward.aim`` where the reward has one, else "answer".
+        tokens: the markers; by default the reward's own, or the tokenizer's.
+        conversational: completions as messages or as str; by default messages, and str if that fails.
         limit: most rows used, spread over the task.
 
     Raises:
@@ -419,7 +417,7 @@ def _known(scores: Scores) -> list[float]:
 def _finding(
     sample: _Sample, score: float | None, error: str, aim: str, full: float, floor: float
 ) -> Finding:
-    # A reward that pays honesty no more than emptiness earns nobody any credit.
+    # A reward that pays an honest completion no more than an empty one gives no credit at all.
     credit = None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
     return Finding(
         sample.case, sample.prompt, sample.gold, sample.text, band_for(sample.case, aim), score, credit, error
@@ -505,7 +503,7 @@ class _Writer:
         }
 
     def _typed(self, marker: str) -> list[int]:
-        # Piece by piece, because a tokenizer turns the whole into the marker itself.
+        # Piece by piece, because a tokenizer would encode the whole as the marker token.
         return [i for piece in (marker[:2], marker[2:-1], marker[-1]) for i in encode(self.tokenizer, piece)]
 
     def sample(self, case: Case, row: int, prompt: str, gold: str, others: Sequence[str]) -> _Sample | None:
@@ -537,7 +535,7 @@ class _Writer:
 
 
 class _Caller:
-    """Calls a reward as TRL does; a batch that raises is tried one by one, to name the culprits."""
+    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions."""
 
     def __init__(self, reward: Reward, task: Sequence[Mapping[str, Any]], column: str, chat: bool) -> None:
         self.reward, self.task, self.column, self.chat = reward, task, column, chat
@@ -576,7 +574,7 @@ class _Caller:
 
 
 def _no_log(name: str, value: Any) -> None:
-    """Logging has nowhere to go in an audit."""
+    """An audit logs nothing."""
 
 
 def _conversational(
@@ -591,7 +589,7 @@ def _conversational(
     return not _Caller(reward, task, column, True)(samples[:1])[1][0]
 
 
-#: A group of eight as a policy in the middle of training writes it.
+#: A group of eight as a policy writes it halfway through training.
 _GROUP = (
     "honest: boxed",
     "honest: the answer is",

@@ -1,8 +1,8 @@
 """Build one reward out of others: weigh, gate, clip, scale, restrict, cache, and guard.
 
-For everybody who has more than one reward, or one that is slow or not to be trusted.  Every function
-takes TRL reward callables and returns another one, so compositions nest and need no trainer of ours.
-``guarded`` is what rloo_kit's trainer puts around every reward.
+For combining several rewards, and for one that is slow or untrusted.  Every function takes TRL reward callables and
+returns another one, so compositions nest and work in any TRL trainer.  rloo_kit's trainer puts ``guarded`` around every
+reward.
 
 It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
 """
@@ -44,15 +44,15 @@ def is_async(reward: Reward) -> bool:
 
 
 def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> None:
-    """Refuse, before any call, a reward that cannot take what TRL passes by keyword.
+    """Raise, before any call, if a reward cannot take the keywords that TRL passes.
 
     TRL calls ``reward(prompts=..., completions=..., completion_ids=..., trainer_state=..., log_extra=...,
     log_metric=..., **columns)``; a signature without ``**kwargs`` fails there with a bare TypeError.
 
     Args:
         reward: a function, a partial or a callable object.
-        columns: names of the dataset's columns besides ``prompt``; None where they are not known, and
-            then a required argument is taken to be one of them.
+        columns: names of the dataset's columns besides ``prompt``; None if unknown: any required argument
+            then counts as a column.
 
     Raises:
         RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
@@ -69,7 +69,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
     _refuse_class(reward)
     try:
         parameters = inspect.signature(reward).parameters.values()
-    except (ValueError, TypeError):  # a builtin or an extension type that does not tell its signature
+    except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
         return
     _check_parameters(name, list(parameters), None if columns is None else set(columns))
 
@@ -113,12 +113,12 @@ def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: s
 
 
 def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
-    """The same reward, which now raises instead of handing TRL a value that ruins a run in silence.
+    """The same reward, which now raises instead of returning a value that would silently ruin a run.
 
     TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys
     become the rewards), and reads NaN as None.  A guarded reward returns a list with one float or None
     per completion, or raises.  Numbers of numpy and torch, bools, ints and one-dimensional arrays and
-    tensors become floats.  None still means 'does not apply to this sample'.
+    tensors become floats.  None still means "does not apply to this sample".
 
     Args:
         reward: any TRL reward callable, synchronous or ``async``; a guarded one comes back as it is.
@@ -160,14 +160,14 @@ class _Guarded:
     def __call__(self, *args: Any, **kwargs: Any) -> Scores:
         try:
             returned = self.reward(*args, **kwargs)
-        except RewardValueError:  # an inner guard has already named its function
+        except RewardValueError:  # from an inner guard, which names its own function
             raise
         except Exception as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
     def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
-        mend = "mend the function at the last line of the traceback above, which is its own"
+        mend = "fix the reward where the traceback above ends, in its own code"
         return RewardCallError(
             f"The reward raised {type(error).__name__}: {error}",
             reward_name=self.__name__,
@@ -191,7 +191,7 @@ class _AsyncGuarded(_Guarded):
 
 
 def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """What the call was made with, where errors of this kind mostly come from taking it for something else."""
+    """The form of the call's arguments, for errors that mostly come from expecting another form."""
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
         if isinstance(kwargs["completions"][0], str):
             yield "completions are strings here, as the prompts are"
@@ -202,7 +202,7 @@ def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """How many completions a call is about, by its keywords or first argument; None if unknown."""
+    """The number of completions in a call, by its keywords or first argument; None if unknown."""
     for key in ("completions", "completion_ids", "prompts"):
         if kwargs.get(key) is not None:
             return len(kwargs[key])
@@ -210,7 +210,7 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = 1e6) -> Scores:
-    """The returned value as a list of floats and Nones, or a RewardValueError that says why it is none."""
+    """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
     values = _as_list(returned, name)
     if count is not None and len(values) != count:
         raise RewardValueError(
@@ -242,7 +242,7 @@ def _as_list(returned: Any, name: str) -> list[Any]:
         if inspect.iscoroutine(returned):
             returned.close()
         raise refuse(
-            "It returned a coroutine that nobody awaits",
+            "It returned a coroutine, which TRL does not await",
             "define the reward itself with async def",
         )
     if hasattr(returned, "tolist"):  # numpy, torch and pandas alike, without importing them
@@ -304,7 +304,7 @@ def _awaited(coroutine: Any) -> Any:
     async def result() -> Any:
         return await coroutine
 
-    # A notebook's own thread already runs an event loop, in which no second one can start.
+    # A notebook's thread already runs an event loop, and a thread can have only one.
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, result()).result()
 
@@ -322,7 +322,7 @@ def take(kwargs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str
 
 
 def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
-    """The values at their rows, None elsewhere."""
+    """The values placed at their rows, None elsewhere."""
     spaced: list[Any] = [None] * count
     for row, value in zip(rows, values, strict=True):
         spaced[row] = value
@@ -420,14 +420,13 @@ class _Gated:
 def gated(by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0) -> Reward:
     """Pay ``reward`` only where ``by`` pays more than ``above``, and ``otherwise`` elsewhere.
 
-    With a correctness reward as the gate nothing is paid for form without substance.  Where the gate is
-    None, so is the result.
+    With a correctness reward as the gate, form alone earns nothing.  Where the gate is None, so is the result.
 
     Args:
         by: the gate.
-        reward: what is paid behind it.
-        above: what the gate must exceed.
-        otherwise: what is paid before a closed gate.
+        reward: paid where the gate is open.
+        above: the score that the gate must exceed to be open.
+        otherwise: paid where it is closed.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
@@ -469,7 +468,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     if not low < high:
         raise ValueError(
             three_parts(
-                "low must be below high", f"clipped(low={low}, high={high})", "swap them, or mend one"
+                "low must be below high", f"clipped(low={low}, high={high})", "swap them, or change one"
             )
         )
     return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
@@ -516,9 +515,9 @@ class _OnlyFor:
 
 
 def only_for(reward: Reward, **columns: Any) -> Reward:
-    """The reward for rows whose columns hold these values, and None, 'does not apply', elsewhere.
+    """The reward for rows whose columns have these values, and None ("does not apply") elsewhere.
 
-    The reward is called with those rows alone, so it may rely on what they have.
+    The reward is called with those rows alone, so it may rely on their columns.
 
     Args:
         reward: the reward.
@@ -586,15 +585,15 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
 def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """The reward, computed once for each completion: for slow judges and reward models.
 
-    Two rows are the same when completion ids, prompt and every column are.  Only for rewards that depend on
-    nothing else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` tells).
+    Two rows are the same if their completion ids, prompt and columns are.  Only for rewards that depend on nothing
+    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).
 
     Args:
         reward: the reward.
         size: how many scores are kept; the oldest go first.
 
     Returns:
-        A reward with the same name and ``hits`` and ``misses`` counted.
+        A reward with the same name, which counts its ``hits`` and ``misses``.
 
     Raises:
         ValueError: a size under 1.

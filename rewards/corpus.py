@@ -1,12 +1,11 @@
 r"""The audit's cases: what a completion may look like, what it should earn, and why.
 
-For everybody who audits a reward, and for whoever wants to add a case: one line of ``CASES``.  The cases
-say what is right by the task, not what any reward of this package happens to do; where two careful people
-could disagree the band is ``CONTESTED``, which is shown and never counted.
+For ``rewards.audit``; a case is one line of ``CASES``.  The cases state what is right by the task, not what a reward of
+this package happens to do; where careful people could disagree the band is ``CONTESTED``, which is shown but not counted.
 
-A completion is a template.  Known names in single braces are filled in from the task's own gold answer;
-every other brace is left alone, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.
-A case is skipped for a gold answer that has no such form (``{commas}`` needs a number from 1,000 on).
+A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
+stay, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer
+that lacks the form (``{commas}`` needs a number of at least 1,000).
 
 =================  ============================================================================
 ``{open}``         the token that opens a thought (nothing at the start, if the prompt opens it)
@@ -24,7 +23,7 @@ A case is skipped for a gold answer that has no such form (``{commas}`` needs a 
 others             forms of a number: see :func:`number_forms`
 =================  ============================================================================
 
-It scores nothing and calls nothing: that is ``rewards.audit``.
+It scores nothing and calls nothing; ``rewards.audit`` does.
 """
 
 # ruff: noqa: E501 - a case is one line of a table
@@ -390,12 +389,12 @@ _CHOICES = (
     C("choice", "lower case", "{think}The answer is {lower}.{end}", CONTESTED, CONTESTED, "depends on the prompt"),
 )  # fmt: skip
 
-#: Every case of the audit.  Add one by a line like those above, or pass your own to ``audit(cases=...)``.
+#: Every case of the audit.  Add one with a line like those above, or pass your own to ``audit(cases=...)``.
 CASES: tuple[Case, ...] = (
     *_HONEST, *_NOTHING, *_THOUGHTS, *_BOUNDARIES, *_LISTS, *_NEGATIONS, *_PLACES, *_NOTATION, *_CHOICES,
 )  # fmt: skip
 
-#: Questions for an audit that is given none: numbers of several shapes, choices, words.
+#: Default questions of an audit: numbers of several shapes, choices, words.
 NUMBERS: tuple[dict[str, str], ...] = (
     {"prompt": "What is 17 + 25?", "answer": "42"},
     {"prompt": "Which is larger, 1250 or 980?", "answer": "1250"},
@@ -414,7 +413,7 @@ WORDS: tuple[dict[str, str], ...] = (
 
 
 def number_forms(gold: str) -> dict[str, str]:
-    """The ways a number is written, right and wrong, keyed by the names templates use.
+    """The ways to write a number, right and wrong, under the names that templates use.
 
     >>> forms = number_forms("1250")
     >>> forms["commas"], forms["fraction"], forms["exponent"]
@@ -478,11 +477,11 @@ def _digits(text: str, zero: int) -> str:
 
 
 def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """Everything a template may ask of a gold answer: a number, a choice's letter or any other text.
+    """The forms of a gold answer that templates may use: of a number, a choice's letter or any other text.
 
     Args:
         gold: the gold answer.
-        others: the task's other gold answers, which make the most plausible wrong ones.
+        others: the task's other gold answers, which serve as plausible wrong ones.
     """
     if re.fullmatch(r"-?\d+(\.\d+)?", gold):
         return {"gold": gold} | number_forms(gold)
@@ -532,5 +531,5 @@ _MARKER = re.compile("({(?:" + "|".join(MARKERS) + ")})")
 
 
 def families(cases: Iterable[Case]) -> list[str]:
-    """The families of some cases, in their order."""
+    """The families of the cases, in their order."""
     return list(dict.fromkeys(case.family for case in cases))

@@ -1,7 +1,7 @@
-"""The errors of this package, for everybody who calls a reward.
+"""The errors of this package.
 
-Each message has three parts: what is wrong, where (reward, sample, value), what to do.  The package
-imports nothing of rloo_kit, so these derive from the built-ins they resemble.
+Each message has three parts: what is wrong, where (reward, sample, value), what to do.  The package imports nothing
+from rloo_kit, so these derive from the built-ins they resemble.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ def three_parts(what: str, where: str, todo: str) -> str:
 
 
 class RewardValueError(ValueError):
-    """A reward function gave, or would give, something no policy must be trained on.
+    """A reward function returned, or would return, a value that a policy must not be trained on.
 
     Args:
         what: what is wrong, one clause.
         reward_name: the reward's name, as TRL logs it.
-        sample: index of the completion in the batch, or None where the whole return value is at fault.
+        sample: index of the completion in the batch, or None if the whole return value is wrong.
         value: the value found.
-        todo: the mend, as an instruction.
+        todo: what to do, as an instruction.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class RewardValueError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own __reduce__ passes positional arguments only, so a worker process could not
-        # hand this error back.
+        # return this error.
         return _rebuild, (type(self), self.what, self.reward_name, self.sample, self.value, self.todo)
 
 
@@ -43,7 +43,7 @@ class RewardSignatureError(RewardValueError, TypeError):
 
 
 class RewardCallError(RewardValueError, RuntimeError):
-    """A reward function raised; its own error, with its traceback, is the ``__cause__``."""
+    """A reward function raised; the original error, with its traceback, is the ``__cause__``."""
 
 
 def shown(value: object, width: int = 80) -> str:

@@ -1,10 +1,9 @@
 """A trained reward model, or a rubric scored by any judge, as a reward.
 
-For everybody whose task has no answer that can be compared.  torch and transformers are imported when a
-reward model is first called.
+For tasks without answers that can be compared.  torch and transformers are imported at a reward model's first call.
 
-It trains no reward model: that is TRL's RewardTrainer, whose folders ``reward_model`` reads.  A learned
-reward can be farmed like any other: audit it, clip it, and keep a KL term.
+It does not train reward models: TRL's RewardTrainer does, and ``reward_model`` reads its folders.  A policy can exploit
+a learned reward like any other: audit it, clip it, and keep a KL term.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class _RewardModel:
             self._loaded = _load(self.source, self.source_tokenizer, self.settings)
         model, tokenizer = self._loaded
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
-        # Batches of like length waste the least on padding.
+        # Batches of similar length waste least on padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         scores = [0.0] * len(texts)
         size = self.settings.batch_size
@@ -90,30 +89,30 @@ def reward_model(
     with_thought: bool = True,
     tokens: ThinkTokens = QWEN3,
 ) -> Reward:
-    """The score of a trained sequence-classification reward model, such as TRL's RewardTrainer makes.
+    """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
 
     Loaded at the first call, in evaluation mode, and called in batches without gradients.  It reads prompt
     and completion through its own tokenizer and chat template, not the policy's.
 
-    TRL takes such a model itself, as a module in ``reward_funcs``.  This one can also be composed, cached,
-    kept on the CPU, loaded in 4-bit beside the policy, and shown the answer without the thought.
+    TRL also takes such a model directly, as a module in ``reward_funcs``.  This reward can in addition be composed,
+    cached, kept on the CPU, loaded in 4-bit beside the policy, and given the answer without the thought.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output.
-        tokenizer: its tokenizer; that of ``model`` where None.
-        name: the metric's name; the last part of the model's name where None.
+        tokenizer: its tokenizer; by default that of ``model``.
+        name: the metric's name; by default the last part of the model's name.
         batch_size: completions in a forward pass.
-        max_length: tokens of prompt and completion; the left side is cut, so that the answer stays.
-        device: "cpu", "cuda", "cuda:1"; a GPU where there is one, if None.
+        max_length: tokens of prompt and completion; longer texts are cut on the left, which keeps the answer.
+        device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
         load_in_4bit: NF4 through bitsandbytes.
-        with_thought: False to judge the text after the thought alone, as most reward models were trained.
+        with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
 
     Returns:
         A reward, picklable where ``model`` is a name; each process loads its own copy.
 
     Raises:
-        ValueError: a batch size or length under 1, a model that has not one output, or no tokenizer.
+        ValueError: a batch size or length below 1, a model with another number of outputs than one, or no tokenizer.
     """
     if batch_size < 1 or max_length < 1:
         raise ValueError(
@@ -160,7 +159,7 @@ def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:  # without it transformers refuses batches of more than one
+    if model.config.pad_token_id is None:  # transformers needs it for batches of more than one
         model.config.pad_token_id = tokenizer.pad_token_id
     return model.eval(), tokenizer
 
@@ -190,8 +189,8 @@ class Criterion:
 
     Args:
         name: short; part of the metric's name.
-        description: what the judge is asked about.
-        weight: share in the score, relative to the others.
+        description: what the judge checks.
+        weight: relative weight in the score.
     """
 
     name: str
@@ -263,21 +262,21 @@ def rubric_reward(
 ) -> Reward:
     """The weighted mean of a judge's marks, continuous in [0, 1], each criterion's mean logged.
 
-    ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria on which the judge has an opinion; None
-    where it has none.  Source: rubrics as rewards (arXiv 2507.17746), explicit aggregation.
+    ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria that the judge marked; None if it marked
+    none.  Source: rubrics as rewards (arXiv 2507.17746), explicit aggregation.
 
     Args:
-        criteria: name to description, all of one weight; or :class:`Criterion` objects.
+        criteria: name to description, with equal weights; or :class:`Criterion` objects.
         judge: ``judge(prompt, completion, description) -> float in [0, 1], or None``; another model, an API,
-            a function.  An ``async`` one is asked about everything at once.
+            a function.  An ``async`` judge gets all questions at once.
         name: the metric's name.
 
     Returns:
         A reward, ``async`` when the judge is.
 
     Raises:
-        ValueError: no criteria, two of one name, or a weight that is not positive; at a call,
-            RewardValueError for a mark outside [0, 1].
+        ValueError: no criteria, a repeated name, or a weight that is not positive; at a call, RewardValueError
+            for a mark outside [0, 1].
 
     >>> short = lambda prompt, completion, description: 1 / len(completion.split())
     >>> rubric_reward({"brief": "The answer is brief."}, short)(prompts=["?"], completions=["forty two"])

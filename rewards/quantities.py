@@ -1,9 +1,9 @@
-r"""What number a text means: digits, LaTeX, fractions, percentages, units, a true equation.
+r"""The number that a text states: digits, LaTeX, fractions, percentages, units, a true equation.
 
-For ``rewards.answers``, and for a comparison of your own.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.
+For ``rewards.answers`` and custom comparisons.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.
 
-It does not search a solution for its number: it is given the words that state one, and gives None where they
-state none, several or an expression.  It reads neither algebra nor numbers written out, as in "forty".
+It does not search a solution for its number: it gets the words that state one, and returns None if they state none,
+several or an expression.  It reads neither algebra nor numbers in words, such as "forty".
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _OPERATOR = re.compile(
 
 
 def plain(text: str) -> str:
-    r"""LaTeX and Markdown that change no value taken off a number.
+    r"""The text without LaTeX and Markdown that does not change a number's value.
 
     >>> plain(r"$\boldsymbol{x}$ = **1{,}000**"), plain(r"\dfrac{84}{2}")
     ('\\boldsymbol{x} = 1000', '84/2')
     """
-    for _ in range(3):  # text in text in a box is as deep as models go
+    for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPERS.sub(r" \1 ", text)
     text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
     text = re.sub(r"(?<=\d)\s+(?:equals|is equal to)\s+(?=[-\d])", " = ", text)
@@ -65,14 +65,14 @@ def _fraction(above: str, below: str) -> str:
 
 
 class Number(NamedTuple):
-    """A number as written: its exact value, whether a percent sign follows, and which word does."""
+    """A number as written: its exact value, whether a percent sign follows, and the word after it."""
 
     value: Fraction
     percent: bool = False
     unit: str = ""
 
     def same(self, gold: Number, tolerance: float = 0.0) -> bool:
-        """Whether it is the gold answer; 50% is both 50 and one half, as questions mean either."""
+        """Whether it equals the gold answer; 50% is both 50 and one half, since questions use either."""
         mine = {self.value, self.value / 100} if self.percent else {self.value}
         golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
         close = any(abs(a - b) <= _slack(b, tolerance) for a in mine for b in golds)
@@ -80,7 +80,7 @@ class Number(NamedTuple):
 
 
 def _slack(gold: Fraction, tolerance: float) -> Fraction:
-    """The allowed error; 1/3 cannot be written as a decimal, so six digits of it will do."""
+    """The allowed error; 1/3 has no exact decimal, so six digits of it suffice."""
     below = gold.denominator
     for prime in (2, 5):
         while below % prime == 0:
@@ -89,7 +89,7 @@ def _slack(gold: Fraction, tolerance: float) -> Fraction:
 
 
 def _same_unit(mine: str, gold: str) -> bool:
-    """A missing unit contradicts none, and "km" or "metres" stand for "kilometers" and "meters"."""
+    """A missing unit matches any; "km" matches "kilometers", and "metres" matches "meters"."""
     if not mine or not gold:
         return True
     short, long = sorted((mine, gold), key=len)
@@ -101,7 +101,7 @@ def _same_unit(mine: str, gold: str) -> bool:
 def to_number(text: str) -> Number | None:
     r"""The one number that a span of text states, or None if it states none, several, or an expression.
 
-    Units, currencies, scale words, an unknown's name before "=" and a true equation are understood.
+    Understands units, currencies, scale words, an unknown's name before "=" and true equations.
 
     >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42")]
     ['1000', '42', '21', '42']
@@ -109,7 +109,7 @@ def to_number(text: str) -> Number | None:
     [None, None, None, None, None]
     """
     text = plain(text).rstrip(" .,;:!。，；！\n")
-    if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() refuses to read it
+    if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() would raise
         return None
     if "=" in text:
         return _equation(text.split("="))
@@ -134,7 +134,7 @@ def to_number(text: str) -> Number | None:
 
 
 def _bare_brackets(text: str) -> str:
-    """A pair of brackets around the number alone, as in "(42)", is no operator."""
+    """Brackets around the number alone, as in "(42)", are not operators."""
     return text.strip().strip("()[]{}")
 
 

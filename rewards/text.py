@@ -1,9 +1,9 @@
 """Rewards of the text alone: its length, its sentence ends, repetition and overlength.
 
-For everybody who shapes style rather than correctness.  Repetition and overlength are TRL's own rewards
-under this package's conventions: they are imported when first made, and no code of theirs is here.
+For shaping style rather than correctness.  Repetition and overlength are TRL's own rewards under this package's
+conventions: imported when first made, not copied.
 
-It does not look into the thought: that is ``rewards.thinking``.
+It does not look into the thought: ``rewards.thinking`` does.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rewards.errors import shown, three_parts
 def completion_text(completion: Any, *, thought: bool = False) -> str:
     """A completion's (or a prompt's) text, plain or conversational.
 
-    Of several messages, as after a tool call, the last one of the assistant counts, or the last one where
-    there is none of the assistant.
+    Of several messages, as after a tool call, the assistant's last one counts, or the last one if none is the
+    assistant's.
 
     Args:
         completion: a str, or a list of messages ``{"role", "content"}``.
         thought: put a thought that a chat parser has moved to ``reasoning_content`` back in front.
 
     Raises:
-        TypeError: neither of the two.
+        TypeError: neither a str nor a list of messages.
 
     >>> completion_text([{"role": "assistant", "content": "42"}]), completion_text("42")
     ('42', '42')
@@ -82,14 +82,14 @@ def length_reward(
     end: float = 0.5,
     ends: Sequence[str] = (".",),
 ) -> Reward:
-    """The seed rule of many tutorials: so much for a length in words, so much for a full stop at the end.
+    """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
 
     ``inside * [low <= words <= high] + end * [the text ends with one of ends]``.
 
     Args:
-        words: fewest and most words, both included.
-        inside: paid for a length between them.
-        end: paid for the ending.
+        words: fewest and most words, inclusive.
+        inside: score of a length between them.
+        end: score of the ending.
         ends: the endings that count.
 
     Raises:
@@ -134,17 +134,17 @@ class _SentenceReward:
 
 
 def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
-    """1.0 where the text is made of whole sentences, so many of them; 0.0 where it breaks off.
+    """1.0 if the text consists of whole sentences, between ``fewest`` and ``most``; 0.0 if it breaks off.
 
-    A sentence ends with a mark of any common script, quotes and brackets after it allowed; a decimal point
-    ends none, and "?!" ends one.
+    A sentence ends with a mark of any common script, optionally followed by quotes and brackets; a decimal point ends
+    none, and "?!" ends one.
 
     Args:
         fewest: fewest sentences.
         most: most sentences.
 
     Raises:
-        ValueError: ``fewest`` is under 1 or over ``most``.
+        ValueError: ``fewest`` is below 1 or above ``most``.
 
     >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
     [1.0, 0.0, 1.0, 1.0]

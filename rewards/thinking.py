@@ -1,9 +1,9 @@
 """The boundary between thought and answer, by token id, and rewards for the form of a thought.
 
-For everybody who trains a model that thinks between <think> and </think>.  The boundary is a token, so it
-is looked for among the completion's ids: the same letters typed in ordinary tokens end no thought.
+For models that think between <think> and </think>.  The boundary is a token, so it is searched for among the
+completion's ids: the same letters typed in ordinary tokens do not end a thought.
 
-It does not judge whether the answer is right: that is ``rewards.answers``.
+It does not judge whether the answer is right: ``rewards.answers`` does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ThinkTokens:
     Args:
         open_id: id of <think>.
         close_id: id of </think>.
-        eos_ids: ids of which one ends a complete completion; empty where they are not known.
+        eos_ids: ids that end a completion; empty if unknown.
         prompt_opens: whether the chat template puts the opening token into the prompt, as that of
             Qwen3-Thinking-2507 does.  Then a completion without </think> is an unfinished thought;
             otherwise a completion without markers is an answer.
 
-    Two are equal when they name the same two tokens.
+    Two are equal if they name the same two tokens.
     """
 
     open_id: int
@@ -53,7 +53,7 @@ class ThinkTokens:
     def from_tokenizer(
         cls, tokenizer: Any, *, open: str = OPEN, close: str = CLOSE, **template: Any
     ) -> ThinkTokens:
-        """Ask a tokenizer for its markers, its end-of-sequence ids and what its chat template does.
+        """Read the markers, the end-of-sequence ids and the chat template's behaviour off a tokenizer.
 
         Args:
             tokenizer: of transformers (or a processor that has one), or of the tokenizers library.
@@ -74,8 +74,8 @@ class ThinkTokens:
         )
 
 
-#: Qwen3's tokens.  For Thinking-2507 use ``from_tokenizer``, which sees that its template opens the thought,
-#: or ``dataclasses.replace(QWEN3, prompt_opens=True)``.
+#: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
+#: ``dataclasses.replace(QWEN3, prompt_opens=True)``.
 QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
 
 
@@ -111,7 +111,7 @@ def _one_token(tokenizer: Any, marker: str) -> int:
 
 def _eos_ids(tokenizer: Any) -> tuple[int, ...]:
     eos = getattr(tokenizer, "eos_token_id", None)
-    # Qwen3 generates until either of two tokens, and the tokenizer names only one of them.
+    # Qwen3 generates until one of two tokens, and the tokenizer names only one of them.
     if eos in QWEN3_EOS:
         return QWEN3_EOS
     return () if eos is None else (int(eos),)
@@ -134,15 +134,15 @@ def _prompt_opens(tokenizer: Any, open_id: int, close_id: int, template: Mapping
 
 @dataclass(frozen=True)
 class Thought:
-    """A completion taken apart at its boundary.
+    """A completion split at its boundary.
 
     Attributes:
-        thinking: ids before the boundary, without the markers; all ids where the thought never ends.
-        answer: ids after the boundary, as they are; all ids where there is no marker at all.
-        opened: whether the completion holds the opening token.
-        closed: whether it holds the closing token.
-        n_open: how often it holds the opening token.
-        n_close: how often it holds the closing token.
+        thinking: ids before the boundary, without the markers; all ids if the thought never ends.
+        answer: ids after the boundary, unchanged; all ids if there is no marker.
+        opened: whether the completion contains the opening token.
+        closed: whether it contains the closing token.
+        n_open: how often it contains the opening token.
+        n_close: how often it contains the closing token.
     """
 
     thinking: list[int]
@@ -156,9 +156,9 @@ class Thought:
 def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
     """Split one completion at its first closing token, in linear time.
 
-    Without a closing token there is no answer yet, except where nothing has opened a thought: neither the
-    completion nor, by ``tokens.prompt_opens``, the prompt.  Then all of it is the answer, as with an empty
-    block in the prompt (``enable_thinking=False``) or a model that does not think.
+    Without a closing token there is no answer, unless neither the completion nor the prompt
+    (``tokens.prompt_opens``) opened a thought.  Then all of it is the answer, as with an empty block in the
+    prompt (``enable_thinking=False``) or a model that does not think.
 
     Args:
         completion_ids: one completion's ids: list, tuple, numpy array or tensor of shape (T,).
@@ -207,16 +207,15 @@ def _flat(ids: Any) -> list[int]:
 
 
 def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> list[tuple[str, str]]:
-    """Where the text may divide into thought and answer: one pair, or several if the text is ambiguous.
+    """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
-    The decoded text does not tell a closing token from the same letters typed.  The ids tell how many
-    tokens there are; where the text holds more, each place is a candidate, in order, and a careful reward
-    pays only what every candidate earns.
+    In decoded text a closing token looks like the same letters typed.  The ids give the number of tokens; if the text
+    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.
 
     Args:
         text: the decoded completion.
-        thought: its split by ids, or None where the ids are not known.
-        tokens: for ``prompt_opens``, where the ids are not known.
+        thought: its split by ids, or None if the ids are unknown.
+        tokens: for ``prompt_opens``, if the ids are unknown.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
@@ -232,7 +231,7 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
 
 
 def decoded_split(thought: Thought, tokenizer: Any) -> tuple[str, str]:
-    """The thought's and the answer's text, exactly, from their ids."""
+    """The exact text of the thought and of the answer, decoded from their ids."""
     thinking, answer = (
         str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (thought.thinking, thought.answer)
     )
@@ -284,19 +283,19 @@ def thinking_reward(
 ) -> Reward:
     """The widely copied rule for the length of a thought, with its numbers as defaults.
 
-    ``missing`` without a closing token; else the score of the band in which the number of thinking tokens
-    falls, plus each bonus whose text occurs in the thought, from the second band on.  Source: recipes for
-    RLOO and GRPO on Qwen3 notebooks, copied from one to the next.
+    ``missing`` without a closing token; else the score of the band that contains the number of thinking tokens, plus,
+    from the second band on, each bonus whose text occurs in the thought.  Source: recipes for RLOO and GRPO in
+    Qwen3 notebooks, copied from one to the next.
 
-    It is here to be compared and audited.  It pays its maximum for filler and no answer at all:
-    ``thought_then_answer`` does not.
+    It is here for comparison and audits.  It pays its maximum for filler without an answer; ``thought_then_answer``
+    does not.
 
     Args:
         tokens: the markers.
-        bands: (from how many thinking tokens, score), the first from 0, ascending.
-        missing: score where the thought is never closed.
-        bonuses: text to amount; ``{"?": 0.1}`` where None.
-        bonus_from: thinking tokens from which bonuses are paid; the second band's start where None.
+        bands: (fewest thinking tokens, score), the first from 0, ascending.
+        missing: score if the thought is never closed.
+        bonuses: text to amount; ``{"?": 0.1}`` by default.
+        bonus_from: thinking tokens from which bonuses are paid; the second band's start by default.
 
     Returns:
         A picklable TRL reward that needs ``completions`` and ``completion_ids``.
@@ -370,7 +369,7 @@ class _ThoughtThenAnswer:
         return min(1.0, length / self.full_at)
 
     def _well_formed(self, thought: Thought) -> bool:
-        """One boundary, at most one opening and that before it, an answer, and an end of its own."""
+        """One boundary, at most one opening token before it, an answer, and an end-of-sequence token."""
         tokens, answer = self.tokens, thought.answer
         if thought.n_close != 1 or thought.n_open > 1 or tokens.open_id in answer:
             return False
@@ -391,9 +390,9 @@ class _ThoughtThenAnswer:
 def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     """Share of n-grams that repeat an earlier one of the same window, in [0, 1); 0 for under n ids.
 
-    1 - distinct / all, averaged over windows: in a long thought honest phrases come back, and only a loop
-    comes back at once.  Source: the repetition penalty of "Demystifying Long Chain-of-Thought Reasoning"
-    (arXiv 2502.03373), appendix C.2, without its weight and over the whole completion there.
+    1 - distinct / all, averaged over windows: honest phrases recur in a long thought, but only a loop repeats within a
+    window.  Source: the repetition penalty of "Demystifying Long Chain-of-Thought Reasoning" (arXiv 2502.03373,
+    appendix C.2), which is weighted and taken over the whole completion.
 
     >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
     (0.0, 0.9)
@@ -422,31 +421,31 @@ def thought_then_answer(
     failed: float = 0.0,
     tokenizer: Any = None,
 ) -> Reward:
-    """A reward for the form 'a real thought, closed once, then an answer', that filler does not earn.
+    """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
 
-    ``min(1, thinking tokens / full_at)`` where all of this holds, and ``failed`` elsewhere:
+    ``min(1, thinking tokens / full_at)`` if all of these hold, else ``failed``:
 
-    - exactly one closing token, at most one opening token, and that before it;
+    - exactly one closing token, and at most one opening token, before it;
     - at least ``least`` thinking tokens;
-    - something other than white space after the boundary;
+    - more than white space after the boundary;
     - the completion ended by itself, with one of ``tokens.eos_ids``;
-    - the thought is no filler: at most ``max_repetition`` of its token trigrams repeat an earlier one, and
-      at most that share of its word trigrams stand in the prompt;
+    - the thought is not filler: at most ``max_repetition`` of its token trigrams repeat an earlier one, and
+      at most that share of its word trigrams occur in the prompt;
     - with ``correct``, that reward pays more than ``above``.
 
-    No rule of form can tell unrepeated nonsense from thought.  Where that matters, and in the end it
-    always does, pass ``correct=answer_reward()``: then nothing is paid without a right answer.
+    No rule of form can tell unrepeated nonsense from thought.  Where that matters, and eventually it always
+    does, pass ``correct=answer_reward()``: then nothing is paid without a right answer.
 
     Args:
         tokens: the markers; ``eos_ids`` must be known.
-        full_at: thinking tokens from which the whole reward is paid.
-        least: thinking tokens below which nothing is.
+        full_at: thinking tokens that earn the whole reward.
+        least: fewest thinking tokens that earn anything.
         max_repetition: share of repeated, or copied, trigrams above which a thought is filler.
-        correct: a reward of right answers that must also pay; None for none.  Its None stays None.
-        above: what ``correct`` must exceed.
+        correct: a reward of right answers that must also pay, or None.  Where it is None for a sample, so is this.
+        above: the score that ``correct`` must exceed.
         failed: the score of a completion that does not qualify.
-        tokenizer: to decode the answer from its ids; without it, where the thought has also typed the
-            closing marker in ordinary tokens, the text after the last place counts as the answer.
+        tokenizer: decodes the answer from its ids; without it, if the closing marker is also typed in ordinary
+            tokens, the answer is the text after its last occurrence.
 
     Returns:
         A picklable TRL reward that needs ``completions`` and ``completion_ids``.

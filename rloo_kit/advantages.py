@@ -1,13 +1,13 @@
 """Advantage estimators and KL estimators: tensors in, tensors out.
 
-For the trainer, and for anybody who wants to see what an estimator does to a handful of rewards.  Rewards come
-as (groups, K), the K completions of one prompt in a row, NaN where no reward function applied; such an entry
-gets advantage 0 and takes no part in anybody's baseline.  A group in which all scored rewards are equal, or
-only one is scored, gets exactly 0 from each of the three group estimators.
+For the trainer, and for trying an estimator on a handful of rewards.  Rewards have shape (groups, K), a row holding the
+K completions of one prompt, NaN where no reward function applied.  Such a completion gets advantage 0 and is left out
+of every baseline.  A group whose scored rewards are all equal, or that has only one, gets exactly 0 from each of the
+three group estimators.
 
-An estimator of one's own is a pure function of that tensor: a step may call it several times, for all groups and for
-a micro-batch's, with the KL term taken off and without.  Give it to ``RLOOConfig(advantage_estimator=...)``, or
-:func:`register` it under a name.  This module knows nothing of policies, losses or processes.
+A custom estimator is a pure function of that tensor: a step may call it several times, for all groups and for one
+micro-batch's, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or :func:`register` it
+under a name.  This module knows nothing of policies, losses or processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rloo_kit.errors import ArgumentError, ConfigError
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 STD_FLOOR = 1e-4
-"""Added to a standard deviation that is divided by, as in TRL's GRPOTrainer and RLOOTrainer."""
+"""Added to a standard deviation before dividing by it, as in TRL's GRPOTrainer and RLOOTrainer."""
 
 
 # --- estimators: (groups, K) rewards to (groups, K) advantages --------------------------------------------
@@ -33,7 +33,7 @@ def rloo(rewards: torch.Tensor) -> torch.Tensor:
 
     A_i = R_i - sum_{j != i} R_j / (n - 1), with n scored rewards (Kool et al. 2019, "Buy 4 REINFORCE samples, get a
     baseline for free!"; Ahmadian et al. 2024, arXiv 2402.14740).  The baseline does not depend on R_i, so the policy
-    gradient is unbiased, where completions are sampled from the policy itself: neither top_p nor the like cut it.
+    gradient is unbiased if completions are sampled from the whole policy, without top_p, top_k or min_p.
 
     >>> rloo(torch.tensor([[1.0, 0.0, 0.0], [0.5, torch.nan, 1.5]]))
     tensor([[ 1.0000, -0.5000, -0.5000],
@@ -46,9 +46,9 @@ def rloo(rewards: torch.Tensor) -> torch.Tensor:
 def grpo(rewards: torch.Tensor) -> torch.Tensor:
     """Group-relative: the distance to the group's mean in standard deviations.
 
-    A_i = (R_i - mean) / (std + 1e-4), std with n - 1 below (Shao et al. 2024, arXiv 2402.03300, section 4.1;
-    the floor is TRL's).  Dividing by the group's own spread weighs prompts by their difficulty and lifts
-    noise in groups that nearly agree: the gradient is not that of the mean reward.
+    A_i = (R_i - mean) / (std + 1e-4), std over n - 1 (Shao et al. 2024, arXiv 2402.03300, section 4.1; the
+    floor is TRL's).  Dividing by the group's spread weighs prompts by their difficulty and amplifies noise in groups
+    that nearly agree: the gradient is not that of the mean reward.
 
     >>> grpo(torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[ 1.1545, -0.5773, -0.5773]])
@@ -73,8 +73,8 @@ def reinforce(rewards: torch.Tensor) -> torch.Tensor:
     """The control: A_i = R_i - mean over the whole generation batch (Williams 1992, with a constant baseline).
 
     The mean contains R_i, which scales the expected gradient by (n - 1) / n, with n scored rewards in the batch.  It
-    does not know how hard a prompt is, so a right answer to an easy prompt earns as much as one to a hard prompt; a
-    group whose rewards are all equal still has an advantage.
+    ignores how hard a prompt is: a right answer earns as much on an easy prompt as on a hard one, and a group whose
+    rewards are all equal still has an advantage.
 
     >>> reinforce(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
     tensor([[ 0.5000,  0.5000],
@@ -86,8 +86,8 @@ def reinforce(rewards: torch.Tensor) -> torch.Tensor:
 def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Distances to each row's mean, 0 where unscored, and the row's count of scored rewards (rows, 1).
 
-    The row's lowest reward is taken off first: equal rewards then give exactly 0, and a small spread on top
-    of a large reward is not lost to rounding.
+    The row's lowest reward is subtracted first: equal rewards then give exactly 0, and a small spread on top of a large
+    reward is not lost to rounding.
     """
     scored = ~rewards.isnan()
     count = scored.sum(1, keepdim=True)
@@ -100,7 +100,7 @@ def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     """Advantages with mean 0 and standard deviation 1 over the scored ones of a generation batch; 0 elsewhere.
 
-    TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std with n - 1 below.
+    TRL's ``normalize_advantages``: (A - mean) / (std + 1e-4), std over n - 1.
     """
     values = advantages[scored]
     if values.numel() < 2:
@@ -132,14 +132,13 @@ def total_rewards(
 
 
 def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
-    """Which groups carry no signal: all their K rewards are equal, so every advantage is 0.
+    """Which groups carry no signal: their scored rewards are equal, or fewer than two, so every advantage is 0.
 
     Args:
         rewards: (groups, K), NaN where a completion was not scored.
 
     Returns:
-        (groups,) bool.  Completions that no reward scored are left out; a group with fewer than two scored
-        ones is dead.
+        (groups,) bool.
     """
     return (rloo(rewards) == 0).all(1)
 
@@ -165,13 +164,15 @@ class Estimator:
         """The advantages, checked; NaN of an unscored completion becomes 0.
 
         Raises:
-            ConfigError: another shape than that of the rewards, or a scored completion's advantage is not finite.
+            ConfigError: not a tensor of the rewards' shape, or a scored completion's advantage is not finite.
         """
         advantages = self.function(rewards)
-        shape = tuple(getattr(advantages, "shape", ()))
-        if shape != tuple(rewards.shape):
+        is_tensor = isinstance(advantages, torch.Tensor)
+        found = f"shape {tuple(advantages.shape)}" if is_tensor else f"a {type(advantages).__name__}"
+        wanted = f"shape {tuple(rewards.shape)}"
+        if found != wanted:
             raise ConfigError(
-                f"an advantage estimator returned shape {shape} for rewards of shape {tuple(rewards.shape)}",
+                f"an advantage estimator returned {found} for rewards of {wanted}",
                 where=f"advantage_estimator={self.name!r}",
                 todo="return one advantage per reward: (groups, K) in, (groups, K) out",
             )
@@ -233,16 +234,16 @@ def find(name: str) -> Estimator:
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:
     """log(policy / reference) of a sampled token: unbiased, may be negative (Schulman 2020, "Approximating KL").
 
-    Paid as a reward it is RLOO's and TRL's.  Differentiated inside a loss its expected gradient is 0, so it
-    holds nothing back there (Tang and Munos 2025, arXiv 2506.09477).
+    Subtracted from the reward it is RLOO's and TRL's term.  Inside a loss its expected gradient is 0, so it restrains
+    nothing there (Tang and Munos 2025, arXiv 2506.09477).
     """
     return log_ratio
 
 
 def k2(log_ratio: torch.Tensor) -> torch.Tensor:
     """Half the squared log ratio: biased, low variance, never negative.  Inside a loss its gradient is that of each
-    token's KL divergence given the tokens before it, when the policy has sampled them; what a token does to the
-    divergence of later ones is left out, which the term in the reward counts (same two sources as :func:`k1`)."""
+    token's KL divergence given the tokens before it, sampled from the policy; unlike the term in the reward, it leaves
+    out a token's effect on the divergence of later tokens (same two sources as :func:`k1`)."""
     return 0.5 * log_ratio.square()
 
 

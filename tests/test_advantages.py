@@ -1,14 +1,14 @@
 """Estimators and KL terms: by hand, against exact enumeration on a small softmax policy, and at the edges.
 
-The policy of the enumerations chooses one of six arms.  A group is four draws, so there are 6^4 = 1296 groups,
-and an expectation over them is a sum.
+The enumerated policy chooses one of six arms.  A group is four draws, so there are 6^4 = 1296 groups, and an
+expectation over them is a sum.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from random import Random
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ ALL_ESTIMATORS = (*GROUP_ESTIMATORS, reinforce)
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-def close(found: torch.Tensor, expected: Any, **tolerance: float) -> None:
+def close(found: torch.Tensor, expected: object, **tolerance: float) -> None:
     torch.testing.assert_close(
         found, torch.as_tensor(expected, dtype=found.dtype), equal_nan=False, **tolerance
     )
@@ -34,89 +34,55 @@ def close(found: torch.Tensor, expected: Any, **tolerance: float) -> None:
 # --- by hand ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("estimator", "rewards", "expected"),
-    [
-        # one right of three: the others' mean is 0 for the right one, 1/2 for the wrong ones
-        (rloo, [[1.0, 0.0, 0.0]], [[1.0, -0.5, -0.5]]),
-        (rloo, [[3.0, 1.0, 2.0, 6.0]], [[0.0, -8 / 3, -4 / 3, 4.0]]),
-        # each row by itself
-        (rloo, [[1.0, 0.0], [0.0, 10.0]], [[1.0, -1.0], [-10.0, 10.0]]),
-        (dr_grpo, [[1.0, 0.0, 0.0]], [[2 / 3, -1 / 3, -1 / 3]]),
-        (dr_grpo, [[3.0, 1.0, 2.0, 6.0]], [[0.0, -2.0, -1.0, 3.0]]),
-        # distances 0, -2, -1, 3: a sum of squares of 14 over K - 1 = 3
-        (
-            grpo,
-            [[3.0, 1.0, 2.0, 6.0]],
-            [[a / (math.sqrt(14 / 3) + 1e-4) for a in (0.0, -2.0, -1.0, 3.0)]],
-        ),
-        # the batch's mean is 1/2
-        (reinforce, [[1.0, 1.0], [0.0, 0.0]], [[0.5, 0.5], [-0.5, -0.5]]),
-        (reinforce, [[3.0, 1.0, 2.0, 6.0]], [[0.0, -2.0, -1.0, 3.0]]),
-    ],
-)
+def apart(*distances: float) -> list[float]:
+    """The distances in standard deviations, with TRL's floor."""
+    std = math.sqrt(sum(distance**2 for distance in distances) / (len(distances) - 1))
+    return [distance / (std + STD_FLOOR) for distance in distances]
+
+
+#  why: estimator, rewards, advantages
+BY_HAND: dict[str, tuple[Function, list[list[float]], list[list[float]]]] = {
+    "rloo: the others' mean is 0 for the right one": (rloo, [[1, 0, 0]], [[1, -0.5, -0.5]]),
+    "rloo: others' means 3, 11/3, 10/3 and 2": (rloo, [[3, 1, 2, 6]], [[0, -8 / 3, -4 / 3, 4]]),
+    "rloo: each row by itself": (rloo, [[1, 0], [0, 10]], [[1, -1], [-10, 10]]),
+    "rloo: an unscored one gets 0 and is in no baseline": (rloo, [[1, NAN, 0]], [[1, 0, -1]]),
+    "rloo: one scored, none scored": (rloo, [[NAN, 5], [NAN, NAN]], [[0, 0], [0, 0]]),
+    "dr_grpo: the group's mean is 3": (dr_grpo, [[3, 1, 2, 6]], [[0, -2, -1, 3]]),
+    "dr_grpo: an unscored one is in no mean": (dr_grpo, [[1, NAN, 0]], [[0.5, 0, -0.5]]),
+    "dr_grpo: one scored, none scored": (dr_grpo, [[NAN, 5], [NAN, NAN]], [[0, 0], [0, 0]]),
+    "grpo: in standard deviations": (grpo, [[3, 1, 2, 6]], [apart(0, -2, -1, 3)]),
+    "grpo: two differ by their spread alone": (grpo, [[5, 3]], [apart(1, -1)]),
+    "grpo: an unscored one is in no spread": (grpo, [[1, NAN, 0]], [[(a := apart(0.5, -0.5))[0], 0, a[1]]]),
+    "grpo: one scored, none scored": (grpo, [[NAN, 5], [NAN, NAN]], [[0, 0], [0, 0]]),
+    "reinforce: the batch's mean is 1/2": (reinforce, [[1, 1], [0, 0]], [[0.5, 0.5], [-0.5, -0.5]]),
+    "reinforce: the scored ones' mean is 2": (reinforce, [[1, NAN], [0, 5]], [[-1, 0], [-2, 3]]),
+    "reinforce: none scored": (reinforce, [[NAN, NAN]], [[0, 0]]),
+}
+
+
+@pytest.mark.parametrize(("estimator", "rewards", "expected"), BY_HAND.values(), ids=BY_HAND)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_advantages_are_those_worked_out_by_hand(
-    estimator: Function, rewards: list[list[float]], expected: list[list[float]]
+    estimator: Function, rewards: list[list[float]], expected: list[list[float]], dtype: torch.dtype
 ) -> None:
-    close(estimator(torch.tensor(rewards)), expected)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [(rloo, [[2.0, -2.0]]), (dr_grpo, [[1.0, -1.0]]), (grpo, [[math.sqrt(0.5), -math.sqrt(0.5)]])],
-)
-def test_two_completions_are_compared_with_each_other(
-    estimator: Function, expected: list[list[float]]
-) -> None:
-    close(estimator(torch.tensor([[5.0, 3.0]])), expected, rtol=1e-4, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [
-        (rloo, [[1.0, 0.0, -1.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
-        (dr_grpo, [[0.5, 0.0, -0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
-        (grpo, [[math.sqrt(0.5), 0.0, -math.sqrt(0.5)], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]),
-        # three scored: 1, 0 and 5, of mean 2
-        (reinforce, [[-1.0, 0.0, -2.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]]),
-    ],
-)
-def test_an_unscored_completion_gets_0_and_is_in_nobodys_baseline(
-    estimator: Function, expected: list[list[float]]
-) -> None:
-    rewards = torch.tensor([[1.0, NAN, 0.0], [NAN, 5.0, NAN], [NAN, NAN, NAN]])
-    found = estimator(rewards)
-    close(found, expected, rtol=1e-3, atol=1e-6)
-    assert (found[rewards.isnan()] == 0).all()
-
-
-@pytest.mark.parametrize("estimator", ALL_ESTIMATORS)
-def test_nothing_scored_is_all_zeros(estimator: Function) -> None:
-    assert (estimator(torch.full((3, 4), NAN)) == 0).all()
-
-
-@pytest.mark.parametrize("estimator", ALL_ESTIMATORS)
-def test_leaving_out_the_unscored_gives_the_same(estimator: Function) -> None:
-    scored = torch.tensor([[0.3, 0.9, -0.2], [1.0, 0.0, 0.5]], dtype=torch.float64)
-    holes = torch.tensor([[0.3, NAN, 0.9, -0.2], [1.0, 0.0, 0.5, NAN]], dtype=torch.float64)
-    close(estimator(holes)[~holes.isnan()], estimator(scored).flatten())
+    found = estimator(torch.tensor(rewards, dtype=dtype))
+    assert found.dtype == dtype
+    close(found, expected)
 
 
 # --- ties and scales --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", range(2, 17))
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
-def test_equal_rewards_give_exactly_0(estimator: Function, size: int, dtype: torch.dtype) -> None:
+def test_equal_rewards_give_exactly_0(estimator: Function, dtype: torch.dtype) -> None:
     # 0.1 and 1/3 have no exact sum: a plain mean of n of them is often not the value itself
     values = torch.tensor([0.1, 1 / 3, 0.7, 1e6 + 0.1, -1e-8, 123456.789], dtype=dtype)
-    assert (estimator(values.unsqueeze(1).repeat(1, size)) == 0).all()
-
-
-def test_a_tie_beside_an_unscored_completion_is_a_tie() -> None:
-    rewards = torch.tensor([[0.1, NAN, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]])
-    assert all((estimator(rewards) == 0).all() for estimator in GROUP_ESTIMATORS)
+    for size in range(2, 17):
+        rewards = values.unsqueeze(1).repeat(1, size)
+        assert (estimator(rewards) == 0).all()
+        rewards[:, 0] = NAN
+        assert (estimator(rewards) == 0).all()
 
 
 @pytest.mark.parametrize("estimator", ALL_ESTIMATORS)
@@ -124,13 +90,6 @@ def test_a_small_spread_on_top_of_a_large_reward_survives_float32(estimator: Fun
     # steps of 1/16 are the finest that float32 holds at 1e6
     small = torch.tensor([[0.0, 0.0625, 0.125, 0.4375], [0.25, 0.0, 0.0, 0.0]])
     close(estimator(small + 1e6), estimator(small), rtol=1e-5, atol=0)
-
-
-@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e6])
-@pytest.mark.parametrize("estimator", [rloo, dr_grpo, reinforce])
-def test_advantages_without_a_division_grow_with_the_rewards(estimator: Function, scale: float) -> None:
-    rewards = torch.tensor([[0.3, 0.9, -0.2, 0.0], [1.0, 0.0, 0.5, 0.5]])
-    close(estimator(rewards * scale), estimator(rewards) * scale, rtol=1e-5, atol=scale * 1e-6)
 
 
 def test_grpo_forgets_the_scale_of_a_group_until_its_floor() -> None:
@@ -141,12 +100,6 @@ def test_grpo_forgets_the_scale_of_a_group_until_its_floor() -> None:
     close(grpo(rewards * 1e-2), [[1.5, -0.5, -0.5, -0.5]], rtol=0.03, atol=0)
     # far below the floor of 1e-4 nothing is left
     close(grpo(rewards * 1e-8), rewards.sub(0.25) * 1e-8 / STD_FLOOR, rtol=1e-3, atol=0)
-
-
-@pytest.mark.parametrize("estimator", ALL_ESTIMATORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_type_of_the_rewards_stays(estimator: Function, dtype: torch.dtype) -> None:
-    assert estimator(torch.rand(3, 4).to(dtype)).dtype == dtype
 
 
 # --- laws -------------------------------------------------------------------------------------------------
@@ -177,17 +130,11 @@ def trl_rloo(rewards: torch.Tensor) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(groups)
-def test_rloo_is_trls_formula(values: list[list[float]]) -> None:
+def test_rloo_is_trls_formula_and_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
     scale = rewards.abs().nan_to_num().max().item()
-    close(rloo(rewards), trl_rloo(rewards), rtol=0, atol=1e-14 * scale)
+    close(rloo(rewards), trl_rloo(rewards), rtol=0, atol=1e-12 * scale)
     close(rloo(rewards.float()).double(), trl_rloo(rewards), rtol=0, atol=2e-6 * scale)
-
-
-@settings(deadline=None)
-@given(groups)
-def test_rloo_is_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
-    rewards = torch.tensor(values, dtype=torch.float64)
     n = (~rewards.isnan()).sum(1, keepdim=True).double()
     factor = torch.where(n > 1, n / (n - 1).clamp(min=1), 1.0)
     close(rloo(rewards), factor * dr_grpo(rewards), rtol=1e-12, atol=0)
@@ -211,7 +158,7 @@ def test_advantages_are_finite_sum_to_0_and_keep_the_order_of_the_rewards(
 @settings(deadline=None)
 @given(groups, st.randoms(use_true_random=False), st.sampled_from(GROUP_ESTIMATORS))
 def test_no_group_knows_of_another_and_the_order_within_one_is_nothing(
-    values: list[list[float]], random: Any, estimator: Function
+    values: list[list[float]], random: Random, estimator: Function
 ) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
     order = list(range(rewards.shape[1]))
@@ -232,51 +179,22 @@ def own_slope(estimator: Function, rewards: torch.Tensor) -> torch.Tensor:
     return jacobian.reshape(size, size).diagonal().reshape(rewards.shape)
 
 
-def own_slope_by_differences(estimator: Function, rewards: torch.Tensor, step: float = 1e-4) -> torch.Tensor:
-    slopes = torch.zeros_like(rewards)
-    for place in [tuple(index) for index in (~rewards.isnan()).nonzero().tolist()]:
-        up, down = rewards.clone(), rewards.clone()
-        up[place] += step
-        down[place] -= step
-        moved = (up - estimator(up))[place] - (down - estimator(down))[place]
-        slopes[place] = moved / (2 * step)
-    return slopes
-
-
 REWARDS = torch.tensor([[0.3, 0.9, -0.2, 0.0], [1.0, 0.0, 0.5, 0.6]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("slope", [own_slope, own_slope_by_differences])
 @pytest.mark.parametrize(
     ("estimator", "expected"),
-    [
-        (rloo, 0.0),
-        # the group's mean holds a K-th of it, the batch's mean an N-th
-        (dr_grpo, 1 / 4),
-        (reinforce, 1 / 8),
-    ],
+    [(rloo, 0.0), (dr_grpo, 1 / 4), (reinforce, 1 / 8)],
+    ids=["leave-one-out: not at all", "the group's mean: a K-th", "the batch's mean: an N-th"],
 )
-def test_a_baseline_that_leaves_one_out_does_not_move_with_its_own_reward(
-    slope: Any, estimator: Function, expected: float
-) -> None:
-    close(slope(estimator, REWARDS), torch.full((2, 4), expected), rtol=0, atol=1e-9)
+def test_how_much_a_baseline_moves_with_its_own_reward(estimator: Function, expected: float) -> None:
+    close(own_slope(estimator, REWARDS), torch.full((2, 4), expected), rtol=0, atol=1e-9)
 
 
-def test_the_left_out_mean_ignores_its_own_reward_where_others_are_unscored_too() -> None:
-    rewards = torch.tensor([[0.3, NAN, -0.2, 0.0, NAN]], dtype=torch.float64)
-    slopes = own_slope_by_differences(rloo, rewards)[~rewards.isnan()]
-    close(slopes, [0.0, 0.0, 0.0], rtol=0, atol=1e-9)
-
-
-def test_grpos_baseline_and_its_scale_both_move_with_the_own_reward() -> None:
-    # A = c / s, with dc/dR = 1 - 1/K and ds/dR = c / ((K - 1) s), where s is the spread
-    centered = REWARDS - REWARDS.mean(1, keepdim=True)
-    spread = REWARDS.std(1, keepdim=True)
-    divisor = spread + STD_FLOOR
-    own = 3 / 4 / divisor - centered.square() / (3 * spread * divisor.square())
-    close(own_slope(grpo, REWARDS), 1 - own, rtol=1e-9, atol=1e-9)
-    close(own_slope_by_differences(grpo, REWARDS), 1 - own, rtol=1e-6, atol=1e-6)
+def test_grpos_baseline_moves_with_its_own_reward_and_rloos_does_not_beside_unscored_ones_either() -> None:
     assert (own_slope(grpo, REWARDS).abs() > 0.04).all()
+    rewards = torch.tensor([[0.3, NAN, -0.2, 0.0, NAN]], dtype=torch.float64)
+    close(own_slope(rloo, rewards)[~rewards.isnan()], [0.0, 0.0, 0.0], rtol=0, atol=1e-9)
 
 
 # --- against exact enumeration ----------------------------------------------------------------------------
@@ -298,11 +216,6 @@ def gradients(estimator: Function, groups: torch.Tensor, pays: torch.Tensor = PA
     return torch.einsum("gk,gka->ga", estimator(pays[groups]), scores) / groups.shape[1]
 
 
-def batch_gradients(groups: torch.Tensor) -> torch.Tensor:
-    """The same for reinforce, each group a batch of its own."""
-    return gradients(lambda rewards: torch.cat([reinforce(row[None]) for row in rewards]), groups)
-
-
 def expected_gradient(estimator: Function, pays: torch.Tensor = PAYS) -> torch.Tensor:
     return CHANCES @ gradients(estimator, EVERY_GROUP, pays)
 
@@ -318,17 +231,20 @@ def test_the_true_gradient_is_autograds() -> None:
     close(CHANCES.sum(), 1.0)
 
 
-def test_rloos_expected_gradient_is_the_true_one() -> None:
-    close(expected_gradient(rloo), TRUE_GRADIENT, rtol=0, atol=1e-14)
+def reinforce_on_one_group(rewards: torch.Tensor) -> torch.Tensor:
+    return torch.cat([reinforce(row[None]) for row in rewards])
 
 
-def test_a_mean_that_contains_the_reward_shrinks_the_expected_gradient_and_keeps_its_direction() -> None:
-    close(expected_gradient(dr_grpo), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-14)
-    close(CHANCES @ batch_gradients(EVERY_GROUP), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-14)
+@pytest.mark.parametrize(
+    ("estimator", "factor"), [(rloo, 1.0), (dr_grpo, (K - 1) / K), (reinforce_on_one_group, (K - 1) / K)]
+)
+def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_the_reward(
+    estimator: Function, factor: float
+) -> None:
+    close(expected_gradient(estimator), TRUE_GRADIENT * factor, rtol=0, atol=1e-12)
 
 
 def test_grpos_expected_gradient_points_elsewhere() -> None:
-    assert cosine(expected_gradient(rloo), TRUE_GRADIENT) == pytest.approx(1.0, abs=1e-12)
     assert cosine(expected_gradient(grpo), TRUE_GRADIENT) < 0.999
 
 
@@ -365,87 +281,33 @@ def weight_of_a_prompt(estimator: Function, chance: float, size: int) -> float:
     return expected / (chance * (1 - chance))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("chance", [0.02, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("size", [2, 4, 16])
+@pytest.mark.parametrize("chance", [0.02, 0.5, 0.9])
 def test_a_prompt_weighs_the_same_however_hard_it_is_without_a_division(chance: float, size: int) -> None:
     assert weight_of_a_prompt(rloo, chance, size) == pytest.approx(1.0)
     assert weight_of_a_prompt(dr_grpo, chance, size) == pytest.approx((size - 1) / size)
 
 
-def grpo_weight_of_a_prompt(chance: float, size: int) -> float:
-    """In closed form: of a group with a share m right the spread is sqrt(K m (1 - m) / (K - 1))."""
-    total = 0.0
-    for right in range(1, size):
-        share = right / size
-        probability = math.comb(size, right) * chance**right * (1 - chance) ** (size - right)
-        total += probability * math.sqrt(share * (1 - share) * (size - 1) / size)
-    return total / (chance * (1 - chance))
-
-
-@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("chance", [0.02, 0.3, 0.5, 0.9])
-def test_grpos_weight_of_a_prompt_is_that_of_its_closed_form(chance: float, size: int) -> None:
-    expected = grpo_weight_of_a_prompt(chance, size)
-    assert weight_of_a_prompt(grpo, chance, size) == pytest.approx(expected, rel=1e-3)
-
-
 @pytest.mark.parametrize(("size", "ratio"), [(2, 1.0), (3, 1.0), (4, 1.06), (8, 1.33), (16, 1.69)])
 def test_grpo_weighs_a_hard_prompt_more_and_needs_a_large_group_for_it(size: int, ratio: float) -> None:
     # with 2 or 3 completions every group with a signal has the same spread
-    hard, even = (grpo_weight_of_a_prompt(chance, size) for chance in (0.05, 0.5))
+    hard, even = (weight_of_a_prompt(grpo, chance, size) for chance in (0.05, 0.5))
     assert hard / even == pytest.approx(ratio, abs=5e-3)
-
-
-DRAWS = 40_000
-
-
-def sampled_gradients(estimator: Function) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of the gradients of many drawn groups, and its covariance."""
-    generator = torch.Generator().manual_seed(0)
-    groups = torch.multinomial(POLICY, DRAWS * K, replacement=True, generator=generator).view(DRAWS, K)
-    found = gradients(estimator, groups)
-    return found.mean(0), found.T.cov() / DRAWS
-
-
-def squared_distance(mean: torch.Tensor, covariance: torch.Tensor, expected: torch.Tensor) -> float:
-    """Hotelling's: chi-square with ARMS - 1 degrees of freedom, since a gradient's entries sum to 0."""
-    difference = mean - expected
-    return (difference @ torch.linalg.pinv(covariance, rtol=1e-9) @ difference).item()
-
-
-def test_over_many_draws_rloo_is_unbiased_within_its_standard_error() -> None:
-    mean, covariance = sampled_gradients(rloo)
-    assert ((mean - TRUE_GRADIENT).abs() < 3 * covariance.diagonal().sqrt()).all()
-    assert squared_distance(mean, covariance, TRUE_GRADIENT) < 15.1  # one in a hundred lies above
-
-
-def test_over_many_draws_no_rescaling_makes_grpo_unbiased() -> None:
-    mean, covariance = sampled_gradients(grpo)
-    inverse = torch.linalg.pinv(covariance, rtol=1e-9)
-    scale = (TRUE_GRADIENT @ inverse @ mean) / (TRUE_GRADIENT @ inverse @ TRUE_GRADIENT)
-    assert squared_distance(mean, covariance, scale * TRUE_GRADIENT) > 100
-    # the same measure passes rloo, so it is not the measure
-    mean, covariance = sampled_gradients(rloo)
-    inverse = torch.linalg.pinv(covariance, rtol=1e-9)
-    scale = (TRUE_GRADIENT @ inverse @ mean) / (TRUE_GRADIENT @ inverse @ TRUE_GRADIENT)
-    assert squared_distance(mean, covariance, scale * TRUE_GRADIENT) < 13.3
 
 
 # --- normalized -------------------------------------------------------------------------------------------
 
 
-def test_normalized_advantages_have_mean_0_and_spread_1_over_the_scored() -> None:
-    rewards = torch.tensor([[1.0, 0.0, NAN], [0.2, 0.7, 0.9]], dtype=torch.float64)
-    scored = ~rewards.isnan()
-    found = advantages.normalized(rloo(rewards), scored)
-    close(found[scored].mean(), 0.0, rtol=0, atol=1e-12)
-    close(found[scored].std(), 1.0, rtol=1e-3, atol=0)
-    assert found[~scored].eq(0).all()
-
-
-@pytest.mark.parametrize("scored", [[[True, False]], [[False, False]]])
-def test_one_scored_advantage_or_none_is_normalized_to_0(scored: list[list[bool]]) -> None:
-    assert advantages.normalized(torch.tensor([[3.0, 0.0]]), torch.tensor(scored)).eq(0).all()
+@pytest.mark.parametrize(
+    ("given_advantages", "scored"),
+    [([3.0, 0.0], [True, False]), ([3.0, 0.0], [False, False]), ([2.0, 2.0], [True, True])],
+    ids=["one scored", "none scored", "equal"],
+)
+def test_without_a_spread_advantages_are_normalized_to_0(
+    given_advantages: list[float], scored: list[bool]
+) -> None:
+    found = advantages.normalized(torch.tensor([given_advantages]), torch.tensor([scored]))
+    assert found.eq(0).all()
 
 
 @given(groups)
@@ -460,8 +322,20 @@ def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values: li
     assert found[-1].eq(0).all()
 
 
-def test_equal_advantages_are_normalized_to_0() -> None:
-    assert advantages.normalized(torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool)).eq(0).all()
+# --- before an estimator ----------------------------------------------------------------------------------
+
+
+def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> None:
+    scores, weights = torch.tensor([[1.0, 2.0], [NAN, 2.0], [NAN, NAN]]), torch.tensor([1.0, -3.0])
+    torch.testing.assert_close(
+        advantages.total_rewards(scores, weights, None), torch.tensor([-5.0, -6.0, NAN]), equal_nan=True
+    )
+    close(advantages.total_rewards(scores[:2], weights, (-5.5, 1.0)), [-5.0, -5.5])
+
+
+def test_a_group_is_dead_where_its_scored_rewards_are_equal_or_fewer_than_two() -> None:
+    rewards = torch.tensor([[0.1, 0.1, NAN], [0.1, 0.2, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]])
+    assert advantages.dead_groups(rewards).tolist() == [True, False, True, True]
 
 
 # --- by name ----------------------------------------------------------------------------------------------
@@ -480,7 +354,7 @@ def test_each_estimator_is_found_by_its_name(function: Function) -> None:
     close(found(REWARDS), function(REWARDS), rtol=0, atol=0)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_raises_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ArgumentError, match=r"no advantage estimator 'ppo'(.|\n)*rloo, grpo, dr_grpo"):
         advantages.find("ppo")
 
@@ -489,16 +363,12 @@ def maximum(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards.amax(1, keepdim=True)
 
 
-def test_a_registered_function_is_found_by_its_name() -> None:
-    assert advantages.register(maximum) == "maximum"
-    assert advantages.find("maximum").function is maximum
-    assert not advantages.find("maximum").groupwise  # nobody said so
-
-
-def test_registering_twice_is_registering_once() -> None:
+def test_a_registered_function_is_found_by_its_name_and_registered_once() -> None:
     before = len(advantages.ESTIMATORS)
-    assert advantages.register(maximum) == advantages.register(maximum)
+    assert [advantages.register(maximum) for _ in range(2)] == ["maximum"] * 2
     assert len(advantages.ESTIMATORS) == before + 1
+    assert advantages.find("maximum").function is maximum
+    assert not advantages.find("maximum").groupwise  # the safe default
 
 
 def test_a_name_that_another_function_has_is_numbered() -> None:
@@ -516,25 +386,24 @@ def test_a_callable_object_goes_by_the_name_of_its_class() -> None:
     assert advantages.find("Halved").groupwise
 
 
-@pytest.mark.parametrize(
-    ("function", "names"),
-    [
-        (lambda rewards: rewards.mean(1), r"shape \(2,\) for rewards of shape \(2, 4\)"),
-        (lambda rewards: rewards.flatten(), r"shape \(8,\) for rewards of shape \(2, 4\)"),
-        (lambda rewards: rewards.sum().item(), r"shape \(\) for rewards of shape \(2, 4\)"),
-        (lambda rewards: None, r"shape \(\) for rewards of shape \(2, 4\)"),
-        (lambda rewards: rewards / 0.0 + 1.0, "not finite"),
-        (lambda rewards: rewards - rewards.mean() * torch.nan, "not finite"),
-    ],
-    ids=["one per group", "flat", "a number", "nothing", "division by 0", "NaN where scored"],
-)
-def test_what_an_estimator_returns_is_checked(function: Any, names: str) -> None:
+INVALID: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "one per group": (lambda rewards: rewards.mean(1), r"shape \(2,\) for rewards of shape \(2, 4\)"),
+    "flat": (lambda rewards: rewards.flatten(), r"shape \(8,\) for rewards of shape \(2, 4\)"),
+    "a number": (lambda rewards: rewards.sum().item(), "a float for rewards of shape"),
+    "nothing": (lambda rewards: None, "a NoneType for rewards of shape"),
+    "division by 0": (lambda rewards: rewards / 0.0 + 1.0, "not finite"),
+    "NaN where scored": (lambda rewards: rewards - rewards.mean() * torch.nan, "not finite"),
+}
+
+
+@pytest.mark.parametrize(("function", "says"), INVALID.values(), ids=INVALID)
+def test_an_estimator_that_returns_something_else_is_named(function: Function, says: str) -> None:
     found = advantages.find(advantages.register(function, "mine"))
-    with pytest.raises(ConfigError, match=f"{names}(.|\n)*'mine'"):
+    with pytest.raises(ConfigError, match=f"{says}(.|\n)*'mine'"):
         found(REWARDS)
 
 
-def test_what_an_estimator_returns_is_made_fit_for_a_loss() -> None:
+def test_an_estimators_advantages_are_detached_cast_and_0_where_unscored() -> None:
     def careless(rewards: torch.Tensor) -> torch.Tensor:
         return (rewards - rewards.nanmean()).double().requires_grad_()
 
@@ -576,7 +445,7 @@ def gradient_inside_a_loss(estimate: Function) -> torch.Tensor:
 def test_the_kl_terms_are_those_worked_out_by_hand(log_ratio: float, expected: tuple[float, ...]) -> None:
     for name, value in zip(("k1", "k2", "k3"), expected, strict=True):
         term = advantages.KL_ESTIMATORS[name](torch.tensor([log_ratio], dtype=torch.float64))
-        close(term, [value], rtol=1e-12, atol=1e-15)
+        close(term, [value], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("log_ratio", [1e-4, -1e-4, 1e-6])
@@ -591,44 +460,38 @@ def test_k3_of_a_small_log_ratio_is_half_its_square_in_float32_too(log_ratio: fl
 def test_k2_and_k3_are_never_negative(log_ratio: float) -> None:
     x = torch.tensor([log_ratio], dtype=torch.float64)
     assert k2(x).item() >= 0
-    assert k3(x).item() >= -1e-15
+    assert k3(x).item() >= -1e-12
 
 
-@pytest.mark.parametrize("estimate", [k1, k3])
-def test_k1_and_k3_are_unbiased(estimate: Function) -> None:
-    close(POLICY @ estimate(POLICY.log() - REFERENCE.log()), true_kl(LOGITS), rtol=1e-12, atol=0)
+def test_k1_and_k3_are_unbiased_k2_is_not_and_k3_varies_less_than_k1() -> None:
+    log_ratio, truth = POLICY.log() - REFERENCE.log(), true_kl(LOGITS)
+    close(POLICY @ k1(log_ratio), truth, rtol=1e-12, atol=0)
+    close(POLICY @ k3(log_ratio), truth, rtol=1e-12, atol=0)
+    assert abs((POLICY @ k2(log_ratio)) / truth - 1) > 0.1
+    assert POLICY @ k3(log_ratio).square() < POLICY @ k1(log_ratio).square()
 
 
-def test_k2_is_biased() -> None:
-    expected = (POLICY @ k2(POLICY.log() - REFERENCE.log())).item()
-    assert abs(expected / true_kl(LOGITS).item() - 1) > 0.1
+def reverse_kl(logits: torch.Tensor) -> torch.Tensor:
+    """KL(reference || policy)."""
+    return (REFERENCE * (REFERENCE.log() - logits.log_softmax(0))).sum()
 
 
-def test_k3_varies_less_than_k1() -> None:
-    log_ratio = POLICY.log() - REFERENCE.log()
-    spread = [POLICY @ estimate(log_ratio).square() for estimate in (k1, k3)]
-    assert spread[1] < spread[0]
+@pytest.mark.parametrize(
+    ("estimate", "divergence"),
+    [(k1, lambda logits: 0 * logits.sum()), (k2, true_kl), (k3, reverse_kl)],
+    ids=["k1: none", "k2: the divergence's", "k3: that of the reverse divergence"],
+)
+def test_the_expected_gradient_of_a_term_inside_a_loss(estimate: Function, divergence: Function) -> None:
+    close(gradient_inside_a_loss(estimate), gradient_of(divergence), rtol=1e-12, atol=1e-12)
 
 
-def test_inside_a_loss_k1_pulls_nowhere() -> None:
-    close(gradient_inside_a_loss(k1), torch.zeros(ARMS), rtol=0, atol=1e-15)
-
-
-def test_inside_a_loss_k2_has_the_gradient_of_the_kl_divergence() -> None:
-    close(gradient_inside_a_loss(k2), gradient_of(true_kl), rtol=1e-12, atol=1e-15)
-
-
-def test_inside_a_loss_k3_has_the_gradient_of_the_divergence_the_other_way_round() -> None:
-    def reverse(logits: torch.Tensor) -> torch.Tensor:
-        return (REFERENCE * (REFERENCE.log() - logits.log_softmax(0))).sum()
-
-    close(gradient_inside_a_loss(k3), gradient_of(reverse), rtol=1e-12, atol=1e-15)
-    assert cosine(gradient_of(reverse), gradient_of(true_kl)) < 0.99
+def test_the_two_divergences_have_different_gradients() -> None:
+    assert cosine(gradient_of(reverse_kl), gradient_of(true_kl)) < 0.99
 
 
 def test_paid_as_a_reward_k1_has_the_gradient_of_the_kl_divergence() -> None:
     penalties = -k1(POLICY.log() - REFERENCE.log())
-    close(expected_gradient(rloo, penalties), -gradient_of(true_kl), rtol=1e-12, atol=1e-15)
+    close(expected_gradient(rloo, penalties), -gradient_of(true_kl), rtol=1e-12, atol=1e-12)
 
 
 def test_inside_a_loss_k2_leaves_out_what_a_token_does_to_later_ones() -> None:
@@ -641,8 +504,8 @@ def test_inside_a_loss_k2_leaves_out_what_a_token_does_to_later_ones() -> None:
     true = torch.autograd.grad((first.softmax(0) * later).sum(), first)[0]
     drawn = first.detach().softmax(0)
     paid = drawn @ (torch.eye(3, dtype=torch.float64) - drawn).mul(later.unsqueeze(1))
-    close(paid, true, rtol=1e-12, atol=1e-15)
+    close(paid, true, rtol=1e-12, atol=1e-12)
     log_ratio = first.log_softmax(0) - first.detach().log_softmax(0)
     in_loss = torch.autograd.grad((drawn * k2(log_ratio)).sum(), first)[0]
-    close(in_loss, torch.zeros(3), rtol=0, atol=1e-15)
+    close(in_loss, torch.zeros(3), rtol=0, atol=1e-12)
     assert true.abs().max() > 0.05

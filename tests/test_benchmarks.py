@@ -27,7 +27,7 @@ from phases import Step as Update
 from runs import VARIANTS, Evaluated, Result, Reward, Spec
 from time_to_accuracy import Pair
 
-from rloo_kit.evaluation.evaluate import Interval
+from rloo_kit.evaluation.intervals import Interval
 
 
 class Time:

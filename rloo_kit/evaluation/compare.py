@@ -1,9 +1,8 @@
-"""What training changed, read with one's own eyes: completions of the same prompts, before and after.
+"""What training changed: completions of the same prompts before and after, side by side.
 
-For whoever has two :class:`~rloo_kit.Evaluation` of one dataset and wants more than two means.  It pairs
-completions, says how far reward and accuracy moved with an interval for the change itself, sorts the pairs by
-how far their reward moved, up or down, and shows where the thought begins and ends.  It samples nothing and
-grades nothing.
+For reading two :class:`~rloo_kit.Evaluation` of one dataset.  It pairs completions, gives the change of reward and
+accuracy with an interval of its own, sorts the pairs by how far their reward moved, and marks where each thought begins
+and ends.  It samples nothing and grades nothing.
 """
 
 from __future__ import annotations
@@ -11,29 +10,29 @@ from __future__ import annotations
 import html
 import json
 import shutil
-import unicodedata
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit.errors import DatasetError
-from rloo_kit.evaluation.evaluate import bootstrap
+from rloo_kit.evaluation.evaluate import Evaluation
+from rloo_kit.evaluation.intervals import Interval, bootstrap
 
 if TYPE_CHECKING:
-    from rloo_kit.evaluation.evaluate import Evaluation, Interval
-    from rloo_kit.policy.policy import Completion
+    from rloo_kit.policy.policy import Completion, Prompt
 
     _Graded = tuple[Completion, float | None, bool | None]
 
 EOS_TEXTS = {151645: "<|im_end|>", 151643: "<|endoftext|>"}
-"""Qwen3's ends; the text of a completion does not hold them."""
+"""Qwen3's end tokens, which a completion's text does not contain."""
 
 SIDE_BY_SIDE = 72
-"""Fewest characters per line for two columns."""
+"""Narrower than this, the two columns stand one above the other."""
 
 GAP = " │ "
 
@@ -44,7 +43,7 @@ class Piece:
 
     Attributes:
         text: its characters, or a marker's name.
-        kind: "text"; "mark", a boundary that is a token of its own; "note", said by this module.
+        kind: "text"; "mark", a boundary token; "note", a remark of this module.
     """
 
     text: str
@@ -62,7 +61,7 @@ class Pair:
         correct: whether they assert the row's answer; None where it has none.
     """
 
-    prompt: Any
+    prompt: Prompt
     before: Completion
     after: Completion
     rewards: tuple[float | None, float | None]
@@ -75,7 +74,7 @@ class Pair:
 
     @property
     def accuracy_change(self) -> float | None:
-        """1 where the answer became right, -1 where it became wrong, else 0; None where it was not graded."""
+        """1 where the answer became right, -1 where it became wrong, else 0; None without a grade."""
         return _difference(*self.correct)
 
 
@@ -85,20 +84,18 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Completions side by side, those first whose reward moved most.
-
-    ``print`` it, or make it a cell's last value.
+    """Completions side by side, largest change of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
-        pairs: all of them, sorted: by the size of the change of reward, then those whose tokens changed,
-            then in the dataset's order.
+        pairs: all of them, sorted by the size of their change of reward, then those whose tokens changed, then in the
+            dataset's order.
         reward_change: mean of reward after - before; None without rewards.  The prompts are the same before and
-            after, so this interval, not the overlap of two, says whether the mean moved: a percentile bootstrap
-            of the prompts' own differences (Efron 1979).
-        accuracy_change: the same of the share of right answers; None where answers are not known.
+            after, so the test of a change is this interval, a percentile bootstrap of the per-prompt differences (Efron
+            1979), not whether two intervals overlap.
+        accuracy_change: the same for the share of right answers; None where answers are not known.
         n: how many are shown.
         tokens: which ids open and close a thought.
-        chars: most characters shown of a thought, and of an answer; the middle is left out beyond it.
+        chars: most characters shown of a thought, and of an answer; longer ones lose their middle.
     """
 
     pairs: tuple[Pair, ...]
@@ -116,7 +113,7 @@ class Comparison:
 
     @property
     def headline(self) -> str:
-        """How far the means moved; how many rewards rose, fell and stayed."""
+        """How the means changed, and how many rewards rose, fell and stayed."""
         parts = [f"{len(self.pairs)} pairs", *self._means_changed()]
         changes = [pair.change for pair in self.pairs if pair.change is not None]
         if changes:
@@ -132,7 +129,7 @@ class Comparison:
         return [f"{changes} (after - before{method})"] if found else []
 
     def text(self, width: int | None = None) -> str:
-        """Two columns, or one above the other in less than 72 characters.
+        """Two columns, or one in a terminal narrower than 72 characters.
 
         Args:
             width: characters per line; None takes the terminal's.
@@ -142,20 +139,21 @@ class Comparison:
         return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
 
     def _pair_text(self, pair: Pair, width: int) -> str:
-        cells = [(_heading(*cell), self._pieces(cell[1])) for cell in _cells(pair)]
         prompt = wrapped(_shortened(_prompt_text(pair.prompt), self.chars), width - 2)
-        lines = [f"{'━' * width}", *(f"  {line}" for line in prompt), f"{'─' * width}"]
-        if width < SIDE_BY_SIDE:
-            for heading, pieces in cells:
-                lines += wrapped(heading, width)
-                lines += [f"  {line}" for line in wrapped(_as_text(pieces), width - 2)]
-            return "\n".join(lines)
-        column = (width - len(GAP)) // 2
-        columns = [
-            [*wrapped(heading, column), *wrapped(_as_text(pieces), column)] for heading, pieces in cells
-        ]
-        rows = zip_longest(*columns, fillvalue="")
-        return "\n".join(lines + [f"{padded(a, column)}{GAP}{b}".rstrip() for a, b in rows])
+        lines = ["━" * width, *(f"  {line}" for line in prompt), "─" * width]
+        narrow = width < SIDE_BY_SIDE
+        column = width if narrow else (width - len(GAP)) // 2
+        before, after = (
+            [*wrapped(cell.heading, column), *wrapped(self._cell_text(cell), column)] for cell in _cells(pair)
+        )
+        if narrow:
+            return "\n".join([*lines, *before, *after])
+        rows = zip_longest(before, after, fillvalue="")
+        return "\n".join([*lines, *(f"{a:<{column}}{GAP}{b}".rstrip() for a, b in rows)])
+
+    def _cell_text(self, cell: _Cell) -> str:
+        marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
+        return "".join(marks[piece.kind].format(piece.text) for piece in self._pieces(cell.completion))
 
     def _repr_html_(self) -> str:
         rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
@@ -167,8 +165,8 @@ class Comparison:
         prompt = html.escape(_shortened(_prompt_text(pair.prompt), self.chars))
         headings, bodies = "", ""
         for cell in _cells(pair):
-            headings += f'<th style="text-align:left">{html.escape(_heading(*cell))}</th>'
-            body = "".join(_piece_html(piece) for piece in self._pieces(cell[1]))
+            headings += f'<th style="text-align:left">{html.escape(cell.heading)}</th>'
+            body = "".join(_piece_html(piece) for piece in self._pieces(cell.completion))
             bodies += f'<td style="{CELL_STYLE}">{body}</td>'
         return (
             f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid"><b>{prompt}</b></td></tr>'
@@ -185,23 +183,21 @@ def compare(
 ) -> Comparison:
     """Pair the completions of two evaluations, prompt by prompt.
 
-    Prompts that only one of them has are left out.  Of a prompt with several completions the first goes with
-    the first, the second with the second.
+    Prompts that only one of them has are left out.  Several completions of a prompt are paired in their order.
 
     Args:
-        before: as ``evaluate`` gave it before training.
-        after: the same after training.
+        before, after: what ``evaluate`` returned before and after training.
         n: pairs to show; all are in ``Comparison.pairs``.
-        tokens: the ids of the thought's boundaries; Qwen3's by default.
+        tokens: the ids that open and close a thought; Qwen3's by default.
         chars: most characters shown of a thought, and of an answer.
 
     Raises:
-        DatasetError: something that is no evaluation, or two that share no prompt.
+        DatasetError: something that is not an evaluation, or two that share no prompt.
     """
     for name, given in (("before", before), ("after", after)):
-        if not hasattr(given, "completions") or not hasattr(given, "rewards"):
+        if not isinstance(given, Evaluation):
             raise DatasetError(
-                f"{name} is no evaluation",
+                f"{name} is not an evaluation",
                 where=f"compare({name}={type(given).__name__})",
                 todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
             )
@@ -235,8 +231,8 @@ def _each(evaluation: Evaluation) -> Iterator[_Graded]:
     return zip(evaluation.completions, evaluation.rewards, correct, strict=True)
 
 
-def _mean_change(changes: Sequence[tuple[Any, float | None]]) -> Interval | None:
-    """The mean of (prompt, change), each prompt's mean counting as one value."""
+def _mean_change(changes: Sequence[tuple[Prompt, float | None]]) -> Interval | None:
+    """The mean over (prompt, change), each prompt's mean counting as one value."""
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for prompt, change in changes:
         if change is not None:
@@ -244,7 +240,7 @@ def _mean_change(changes: Sequence[tuple[Any, float | None]]) -> Interval | None
     return bootstrap([fmean(group) for group in by_prompt.values()])
 
 
-def _key(prompt: Any) -> str:
+def _key(prompt: Prompt) -> str:
     return json.dumps(prompt, sort_keys=True, default=str)
 
 
@@ -256,11 +252,10 @@ def _by_change(pair: Pair) -> tuple[float, bool]:
 
 
 def pieces(completion: Completion, tokens: ThinkTokens = QWEN3) -> list[Piece]:
-    """A completion taken apart at its boundaries, with its end.
+    """A completion split at its boundary tokens, with its end.
 
-    A marker counts as a boundary where it is a token of its own.  The letters <think> typed in ordinary
-    tokens end no thought: a completion with such letters gets a note, and where they stand beside true
-    markers none is marked, since text alone does not say which is which.
+    The letters <think> typed in ordinary tokens are not a boundary: a completion with such letters gets a note.  Where
+    it has boundary tokens as well, none is marked, since the text does not tell which is which.
     """
     found: list[Piece] = []
     notes: list[Piece] = []
@@ -285,27 +280,26 @@ def _end(completion: Completion, tokens: ThinkTokens) -> Piece:
     if not completion.finished:
         return Piece(f"cut at {len(completion.ids)} tokens", "note")
     last = completion.ids[-1] if completion.ids else -1
+    known = last in EOS_TEXTS and last in tokens.eos_ids
+    return Piece(EOS_TEXTS[last], "mark") if known else Piece("end", "note")
+
+
+class _Cell(NamedTuple):
+    heading: str
+    completion: Completion
+
+
+def _cells(pair: Pair) -> tuple[_Cell, _Cell]:
+    rewards = ["no reward" if reward is None else f"reward {reward:.3f}" for reward in pair.rewards]
+    moved = "" if pair.change is None else f" ({pair.change:+.3f})"
     return (
-        Piece(EOS_TEXTS[last], "mark")
-        if last in EOS_TEXTS and last in tokens.eos_ids
-        else Piece("end", "note")
+        _Cell(f"before: {rewards[0]}, {len(pair.before.ids)} tokens", pair.before),
+        _Cell(f"after: {rewards[1]}{moved}, {len(pair.after.ids)} tokens", pair.after),
     )
 
 
-def _cells(pair: Pair) -> tuple[tuple[Any, ...], ...]:
-    """(name, completion, reward, change) of both sides."""
-    first, last = pair.rewards
-    return ("before", pair.before, first, None), ("after", pair.after, last, pair.change)
-
-
-def _heading(name: str, completion: Completion, reward: float | None, change: float | None) -> str:
-    score = "no reward" if reward is None else f"reward {reward:.3f}"
-    moved = f" ({change:+.3f})" if change is not None else ""
-    return f"{name}: {score}{moved}, {len(completion.ids)} tokens"
-
-
-def _prompt_text(prompt: Any) -> str:
-    """A string as it is; of a conversation its last message."""
+def _prompt_text(prompt: Prompt) -> str:
+    """A string as it is; the last message of a conversation."""
     if isinstance(prompt, str):
         return prompt
     content = prompt[-1]["content"]
@@ -323,63 +317,23 @@ def _shortened(text: str, chars: int) -> str:
 # --- as text ----------------------------------------------------------------------------------------------
 
 
-def _as_text(found: Sequence[Piece]) -> str:
-    marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
-    return "".join(marks[piece.kind].format(piece.text) for piece in found)
-
-
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most ``width`` columns, broken at spaces where there are any.
+    """Lines of at most ``width`` characters, broken at spaces where there are any.
 
-    Chinese, Japanese and Korean characters take two columns, combining ones none.  Control characters, which
-    could move a terminal's cursor, are written out.
+    Control characters, which could move a terminal's cursor, are written out.
 
     >>> wrapped("one two three", 8)
     ['one two', 'three']
     """
-    lines = []
-    for line in _printable(text).split("\n"):
-        while display_width(line) > width and len(line) > 1:
-            fits = _fitting(line, width)
-            space = line.rfind(" ", 1, fits + 1)
-            cut = space if space > 0 else fits
-            lines.append(line[:cut].rstrip())
-            line = line[cut:].lstrip() if space > 0 else line[cut:]
-        lines.append(line.rstrip())
-    return lines
+    lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in _printable(text).split("\n"))
+    return [part for line in lines for part in line or [""]]
 
 
 def _printable(text: str) -> str:
-    text = text.replace("\r\n", "\n").replace("\t", "    ")
     return "".join(
-        c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cf", "Cs") else repr(c)[1:-1] for c in text
+        c if c.isprintable() or c == "\n" else " " if c.isspace() else repr(c)[1:-1]
+        for c in text.expandtabs(4)
     )
-
-
-def _fitting(line: str, width: int) -> int:
-    used = 0
-    for index, character in enumerate(line):
-        used += display_width(character)
-        if used > width:
-            return max(1, index)
-    return len(line)
-
-
-def display_width(text: str) -> int:
-    """How many terminal columns a text takes.
-
-    >>> display_width("ab"), display_width("答案")
-    (2, 4)
-    """
-    return sum(
-        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
-
-
-def padded(text: str, width: int) -> str:
-    """The text with spaces behind it, ``width`` columns wide."""
-    return text + " " * (width - display_width(text))
 
 
 # --- as HTML ----------------------------------------------------------------------------------------------

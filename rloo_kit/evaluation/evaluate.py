@@ -1,18 +1,16 @@
-"""How good is a policy: accuracy and mean reward on a dataset, each with a 95 % interval.
+"""How good a policy is: accuracy and mean reward on a dataset, each with a 95 % interval.
 
-For before and after training, on problems that training never saw.  It samples with ``Policy.generate`` and
-calls reward functions as TRL does.  It does not train, and it does not decide what an answer is: a task's
-``answer_of`` does.
+For before and after training, on problems held out from training.  It samples with ``Policy.generate`` and calls
+reward functions as TRL does.  It does not train, and it does not decide what an answer is: a task's ``answer_of`` does.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import random
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,44 +18,16 @@ from typing import TYPE_CHECKING, Any
 import rewards
 from rewards.answers import gold_text
 from rewards.assertions import readable
-from rewards.compose import call_reward
+from rewards.compose import Reward, call_reward
 from rewards.quantities import to_number
 from rloo_kit import inputs, tasks
 from rloo_kit.errors import ArgumentError, DatasetError
+from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Policy
 
-Z_95 = 1.959963984540054
-RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A figure with its 95 % interval; a format such as ``+.2f`` is applied to all three.
-
-    Values without spread say nothing of the spread behind them, and one value never does: there ``low`` and
-    ``high`` are NaN.
-
-    >>> print(Interval(0.5, 0.4, 0.6), f"{Interval(0.5, 0.4, 0.6):+.1f}", Interval(1.0, math.nan, math.nan))
-    0.500 [0.400, 0.600] +0.5 [+0.4, +0.6] 1.000 (no interval: no spread)
-    """
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return format(self, ".3f")
-
-    def __format__(self, spec: str) -> str:
-        value, low, high = (format(x, spec or ".3f") for x in (self.value, self.low, self.high))
-        return f"{value} [{low}, {high}]" if self.is_bounded else f"{value} (no interval: no spread)"
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether there is an interval at all."""
-        return not math.isnan(self.low)
+    Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,12 +35,11 @@ class Evaluation:
     """What :func:`evaluate` found.
 
     Attributes:
-        accuracy: share of completions that assert the row's answer; None where the dataset has no answers, or none
-            that can be read.
+        accuracy: share of completions that assert the row's answer; None where the dataset has no readable answers.
         reward: mean of the weighted sums, each prompt counting alike; None without reward functions.
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
-        truncated: share of completions that were cut at the length limit.
+        truncated: share of completions cut at the length limit.
         completions: all of them, in the dataset's order.
         rewards: the weighted sum of each, None where no function applied.
         greedy: whether the most probable token was taken each time.
@@ -114,23 +83,23 @@ def _with_method(interval: Interval, method: str) -> str:
 
 def evaluate(
     policy: Policy,
-    dataset: Any,
-    reward_funcs: Any = (),
+    dataset: Iterable[Row] | tasks.Task,
+    reward_funcs: Reward | Sequence[Reward] = (),
     *,
     n: int | None = None,
     samples: int = 1,
     greedy: bool = True,
     max_new_tokens: int = 256,
     batch_size: int | None = None,
-    answer_of: Callable[[Any], str | None] | None = None,
+    answer_of: Callable[[str], str | None] | None = None,
     reward_weights: Sequence[float] | None = None,
     seed: int = 0,
     **generate: Any,
 ) -> Evaluation:
     """Sample completions of a dataset's prompts and grade them.
 
-    The intervals are for other prompts of the same kind.  Completions of one prompt are alike, so more of them
-    narrow an interval less than more prompts do.
+    The intervals are for other prompts of the same kind.  Completions of one prompt resemble each other, so more of
+    them narrow an interval less than more prompts do.
 
     Args:
         policy: as ``load_policy`` gives it.
@@ -140,12 +109,12 @@ def evaluate(
         n: the first n rows; None for all.
         samples: completions per prompt, when not greedy.
         greedy: take the most probable token each time; False samples at ``temperature``.
-        max_new_tokens: as in training, or the comparison is with another task.
-        batch_size: rows in the model at once; None sizes it to the memory that is free.
+        max_new_tokens: as in training, or the numbers are not comparable.
+        batch_size: rows in the model at once; None sizes it to the free memory.
+        answer_of: reads the answer off a completion's text.  By default the number that it asserts; rows whose
+            answer is not a number are then not counted.
         reward_weights: one per function, as in training; None weighs all alike.
-        answer_of: how to read the answer off a completion's text; the number it asserts by default, so that rows
-            whose answer is no number are not counted.
-        seed: of the sampling; the random state outside is left as it was.
+        seed: for the sampling alone; the global random state is left as it was.
         generate: further arguments of ``Policy.generate``.
 
     Raises:
@@ -153,15 +122,15 @@ def evaluate(
         ConfigError: a prompt as long as the policy's limit, or a number out of range.
         DatasetError: no rows, or no ``prompt`` column.
         RewardError: weights that do not match the functions.
-        rewards.RewardValueError: a reward function that returned something that is no reward.
+        rewards.RewardValueError: a reward function returned an invalid value.
     """
     _check_policy(policy)
-    funcs = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     if funcs:
         inputs.check_rewards(funcs, reward_weights, where="evaluate")
     if isinstance(dataset, tasks.Task):
-        answer_of, dataset = answer_of or dataset.answer_of, dataset.held_out
-    rows = _rows(dataset, n)
+        answer_of = answer_of or dataset.answer_of
+    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     samples = 1 if greedy else samples
     completions = policy.generate(
         [row["prompt"] for row in rows],
@@ -180,8 +149,8 @@ def evaluate(
         accuracy=_accuracy(correct, samples, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
         reward_means={name: _mean(values) for name, values in scores.items()},
-        mean_length=sum(len(c.ids) for c in completions) / len(completions),
-        truncated=sum(not c.finished for c in completions) / len(completions),
+        mean_length=statistics.fmean(len(c.ids) for c in completions),
+        truncated=statistics.fmean(not c.finished for c in completions),
         completions=tuple(completions),
         rewards=tuple(totals) or (None,) * len(completions),
         greedy=greedy,
@@ -190,23 +159,24 @@ def evaluate(
     )
 
 
-def _check_policy(policy: Any) -> None:
-    if hasattr(policy, "config") or not hasattr(policy, "generate"):
+def _check_policy(policy: object) -> None:
+    from rloo_kit.policy.policy import Policy
+
+    if not isinstance(policy, Policy):
         raise ArgumentError(
-            "evaluate samples with a policy",
+            "evaluate takes a policy",
             where=f"evaluate({type(policy).__name__})",
-            todo="pass what rloo_kit.load_policy returned, which training has changed in place",
+            todo="pass what rloo_kit.load_policy returned; training changes it in place",
         )
 
 
-def _rows(dataset: Any, n: int | None) -> list[dict[str, Any]]:
+def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
     rows = list(itertools.islice(dataset, n))
     if rows and not isinstance(rows[0], Mapping):
-        inputs.refuse_dataset(dataset, "dataset", where="evaluate")
-    rows = [dict(row) for row in rows]
+        raise inputs.not_a_dataset(dataset, "dataset", where="evaluate")
     if not rows or "prompt" not in rows[0]:
         raise DatasetError(
-            "there is nothing to evaluate" if not rows else "the dataset has no column 'prompt'",
+            "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate",
             where=f"evaluate, dataset of {len(rows)} rows with columns {sorted(rows[0]) if rows else []}",
             todo="give a dataset with the columns prompt and answer, such as task.held_out",
         )
@@ -214,7 +184,7 @@ def _rows(dataset: Any, n: int | None) -> list[dict[str, Any]]:
 
 
 def score(
-    rows: Sequence[dict[str, Any]], completions: Sequence[Completion], reward_funcs: Sequence[Any]
+    rows: Sequence[Row], completions: Sequence[Completion], reward_funcs: Sequence[Reward]
 ) -> dict[str, list[float | None]]:
     """Call reward functions with TRL's keywords; return each one's scores under its name.
 
@@ -248,23 +218,21 @@ def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> 
 
 def _mean(values: Sequence[float | None]) -> float:
     applied = [value for value in values if value is not None]
-    return sum(applied) / len(applied) if applied else math.nan
+    return statistics.fmean(applied) if applied else math.nan
 
 
 def _graded(
-    rows: Sequence[dict[str, Any]],
-    completions: Sequence[Completion],
-    answer_of: Callable[[Any], str | None] | None,
+    rows: Sequence[Row], completions: Sequence[Completion], answer_of: Callable[[str], str | None] | None
 ) -> list[bool | None]:
-    """Which completions are right; None where nobody can say."""
+    """Which completions are right; None where the row's answer is missing or cannot be read."""
     golds = [None if row.get("answer") is None else gold_text(str(row["answer"])).strip() for row in rows]
     if answer_of is None:
         answer_of = tasks.answer_of
         numbers = [gold if gold and _is_asserted(gold) else None for gold in golds]
         if any(golds) and not any(numbers):
             warnings.warn(
-                "no accuracy: the answers are no numbers. evaluate(..., answer_of=...) says how to read one off a "
-                "completion; rewards.answer_reward('math') or ('choice') as a reward grades by itself.",
+                "accuracy skipped: answers are not numeric. Pass evaluate(..., answer_of=...) to read an answer off a "
+                "completion, or grade with a reward: rewards.answer_reward('math') or ('choice').",
                 stacklevel=3,
             )
         golds = numbers
@@ -275,8 +243,7 @@ def _graded(
 
 
 def _is_asserted(gold: str) -> bool:
-    """Whether a gold answer is a number that ``tasks.answer_of`` would read off a completion: $12 and 50% are, 1/2 is
-    not."""
+    """Whether ``tasks.answer_of`` could read this number off a completion: $12 and 50% yes, 1/2 no."""
     return _same(tasks.answer_of(gold), gold)
 
 
@@ -293,52 +260,3 @@ def _accuracy(correct: Sequence[bool | None], samples: int, seed: int) -> Interv
     if samples == 1 and shares:
         return wilson(int(sum(shares)), len(shares))
     return bootstrap(shares, seed)
-
-
-def means_by_prompt(values: Sequence[float | None], samples: int) -> list[float]:
-    """The mean of each prompt's ``samples`` values, which stand together; prompts without a value left out.
-
-    >>> means_by_prompt([1.0, 0.0, None, 0.5, None, None], samples=2)
-    [0.5, 0.5]
-    """
-    groups = (values[start : start + samples] for start in range(0, len(values), samples))
-    present = ([value for value in group if value is not None] for group in groups)
-    return [statistics.fmean(group) for group in present if group]
-
-
-def wilson(successes: int, trials: int) -> Interval:
-    """Wilson's score interval for a share (Wilson 1927), which holds near 0 and 1 too.
-
-    >>> print(wilson(8, 10))
-    0.800 [0.490, 0.943]
-    """
-    share, z2 = successes / trials, Z_95**2
-    middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
-
-
-def has_no_spread(values: Sequence[float]) -> bool:
-    """Whether all are equal, but for the rounding of the sums that they may be.
-
-    >>> has_no_spread([1.0 - 0.2, 0.9 - 0.1]), has_no_spread([0.0, 0.001])
-    (True, False)
-    """
-    return math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)
-
-
-def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval | None:
-    """Percentile bootstrap of the mean (Efron 1979); None without values, no bounds where all are equal.
-
-    The values must be independent.  Where several completions share a prompt, these are the prompts' means: the
-    cluster bootstrap (Davison & Hinkley 1997, section 3.8; Field & Welsh 2007).  Of few values, a run's
-    seeds for instance, it covers less than 95 %.
-    """
-    if not values:
-        return None
-    mean = statistics.fmean(values)
-    if has_no_spread(values):
-        return Interval(mean, math.nan, math.nan)
-    rng = random.Random(seed)
-    means = sorted(sum(rng.choices(values, k=len(values))) / len(values) for _ in range(resamples))
-    return Interval(mean, means[int(0.025 * resamples)], means[int(0.975 * resamples) - 1])

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
 
 import pytest
 
 import rloo_kit
 from rewards import ThinkTokens
 from rloo_kit.errors import DatasetError
-from rloo_kit.evaluation.compare import Piece, compare, display_width, pieces, wrapped
-from rloo_kit.evaluation.evaluate import Evaluation, bootstrap
-from rloo_kit.policy.load import Completion
+from rloo_kit.evaluation.compare import Piece, compare, pieces, wrapped
+from rloo_kit.evaluation.evaluate import Evaluation
+from rloo_kit.evaluation.intervals import bootstrap
+from rloo_kit.policy.policy import Completion, Prompt
 
 OPEN, CLOSE, END = 151667, 151668, 151645
 THOUGHT = ("<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
 
 
-def completion(prompt: Any, text: str, ids: tuple[int, ...] = (1, END), finished: bool = True) -> Completion:
+def completion(
+    prompt: Prompt, text: str, ids: tuple[int, ...] = (1, END), finished: bool = True
+) -> Completion:
     return Completion(prompt, text, ids, finished)
 
 
 def evaluation(
-    *rows: tuple[Any, str, float | None], correct: tuple[bool | None, ...] = (), samples: int = 1
+    *rows: tuple[Prompt, str, float | None], correct: tuple[bool | None, ...] = (), samples: int = 1
 ) -> Evaluation:
     """An evaluation of (prompt, text, reward)."""
     return Evaluation(
@@ -40,7 +42,7 @@ def evaluation(
     )
 
 
-def test_those_whose_reward_moved_most_come_first_up_or_down() -> None:
+def test_the_largest_change_of_reward_comes_first_up_or_down() -> None:
     before = evaluation(("a", "x", 0.5), ("b", "x", 1.0), ("c", "x", 0.0), ("another prompt", "x", None))
     after = evaluation(("a", "y", 0.6), ("b", "y", 0.1), ("c", "y", 0.5), ("another prompt", "y", 1.0))
     result = rloo_kit.compare(before, after, n=2)
@@ -77,7 +79,7 @@ def test_several_completions_of_a_prompt_are_one_difference() -> None:
     assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
 
 
-def test_where_every_reward_moved_alike_no_interval_is_claimed() -> None:
+def test_equal_changes_get_no_interval() -> None:
     before, after = (evaluation(("a", "x", r), ("b", "x", r)) for r in (0.0, 1.0))
     assert (
         "2 pairs; mean reward +1.000 (no interval: no spread) (after - before);"
@@ -85,25 +87,11 @@ def test_where_every_reward_moved_alike_no_interval_is_claimed() -> None:
     )
 
 
-def drawn(rng: random.Random, prompts: int = 40) -> tuple[Evaluation, Evaluation]:
-    """Prompts that are easy or hard before and after alike; after is better by 0.1 on average."""
-    levels = [rng.gauss(0.0, 1.0) for _ in range(prompts)]
+def test_pairing_narrows_the_interval_where_a_prompt_is_as_hard_after_as_before() -> None:
+    rng = random.Random(0)
+    levels = [rng.gauss(0.0, 1.0) for _ in range(40)]
     before = evaluation(*((str(i), "x", x + rng.gauss(0.0, 0.3)) for i, x in enumerate(levels)))
     after = evaluation(*((str(i), "y", x + rng.gauss(0.1, 0.3)) for i, x in enumerate(levels)))
-    return before, after
-
-
-def test_the_interval_of_the_change_covers_it_about_95_times_in_100() -> None:
-    rng, covered = random.Random(0), 0
-    for _ in range(200):
-        change = compare(*drawn(rng)).reward_change
-        assert change is not None
-        covered += change.low <= 0.1 <= change.high
-    assert 180 <= covered <= 199
-
-
-def test_pairing_narrows_the_interval_where_a_prompt_is_as_hard_after_as_before() -> None:
-    before, after = drawn(random.Random(0))
     paired = compare(before, after).reward_change
     alone = [bootstrap([r for r in side.rewards if r is not None]) for side in (before, after)]
     assert paired is not None
@@ -112,7 +100,7 @@ def test_pairing_narrows_the_interval_where_a_prompt_is_as_hard_after_as_before(
     assert (paired.high - paired.low) / unpaired == pytest.approx(0.42 / 1.48, rel=0.25)
 
 
-def test_without_rewards_those_whose_tokens_changed_come_first() -> None:
+def test_without_rewards_changed_tokens_come_first() -> None:
     before = evaluation(("a", "same", None), ("b", "old", None))
     changed = Completion("b", "new", (2, END), True)
     after = Evaluation(None, None, {}, 2.0, 0.0, (before.completions[0], changed), (None, None))
@@ -141,17 +129,17 @@ def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "notes"),
+    ("case", "note"),
     [
-        (completion("p", "</think> 4", (9, 9, END)), ["1 of 1 </think> are typed letters"]),
-        (completion("p", "</think> </think>", (CLOSE, 9, END)), ["1 of 2 </think> are typed letters"]),
-        (completion("p", "7+1=8", (1, 2, 3), finished=False), ["cut at 3 tokens"]),
-        (completion("p", "of another family", (1, 2)), ["end"]),
+        (completion("p", "</think> 4", (9, 9, END)), "1 of 1 </think> are typed letters"),
+        (completion("p", "</think> </think>", (CLOSE, 9, END)), "1 of 2 </think> are typed letters"),
+        (completion("p", "7+1=8", (1, 2, 3), finished=False), "cut at 3 tokens"),
+        (completion("p", "of another family", (1, 2)), "end"),
     ],
 )
-def test_what_is_no_boundary_gets_a_note_instead(case: Completion, notes: list[str]) -> None:
+def test_typed_letters_and_unknown_ends_get_a_note_instead_of_a_mark(case: Completion, note: str) -> None:
     found = pieces(case)
-    assert [piece.text for piece in found if piece.kind == "note"] == notes
+    assert [piece.text for piece in found if piece.kind == "note"] == [note]
     assert not any(piece.kind == "mark" and piece.text == "</think>" for piece in found)
     assert "".join(piece.text for piece in found if piece.kind == "text") == case.text
 
@@ -178,20 +166,17 @@ def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> N
 
 @pytest.mark.parametrize(("width", "columns"), [(100, 2), (72, 2), (71, 1), (40, 1)])
 def test_two_columns_become_one_where_the_terminal_is_narrow(width: int, columns: int) -> None:
-    long = "thinking about 答案 at some length " * 10
+    long = "thinking at some length " * 10
     shown = compare(evaluation(("p", long, 0.0)), evaluation(("p", long, 1.0))).text(width)
-    assert all(display_width(line) <= width for line in shown.splitlines())
+    assert all(len(line) <= width for line in shown.splitlines())
     heading = next(line for line in shown.splitlines() if line.startswith("before: "))
     assert ("after: " in heading) == (columns == 2)
 
 
-def test_of_a_long_thought_the_middle_is_left_out_and_its_boundary_is_kept() -> None:
+def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
     text = "<think>" + "a" * 5000 + "</think>" + "the answer"
-    result = compare(
-        Evaluation(None, None, {}, 0, 0, (completion("p", text, (OPEN, 1, CLOSE, 2, END)),), (0.0,)),
-        evaluation(("p", "2", 1.0)),
-        chars=100,
-    )
+    before = Evaluation(None, None, {}, 0, 0, (completion("p", text, (OPEN, 1, CLOSE, 2, END)),), (0.0,))
+    result = compare(before, evaluation(("p", "2", 1.0)), chars=100)
     for shown in (result.text(200), result._repr_html_()):
         assert "4900 characters" in shown
         assert "the answer" in shown
@@ -203,8 +188,7 @@ def test_of_a_long_thought_the_middle_is_left_out_and_its_boundary_is_kept() -> 
     [
         ("one two three", 8, ["one two", "three"]),
         ("unbreakable", 4, ["unbr", "eaka", "ble"]),
-        ("答案是四", 4, ["答案", "是四"]),
-        ("答", 1, ["答"]),  # nothing narrower exists
+        ("  indented code", 12, ["  indented", "code"]),
         ("a\n\nb", 9, ["a", "", "b"]),
         ("", 9, [""]),
     ],
@@ -218,6 +202,6 @@ def test_two_evaluations_without_a_common_prompt_are_refused() -> None:
         compare(evaluation(("a", "x", 0.0)), evaluation(("b", "x", 0.0)))
 
 
-def test_something_that_is_no_evaluation_is_named() -> None:
-    with pytest.raises(DatasetError, match="before is no evaluation"):
+def test_something_that_is_not_an_evaluation_is_named() -> None:
+    with pytest.raises(DatasetError, match="before is not an evaluation"):
         compare("policy", evaluation(("b", "x", 0.0)))  # type: ignore[arg-type]

@@ -63,12 +63,8 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
     assert inner.seen == [["x", "z"]]
     assert logged == {"inner": ["x", None, "z"]}
     assert reward.__name__ == "inner[kind=logic|math]"
-
-
-def test_only_for_without_its_rows_calls_nothing():
-    inner = Scores("inner", {})
-    assert only_for(inner, kind="math")(completions=XYZ, kind=["prose"] * 3) == [None, None, None]
-    assert inner.seen == []
+    assert reward(completions=XYZ, kind=["prose"] * 3) == [None, None, None]
+    assert len(inner.seen) == 1, "no rows, no call"
 
 
 def test_only_for_names_the_column_that_is_missing():
@@ -117,7 +113,7 @@ def test_async_rewards_compose_inside_a_running_loop_too():
     assert asyncio.run(notebook()) == [2.0]
 
 
-def test_a_member_that_returns_rubbish_is_named():
+def test_a_member_that_returns_nan_is_named():
     def broken(completions, **kwargs):
         return [float("nan") for _ in completions]
 

@@ -1,19 +1,21 @@
-"""guarded and check_signature: what a trainer may be handed, and what is refused before it does harm."""
+"""guarded: what TRL may be given, and what is refused before it does harm."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import inspect
 import pickle
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rewards
-from rewards import RewardCallError, RewardSignatureError, RewardValueError, check_signature, guarded
+from rewards import RewardCallError, RewardSignatureError, RewardValueError, guarded
 
 
 class Returns:
@@ -89,12 +91,6 @@ def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     assert lines[2].startswith("What to do: ")
 
 
-def test_the_error_carries_the_value_found():
-    with pytest.raises(RewardValueError) as caught:
-        guarded(Returns([0.0, float("inf")]))(completions=["a", "b"])
-    assert caught.value.value == float("inf")
-
-
 def test_the_limit_is_an_argument():
     assert guarded(Returns([1e7]), limit=1e8)(completions=["a"]) == [1e7]
     with pytest.raises(RewardValueError):
@@ -103,15 +99,24 @@ def test_the_limit_is_an_argument():
         guarded(Returns([2.0]), limit=0)
 
 
-def test_an_exception_keeps_the_rewards_own_traceback():
+def raises(error):
     def broken(completions, **kwargs):
-        raise KeyError("answer")
+        raise error
 
-    with pytest.raises(RewardCallError, match="'broken'") as caught:
-        guarded(broken)(completions=["a"])
-    assert isinstance(caught.value.__cause__, KeyError)
+    return broken
+
+
+def test_an_exception_keeps_the_rewards_own_traceback_and_is_not_explained_by_the_call():
+    with pytest.raises(RewardCallError, match=r"'broken'(.|\n)*in its own code\.$") as caught:
+        guarded(raises(ZeroDivisionError()))(completions=chats("4"), answer=["4"])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
     frames = inspect.getinnerframes(caught.value.__cause__.__traceback__)
     assert frames[-1].function == "broken"
+
+
+def test_an_interrupt_passes_through():
+    with pytest.raises(KeyboardInterrupt):
+        guarded(raises(KeyboardInterrupt()))(completions=["a"])
 
 
 def chats(*texts):
@@ -126,7 +131,7 @@ TOOK_FOR = {
 
 
 @pytest.mark.parametrize(("read", "completions", "says"), TOOK_FOR.values(), ids=TOOK_FOR)
-def test_a_completion_taken_for_what_it_is_not_is_said_to_be_what_it_is(read, completions, says):
+def test_a_reward_that_mistakes_the_form_of_completions_is_told_the_form(read, completions, says):
     def reward(completions, **kwargs):
         return [float(bool(read(completion))) for completion in completions]
 
@@ -135,21 +140,12 @@ def test_a_completion_taken_for_what_it_is_not_is_said_to_be_what_it_is(read, co
     assert says in str(caught.value).splitlines()[2]
 
 
-def test_a_column_that_is_not_there_is_answered_with_those_that_are():
+def test_a_missing_column_raises_an_error_that_lists_the_columns():
     def reward(completions, **kwargs):
         return [float(kwargs["solution"][0] == c) for c in completions]
 
     with pytest.raises(RewardCallError, match=r"rewards get the columns \['answer', 'level'\]"):
         guarded(reward)(prompts=["p"], completions=["a"], level=[1], answer=["a"], trainer_state=None)
-
-
-def test_an_error_of_another_kind_is_not_explained_by_the_call():
-    def reward(completions, **kwargs):
-        return [1 / 0 for _ in completions]
-
-    with pytest.raises(RewardCallError) as caught:
-        guarded(reward)(completions=chats("4"), answer=["4"])
-    assert str(caught.value).endswith("which is its own.")
 
 
 def test_an_inner_guard_names_its_own_function():
@@ -159,14 +155,6 @@ def test_an_inner_guard_names_its_own_function():
     with pytest.raises(RewardValueError) as caught:
         guarded(outer)(completions=["a"])
     assert caught.value.reward_name == "returns"
-
-
-def test_an_interrupt_passes_through_untouched():
-    def stopped(completions, **kwargs):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        guarded(stopped)(completions=["a"])
 
 
 def test_an_async_reward_stays_async_and_is_guarded():
@@ -202,13 +190,9 @@ def test_a_coroutine_from_a_plain_function_is_refused():
         guarded(wrapper)(completions=["a"])
 
 
-def test_guarding_twice_is_guarding_once():
-    guard = guarded(Returns([1.0]))
-    assert guarded(guard) is guard
-
-
-def test_a_guard_keeps_the_name_and_survives_pickling():
+def test_a_guard_keeps_the_name_pickles_and_is_not_guarded_again():
     guard = pickle.loads(pickle.dumps(guarded(Returns([1.0]))))
+    assert guarded(guard) is guard
     assert guard.__name__ == "returns"
     assert guard(completions=["a"]) == [1.0]
     assert guarded(functools.partial(Returns([1.0]))).__name__ == "returns"
@@ -218,15 +202,8 @@ def test_errors_survive_pickling():
     with pytest.raises(RewardValueError) as caught:
         guarded(Returns([None, "x"]))(completions=["a", "b"])
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again), again.sample) == (RewardValueError, str(caught.value), 1)
-
-
-def no_kwargs(prompts, completions):
-    return [0.0 for _ in completions]
-
-
-def positional_only(completions, /, **kwargs):
-    return [0.0 for _ in completions]
+    assert (type(again), str(again)) == (RewardValueError, str(caught.value))
+    assert (again.sample, again.value) == (1, "x")
 
 
 def wants_solution(completions, solution, **kwargs):
@@ -237,15 +214,27 @@ def names_all_six(prompts, completions, completion_ids, trainer_state, log_extra
     return [0.0 for _ in completions]
 
 
-def test_a_signature_that_misses_trls_keywords_is_refused_before_any_call():
-    with pytest.raises(RewardSignatureError, match=r"no \*\*kwargs .* completion_ids") as caught:
-        guarded(no_kwargs)
+# the reward, the dataset's columns, what the error says (None: it is accepted)
+SIGNATURES = {
+    "no **kwargs": (lambda prompts, completions: [], None, r"no \*\*kwargs .* completion_ids"),
+    "positional-only": (lambda completions, /, **kwargs: [], None, "positional-only"),
+    "not callable": ("accuracy_reward", None, "must be callable"),
+    "a column, with the columns unknown": (wants_solution, None, None),
+    "a column that is there": (wants_solution, ["solution"], None),
+    "a column that is not there": (wants_solution, ["answer"], "requires 'solution'"),
+    "TRL's six keywords, without columns": (names_all_six, None, None),
+    "TRL's six keywords, with a column": (names_all_six, ["answer"], "does not take answer"),
+}
+
+
+@pytest.mark.parametrize(("reward", "columns", "says"), SIGNATURES.values(), ids=SIGNATURES)
+def test_a_signature_that_cannot_take_what_trl_passes_is_refused_before_any_call(reward, columns, says):
+    if says is None:
+        assert guarded(reward, columns=columns).__name__ == reward.__name__
+        return
+    with pytest.raises(RewardSignatureError, match=says) as caught:
+        guarded(reward, columns=columns)
     assert isinstance(caught.value, TypeError)
-    assert caught.value.reward_name == "no_kwargs"
-    with pytest.raises(RewardSignatureError, match="positional-only"):
-        check_signature(positional_only)
-    with pytest.raises(RewardSignatureError, match="must be callable"):
-        check_signature("accuracy_reward")
 
 
 @pytest.mark.parametrize("made", [guarded, lambda reward: rewards.weighted([reward]), rewards.clipped])
@@ -254,20 +243,10 @@ def test_a_class_in_place_of_its_instance_is_named_as_that(made):
         made(Returns)
 
 
-def test_a_signature_is_checked_against_the_columns_where_they_are_known():
-    check_signature(wants_solution)
-    check_signature(wants_solution, columns=["solution"])
-    with pytest.raises(RewardSignatureError, match="requires 'solution'"):
-        check_signature(wants_solution, columns=["answer"])
-    check_signature(names_all_six)
-    with pytest.raises(RewardSignatureError, match="does not take answer"):
-        check_signature(names_all_six, columns=["answer"])
-
-
-def test_trls_own_keywords_are_the_ones_we_check():
-    rloo = pytest.importorskip("importlib").util.find_spec("trl.trainer.rloo_trainer")
-    source = "" if rloo is None else open(rloo.origin).read()  # noqa: SIM115, PTH123
-    if not source:
+def test_the_keywords_that_are_checked_are_trls():
+    trl = importlib.util.find_spec("trl")
+    if trl is None:
         pytest.skip("trl is not installed")
+    source = (Path(trl.origin).parent / "trainer" / "rloo_trainer.py").read_text()
     for keyword in rewards.compose.TRL_KEYWORDS:
         assert f"{keyword}=" in source or f'"{keyword}"' in source

@@ -103,25 +103,20 @@ CHAT = {
 }
 
 
-def test_a_reward_model_scores_in_batches_as_one_by_one(folder):
-    together = reward_model(folder, batch_size=2, device="cpu")(**CHAT)
-    alone = reward_model(folder, batch_size=1, device="cpu")(**CHAT)
-    assert together == pytest.approx(alone, abs=1e-5)
-    assert len(set(together)) == 5
-
-
-def test_a_reward_model_scores_as_transformers_does(folder):
+def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     import torch
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = model(input_ids=torch.tensor([[2, 5]])).logits.item()
-    assert reward_model(folder, device="cpu")(**{k: v[:1] for k, v in CHAT.items()}) == [
-        pytest.approx(expected, abs=1e-5)
-    ]
+    together = rewards.guarded(reward_model(folder, batch_size=2, device="cpu"))(**CHAT)
+    assert together == pytest.approx(reward_model(folder, batch_size=1, device="cpu")(**CHAT), abs=1e-5)
+    assert len(set(together)) == 5
+    assert together[0] == pytest.approx(expected, abs=1e-5)
     plain = reward_model(folder, device="cpu")(prompts=["a "], completions=["good"])
     assert plain == [pytest.approx(expected, abs=1e-5)]
+    assert torch.is_grad_enabled(), "gradients are off only inside"
 
 
 def test_a_reward_model_is_named_after_its_folder_and_pickles_without_its_weights(folder):
@@ -134,22 +129,14 @@ def test_a_reward_model_is_named_after_its_folder_and_pickles_without_its_weight
     assert again(**CHAT) == pytest.approx(scores)
 
 
-def test_the_thought_can_be_kept_from_the_reward_model(folder):
+def test_the_thought_can_be_hidden_from_the_reward_model(folder):
     reward = reward_model(folder, device="cpu", with_thought=False)
     completions = [[{"role": "assistant", "content": f"<think> {t} </think> good"}] for t in ("a", "bad bad")]
     first, second = reward(prompts=CHAT["prompts"][:2], completions=completions)
     assert first == second
 
 
-def test_a_reward_model_leaves_no_gradient(folder):
-    import torch
-
-    scores = rewards.guarded(reward_model(folder, device="cpu"))(**CHAT)
-    assert all(isinstance(score, float) for score in scores)
-    assert torch.is_grad_enabled()
-
-
-def test_a_classifier_of_two_labels_is_no_reward_model(folder, tmp_path):
+def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=2)

@@ -17,35 +17,30 @@ PACKAGE = Path(rewards.__file__).parent
 HEAVY = ("torch", "transformers", "trl", "numpy", "math_verify", "sympy", "datasets", "rloo_kit", "unsloth")
 
 
-def run(code: str, *, isolated: bool = False, cwd: Path | None = None, timeout: int = 300) -> str:
-    """Run code in a fresh interpreter; isolated: without site-packages, so with the standard library alone."""
-    flags = ["-I", "-S"] if isolated else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+def run(code: str, *flags: str, cwd: Path | None = None) -> str:
+    """Run code in a fresh interpreter; with -I and -S without site-packages."""
     result = subprocess.run(
         [sys.executable, *flags, "-c", code],
         capture_output=True,
         text=True,
         cwd=cwd,
-        env=environment,
-        timeout=timeout,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)},
+        timeout=500,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
 
-def test_importing_rewards_imports_nothing_heavy():
-    code = f"import sys, rewards; print([m for m in {HEAVY} if m in sys.modules])"
-    assert run(code).strip() == "[]"
-
-
-def test_using_the_pure_rewards_imports_nothing_heavy():
+def test_importing_and_using_the_pure_rewards_imports_nothing_heavy():
     code = (
         "import sys, rewards\n"
+        f"print([m for m in {HEAVY} if m in sys.modules])\n"
         "[getattr(rewards, name) for name in rewards.__all__]\n"
-        "rewards.audit(rewards.thought_then_answer(correct=rewards.answer_reward())).raise_for(0)\n"
+        "reward = rewards.thought_then_answer(correct=rewards.answer_reward())\n"
+        "rewards.audit(reward, cases=rewards.CASES[:20]).raise_for(0)\n"
         f"print([m for m in {HEAVY} if m in sys.modules])"
     )
-    assert run(code).strip() == "[]"
+    assert run(code).split() == ["[]", "[]"]
 
 
 def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path):
@@ -56,55 +51,52 @@ def test_the_package_works_alone_with_nothing_but_the_standard_library(tmp_path)
         "ids = [[151667, *range(40), 151668, 42, 151645]]\n"
         "print(rewards.answer_reward()(completions=['<think>x</think>42'], completion_ids=ids, answer=['42']))\n"
         "print(rewards.thinking_reward()(completions=['<think>x?</think>42'], completion_ids=ids))\n"
-        "print(len(rewards.audit(rewards.answer_reward('choice')).exploits))\n"
+        "print(len(rewards.audit(rewards.answer_reward('choice'), cases=rewards.CASES[:20]).exploits))\n"
         "try: rewards.overlong_reward(10, 5)\n"
         "except ImportError as error: print('ImportError')\n"
     )
-    assert run(code, isolated=True, cwd=tmp_path).split("\n")[:4] == ["[1.0]", "[1.1]", "0", "ImportError"]
+    assert run(code, "-I", "-S", cwd=tmp_path).split("\n")[:4] == ["[1.0]", "[1.1]", "0", "ImportError"]
 
 
-def test_no_module_imports_rloo_kit():
-    for module in PACKAGE.glob("*.py"):
-        lines = module.read_text(encoding="utf-8").splitlines()
-        assert not [
-            line for line in lines if line.strip().startswith(("import rloo_kit", "from rloo_kit"))
-        ], module
-
-
-def test_every_public_name_exists_and_an_unknown_one_is_told():
+def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
     for name in rewards.__all__:
         assert getattr(rewards, name) is not None
         assert name in dir(rewards)
+    assert not {module.stem for module in PACKAGE.glob("*.py")} & set(rewards.__all__), "importing would hide"
     with pytest.raises(AttributeError, match="no attribute 'accuracy'"):
         rewards.accuracy  # noqa: B018
 
 
-def test_no_module_has_a_public_name_which_importing_it_would_hide():
-    assert not {module.stem for module in PACKAGE.glob("*.py")} & set(rewards.__all__)
-
-
-EVERY = [
+PURE = [
     rewards.thinking_reward(), rewards.thought_then_answer(), rewards.answer_reward(), rewards.length_reward(),
-    rewards.sentence_reward(), rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b"),
+    rewards.sentence_reward(), rewards.clipped(rewards.thinking_reward()),
     rewards.weighted([rewards.answer_reward(), rewards.thinking_reward()], [0.8, 0.2]),
     rewards.gated(by=rewards.answer_reward(), reward=rewards.thinking_reward()),
-    rewards.clipped(rewards.thinking_reward()), rewards.scaled(rewards.thinking_reward(), 2.0),
-    rewards.only_for(rewards.answer_reward(), kind="math"), rewards.cached(rewards.answer_reward()),
-    rewards.guarded(rewards.thinking_reward()),
+    rewards.scaled(rewards.thinking_reward(), 2.0), rewards.only_for(rewards.answer_reward(), kind="math"),
+    rewards.cached(rewards.answer_reward()), rewards.guarded(rewards.thinking_reward()),
 ]  # fmt: skip
+EVERY = [*PURE, rewards.rubric_reward({"a": "b"}, max), rewards.reward_model("a/b")]
+CALL = {
+    "completions": ["<think>so?</think>It is 42."],
+    "completion_ids": [[151667, 1, 151668, 2, 151645]],
+    "answer": ["42"],
+    "kind": ["math"],
+}
 
 
 @pytest.mark.parametrize("reward", EVERY, ids=lambda reward: reward.__name__)
 def test_every_reward_has_a_name_takes_trls_keywords_and_pickles(reward):
     rewards.check_signature(reward, columns=["answer", "kind"])
-    assert isinstance(reward.__name__, str)
     assert "/" not in reward.__name__
-    assert pickle.loads(pickle.dumps(reward)).__name__ == reward.__name__
+    again = pickle.loads(pickle.dumps(reward))
+    assert again.__name__ == reward.__name__
+    if reward in PURE:
+        assert again(**CALL) == reward(**CALL)
 
 
 TRAIN = """
 import unsloth  # first: without it TRL's RLOOTrainer fails on a CPU
-import sys, tempfile, torch, rewards
+import tempfile, torch, rewards
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers, decoders
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -116,10 +108,6 @@ backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
 backend.add_tokens(["<think>", "</think>"])
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-torch.manual_seed(0)
-model = Qwen3ForCausalLM(Qwen3Config(
-    vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-    num_key_value_heads=1, head_dim=32, pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=True))
 tokens = rewards.ThinkTokens.from_tokenizer(tokenizer)
 answer = rewards.answer_reward(tokens=tokens)
 
@@ -134,28 +122,33 @@ funcs = [
     rewards.rubric_reward({"fine": "It is fine."}, judge),
     rewards.guarded(rewards.rubric_reward({"good": "It is good."}, judge, name="async_rubric")),
 ]
-prompt = (lambda t: [{"role": "user", "content": t}]) if sys.argv[2] == "chat" else (lambda t: t)
-rows = [{"prompt": prompt(f"{a}+{a}="), "answer": str(2 * a), "kind": "sum" if a % 2 else "other"} for a in range(8)]
-name = sys.argv[1]
-config = getattr(trl, name + "Config")(
-    output_dir=tempfile.mkdtemp(), max_steps=2, per_device_train_batch_size=4, num_generations=4, logging_steps=1,
-    max_completion_length=16, report_to="none", use_cpu=True, beta=0.0, save_strategy="no", bf16=False)
-trainer = getattr(trl, name + "Trainer")(
-    model=model, processing_class=tokenizer, args=config, reward_funcs=funcs, train_dataset=Dataset.from_list(rows))
-trainer.train()
-logs = [log for log in trainer.state.log_history if "reward" in log]
-assert len(logs) == 2, trainer.state.log_history
-for func in funcs:
-    assert f"rewards/{func.__name__}/mean" in logs[0], (func.__name__, sorted(logs[0]))
-assert logs[0]["rewards/async_rubric/mean"] == 0.5
-assert "mix/thinking_reward" in logs[0], sorted(logs[0])
-print("trained", name)
+
+def train(name, prompt):
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        tie_word_embeddings=True))
+    rows = [{"prompt": prompt(f"{a}+{a}="), "answer": str(2 * a), "kind": "sum" if a % 2 else "other"}
+            for a in range(8)]
+    config = getattr(trl, name + "Config")(
+        output_dir=tempfile.mkdtemp(), max_steps=1, per_device_train_batch_size=4, num_generations=4, logging_steps=1,
+        max_completion_length=16, report_to="none", use_cpu=True, beta=0.0, save_strategy="no", bf16=False)
+    trainer = getattr(trl, name + "Trainer")(
+        model=model, processing_class=tokenizer, args=config, reward_funcs=funcs, train_dataset=Dataset.from_list(rows))
+    trainer.train()
+    log, = [log for log in trainer.state.log_history if "reward" in log]
+    for func in funcs:
+        assert f"rewards/{func.__name__}/mean" in log, (name, func.__name__, sorted(log))
+    assert log["rewards/async_rubric/mean"] == 0.5
+    assert "mix/thinking_reward" in log, sorted(log)
+
+train("GRPO", lambda text: text)
+train("RLOO", lambda text: [{"role": "user", "content": text}])
+print("trained")
 """
 
 
-@pytest.mark.parametrize("trainer", ["GRPO", "RLOO"])
-@pytest.mark.parametrize("style", ["chat", "text"])
-def test_the_rewards_run_unchanged_in_trls_trainers(trainer, style, tmp_path):
+def test_the_rewards_run_unchanged_in_trls_trainers_on_text_and_in_chats(tmp_path):
     pytest.importorskip("trl")
-    script = TRAIN.replace("sys.argv[1]", repr(trainer)).replace("sys.argv[2]", repr(style))
-    assert f"trained {trainer}" in run(script, cwd=tmp_path, timeout=500)
+    assert "trained" in run(TRAIN, cwd=tmp_path)

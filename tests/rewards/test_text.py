@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 import rewards
@@ -46,13 +44,8 @@ def test_whole_sentences_are_paid(text, score, why):
 
 def test_the_number_of_sentences_can_be_bounded():
     reward = rewards.sentence_reward(2, 3)
-    assert reward(completions=["A.", "A. B.", "A. B. C.", "A. B. C. D.", "What?! No."]) == [
-        0.0,
-        1.0,
-        1.0,
-        0.0,
-        1.0,
-    ]
+    texts = ["A.", "A. B.", "A. B. C.", "A. B. C. D.", "What?! No."]
+    assert reward(completions=texts) == [0.0, 1.0, 1.0, 0.0, 1.0]
 
 
 def test_bad_settings_are_refused():
@@ -96,13 +89,6 @@ def test_a_thought_moved_aside_by_a_parser_can_be_put_back():
     assert completion_text(message, thought=True) == "<think>hm</think>a"
 
 
-def test_what_is_no_completion_is_refused():
+def test_a_number_is_not_a_completion():
     with pytest.raises(TypeError, match="str or a list of messages"):
         completion_text(7)
-
-
-def test_text_rewards_survive_pickling():
-    for reward in (rewards.length_reward((2, 5)), rewards.sentence_reward(1, 2)):
-        again = pickle.loads(pickle.dumps(reward))
-        assert again(completions=["one two."]) == [1.0]
-        assert again.__name__ == reward.__name__

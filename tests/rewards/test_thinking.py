@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 
 import numpy as np
 import pytest
@@ -28,20 +27,8 @@ SPLITS = {
     "a thought of zero tokens": ([O, C, 3], [], [3], 1, 1),
     "nothing after the boundary": ([O, 1, C], [1], [], 1, 1),
     "opened twice before it is closed": ([O, 1, O, 2, C, 3], [1, 2], [3], 2, 1),
-    "</think> in ordinary tokens is no boundary": (
-        [O, 27, 14, 27963, 29, 5],
-        [27, 14, 27963, 29, 5],
-        [],
-        1,
-        0,
-    ),
-    "tool-call tokens inside the thought": (
-        [O, 1, 151657, 9, 151658, C, 3],
-        [1, 151657, 9, 151658],
-        [3],
-        1,
-        1,
-    ),
+    "</think> in ordinary tokens is not a boundary": ([O, 27, 14, 27963, 29], [27, 14, 27963, 29], [], 1, 0),
+    "tool-call tokens inside the thought": ([O, 1, 151657, 151658, C, 3], [1, 151657, 151658], [3], 1, 1),
     "only the boundary": ([C], [], [], 0, 1),
     "nothing at all": ([], [], [], 0, 0),
 }
@@ -59,9 +46,9 @@ def test_tensors_split_like_lists():
     assert split_thinking(torch.tensor([O, 1, C, 2])) == split_thinking([O, 1, C, 2])
 
 
-def test_a_thought_that_the_prompt_opened_and_nothing_closed_has_no_answer():
-    assert split_thinking([1, 2], PROMPTED).thinking == [1, 2]
-    assert split_thinking([1, 2], PROMPTED).answer == []
+def test_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer():
+    thought = split_thinking([1, 2], PROMPTED)
+    assert (thought.thinking, thought.answer) == ([1, 2], [])
 
 
 @pytest.mark.parametrize(
@@ -114,17 +101,22 @@ class FakeTokenizer:
 GOOD = {"<think>": [7], "</think>": [8]}
 
 
-def test_the_tokenizer_is_asked_for_its_markers_and_its_end():
-    tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD))
-    assert (tokens.open_id, tokens.close_id, tokens.eos_ids, tokens.prompt_opens) == (7, 8, (9,), False)
-
-
-def test_the_template_tells_who_opens_the_thought():
-    opens = FakeTokenizer(GOOD, template="user: ?<think>")
-    assert ThinkTokens.from_tokenizer(opens).prompt_opens
-    hybrid = FakeTokenizer(GOOD, template="user: ?")
-    assert not ThinkTokens.from_tokenizer(hybrid).prompt_opens
-    assert not ThinkTokens.from_tokenizer(hybrid, enable_thinking=False).prompt_opens
+@pytest.mark.parametrize(
+    ("template", "options", "prompt_opens"),
+    [
+        (None, {}, False),
+        ("user: ?<think>", {}, True),
+        ("user: ?", {}, False),
+        ("user: ?", {"enable_thinking": False}, False),
+    ],
+    ids=["no template", "Thinking-2507", "hybrid", "hybrid, with an empty block"],
+)
+def test_the_tokenizer_gives_the_markers_and_its_template_says_who_opens_the_thought(
+    template, options, prompt_opens
+):
+    tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD, template), **options)
+    assert (tokens.open_id, tokens.close_id, tokens.eos_ids) == (7, 8, (9,))
+    assert tokens.prompt_opens is prompt_opens
 
 
 @pytest.mark.parametrize(
@@ -144,7 +136,7 @@ def test_a_tokenizer_without_the_markers_is_refused(table, says):
     assert "What to do" in str(caught.value)
 
 
-def test_a_tokenizer_of_the_tokenizers_library_will_do():
+def test_a_tokenizer_of_the_tokenizers_library_works():
     tokenizers = pytest.importorskip("tokenizers")
     model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
     tokenizer = tokenizers.Tokenizer(model)
@@ -194,16 +186,11 @@ COPIED = [(0, False, 0.3), (9, False, 0.3), (9, True, 0.3), (10, False, 0.7), (1
           (30, False, 1.0), (30, True, 1.1), (500, True, 1.1)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("length", "question", "score"), COPIED)
-def test_the_copied_rule_is_reproduced(length, question, score):
-    text = f"<think>{'so?' if question else 'so'}</think>42?"
-    got = thinking_reward()(completions=[text], completion_ids=[[O, *range(length), C, 42, E]])
-    assert got == [pytest.approx(score)]
-
-
-def test_the_copied_rule_punishes_a_missing_boundary():
-    reward = thinking_reward()
-    assert reward(completions=["<think>so", "42"], completion_ids=[[O, 1], [42]]) == [-1.0, -1.0]
+def test_the_copied_rule_is_reproduced():
+    texts = ["<think>so", "42", *(f"<think>{'so?' if asks else 'so'}</think>42?" for _, asks, _ in COPIED)]
+    ids = [[O, 1], [42], *([O, *range(length), C, 42, E] for length, _, _ in COPIED)]
+    scores = thinking_reward()(completions=texts, completion_ids=ids)
+    assert scores == pytest.approx([-1.0, -1.0, *(score for _, _, score in COPIED)])
 
 
 def test_bands_and_bonuses_are_free():
@@ -285,11 +272,3 @@ def test_any_completion_gets_one_finite_score(batch):
     for reward in (thinking_reward(), thought_then_answer()):
         scores = rewards.guarded(reward)(completions=texts, completion_ids=ids, prompts=texts)
         assert len(scores) == len(batch)
-
-
-def test_thinking_rewards_survive_pickling():
-    for reward in (thinking_reward(), thought_then_answer(correct=rewards.answer_reward())):
-        again = pickle.loads(pickle.dumps(reward))
-        call = {"completions": ["<think>a?</think>42"], "completion_ids": [GOOD_IDS], "answer": ["42"]}
-        assert again(**call) == reward(**call)
-        assert again.__name__ == reward.__name__
