@@ -1,7 +1,7 @@
 """What to change where a plan does not fit, cheapest in quality first.
 
-For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest first; the first that fits is taken.
-Nothing is changed here: a :class:`Change` holds the arguments to pass.
+For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest first; the first that fits is taken.  It
+changes nothing itself: a :class:`Change` holds the arguments to pass.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory.estimate import Estimate, Verdict
-from rloo_kit.memory.footprint import Settings
 from rloo_kit.memory.reading import model_of
+from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import scale_of
 
 Planned = TypeVar("Planned", bound=Estimate)
+Arguments = dict[str, int | str | bool]
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,15 @@ class Change:
     """One way to make a plan fit.
 
     Attributes:
-        knob: what is changed, in a word.
+        knob: what is changed.
         config: arguments of ``RLOOConfig``, with their new values.
         policy: arguments of ``load_policy``, likewise.
         peak_bytes, fits: of the plan with the change.
     """
 
     knob: str
-    config: dict[str, Any]
-    policy: dict[str, Any]
+    config: Arguments
+    policy: Arguments
     peak_bytes: int
     fits: Verdict
 
@@ -84,12 +85,15 @@ def _smaller_groups(settings: Settings) -> Iterator[Settings]:
         )
 
 
-Knob = tuple[str, Callable[[Estimate], Iterator[Estimate]]]
+def _checkpointing(settings: Settings) -> Iterator[Settings]:
+    if settings.checkpointing != "unsloth":
+        yield dataclasses.replace(settings, checkpointing="unsloth")
 
 
-def _by_settings(
-    variants: Callable[[Settings], Iterator[Settings]],
-) -> Callable[[Estimate], Iterator[Estimate]]:
+Knob = Callable[[Estimate], Iterator[Estimate]]
+
+
+def _by_settings(variants: Callable[[Settings], Iterator[Settings]]) -> Knob:
     def planned(before: Estimate) -> Iterator[Estimate]:
         return (Estimate.of(before.model, settings, before.device) for settings in variants(before.settings))
 
@@ -107,20 +111,15 @@ def _smaller_models(before: Estimate) -> Iterator[Estimate]:
         yield Estimate.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
 
 
-def _checkpointing(settings: Settings) -> Iterator[Settings]:
-    if settings.checkpointing != "unsloth":
-        yield dataclasses.replace(settings, checkpointing="unsloth")
-
-
-KNOBS: tuple[Knob, ...] = (
+KNOBS: tuple[tuple[str, Knob], ...] = (
     ("gradient checkpointing", _by_settings(_checkpointing)),
     ("generation batch", _by_settings(generation_batches)),
     ("completion length", _by_settings(_completion_lengths)),
     ("K", _by_settings(_smaller_groups)),
     ("model", _smaller_models),
 )
-"""What can be turned down, cheapest in quality first: recomputing and cutting the batch leave every update as it is;
-a shorter completion may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+"""Cheapest in quality first: recomputing and cutting the batch leave every update as it is; shorter completions may
+cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
 def that_fit(before: Estimate) -> Iterator[Change]:
@@ -146,11 +145,11 @@ def first(plans: list[Planned], verdict: Verdict) -> Planned | None:
     return next((planned for planned in plans if planned.fits == verdict), None)
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _difference(old: Arguments, new: Arguments) -> Arguments:
     return {name: value for name, value in new.items() if old[name] != value}
 
 
-def _config_arguments(settings: Settings) -> dict[str, Any]:
+def _config_arguments(settings: Settings) -> Arguments:
     return {
         "num_generations": settings.num_generations,
         "max_completion_length": settings.completion_tokens,
@@ -160,5 +159,5 @@ def _config_arguments(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _policy_arguments(planned: Estimate) -> dict[str, Any]:
+def _policy_arguments(planned: Estimate) -> Arguments:
     return {"name": planned.model.checkpoint.name, "gradient_checkpointing": planned.settings.checkpointing}
