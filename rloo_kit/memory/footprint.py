@@ -150,12 +150,13 @@ class Step:
 
         With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
         the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
-        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax.
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax; while
+        processors work lm_head's output too, unless it is float32 and needs no copy.
         """
         s = self.settings
         fast = s.fast_sampling and not s.on_gpu
-        logits = 4 if fast else s.dtype_bytes + 4
-        per_logit = logits + 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        logits = 4 if fast and s.dtype_bytes == 4 else s.dtype_bytes + 4
+        per_logit = 2 * 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
         if s.processors:
             inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
             per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
@@ -236,8 +237,10 @@ class Step:
 
     @property
     def statistics(self) -> int:
-        """Elements per token on a CPU: the norms' and the attention's statistics, and a row of the mask as floats."""
-        return 2 + 2 * self.checkpoint.heads + self.checkpoint.kv_heads + self.settings.row_tokens
+        """Elements per token on a CPU: the norms' and the attention's statistics, and a row of the mask as floats; in
+        16 bit also what RMSNorm keeps in float32: 2 H for each of two norms, and A + G for those of Q and K."""
+        copies = 4 * self.hidden + self.attention + self.keys if self.settings.dtype_bytes == 2 else 0
+        return 2 + 2 * self.checkpoint.heads + self.checkpoint.kv_heads + self.settings.row_tokens + copies
 
     @property
     def layer_saved(self) -> int:
