@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
+from rloo_kit.catalogue import EOS_TEXTS
 from rloo_kit.errors import DatasetError
 from rloo_kit.evaluation.evaluate import bootstrap
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion
 
     _Graded = tuple[Completion, float | None, bool | None]
-
-EOS_TEXTS = {151645: "<|im_end|>", 151643: "<|endoftext|>"}
-"""Qwen3's ends; the text of a completion does not hold them."""
 
 SIDE_BY_SIDE = 72
 """Fewest characters per line for two columns."""
