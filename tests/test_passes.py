@@ -25,44 +25,29 @@ def passes(**changed: Any) -> Passes:
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "single", "why"),
     [
-        ({}, "the KL term of whole groups comes with the loss's own pass"),
-        ({"steps_per_generation": 4}, "an update is one generation batch"),
-        ({"steps_per_generation": 1}, "an update is four generation batches"),
-        ({"beta": 0.0}, "there is no KL term"),
-        ({"kl_placement": "loss"}, "the KL term is part of the loss"),
-        ({"micro_rows": 2, "beta": 0.0}, "groups are torn, but advantages do not wait for a KL term"),
-        ({"micro_rows": 2, "kl_placement": "loss"}, "nor do they here"),
-        ({"groupwise": False, "beta": 0.0}, "nor here"),
-        ({"normalized": True, "kl_placement": "loss"}, "nor here"),
-        ({"micro_rows": 4}, "a micro-batch is exactly one group"),
+        ({}, True, "the KL term of whole groups comes with the loss's own pass"),
+        ({"steps_per_generation": 4}, True, "an update is one generation batch"),
+        ({"steps_per_generation": 1}, True, "an update is four generation batches"),
+        ({"micro_rows": 4}, True, "a micro-batch is exactly one group"),
+        ({"micro_rows": 2, "beta": 0.0}, True, "torn groups matter only where advantages wait for a KL term"),
+        ({"micro_rows": 2, "kl_placement": "loss"}, True, "which they do not where it is in the loss"),
+        ({"groupwise": False, "beta": 0.0}, True, "nor without one"),
+        ({"normalized": True, "kl_placement": "loss"}, True, "nor here"),
+        ({"single_pass": False}, False, "not asked for"),
+        ({"iterations": 2}, False, "the policy moves before the second use"),
+        ({"accumulation": 2, "steps_per_generation": 4}, False, "the policy moves within a generation batch"),
+        ({"accumulation": 3}, False, "an update takes one and a half generation batches"),
+        ({"accumulation": 3, "beta": 0.0}, False, "KL term or not"),
+        ({"iterations": 2, "micro_rows": 2}, False, "the first reason is the one that counts"),
     ],
 )
-def test_one_pass_suffices_on_policy_where_each_micro_batch_holds_what_its_advantages_need(
-    changed: dict[str, Any], why: str
+def test_one_pass_suffices_where_each_loss_is_on_policy(
+    changed: dict[str, Any], single: bool, why: str
 ) -> None:
     found = passes(**changed)
-    assert (found.single, found.two_because) == (True, ""), why
-
-
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"single_pass": False}, "not asked for"),
-        ({"iterations": 2}, "the policy moves before the second use"),
-        ({"accumulation": 2, "steps_per_generation": 4}, "the policy moves within a generation batch"),
-        ({"accumulation": 3}, "an update takes half of a generation batch"),
-        ({"accumulation": 3, "beta": 0.0}, "which needs no KL term to be off-policy"),
-        ({"iterations": 2, "kl_placement": "loss", "micro_rows": 2, "normalized": True}, "the first reason"),
-    ],
-)
-def test_a_second_pass_for_old_log_probabilities_off_policy_is_no_surprise(
-    changed: dict[str, Any], why: str
-) -> None:
-    found = passes(**changed)
-    assert (found.single, found.two_because) == (False, ""), why
-    assert found.before_update
+    assert (found.single, found.two_because) == (single, ""), why
 
 
 @pytest.mark.parametrize(
@@ -70,10 +55,7 @@ def test_a_second_pass_for_old_log_probabilities_off_policy_is_no_surprise(
     [
         ({"micro_rows": 2}, "a micro-batch of 2 does not hold whole groups of 4: a multiple of 4 would"),
         ({"micro_rows": 6}, "a micro-batch of 6 does not hold whole groups of 4: a multiple of 4 would"),
-        (
-            {"groupwise": False, "estimator": "reinforce"},
-            "advantage_estimator='reinforce' looks at more than one group",
-        ),
+        ({"groupwise": False, "estimator": "x"}, "advantage_estimator='x' looks at more than one group"),
         ({"normalized": True}, "normalize_advantages looks at the whole generation batch"),
     ],
 )

@@ -294,7 +294,8 @@ class Step:
         """Logits held at once while log-probabilities are computed; never all rows x T x V.
 
         CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
-        probabilities; four times from the second tile on, since those of the previous tile are still held.
+        probabilities, in 16 bit beside lm_head's output; four times from the second tile on, since those of the
+        previous tile are still held.
         GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in the place of TRL's
         ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32, 256 MiB, and a float32
         accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
@@ -302,7 +303,8 @@ class Step:
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu:
             rows = max(1, s.cpu_tile_logits // vocabulary)
-            return 4 * min(scored, rows) * vocabulary * (2 if scored <= rows else 4)
+            first = 2 * 4 + s.dtype_bytes % 4
+            return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
         if s.small_card or scored >= 4096:
             rows = min(scored, 4096)
             return 4 * rows * (min(vocabulary, 16384) + self.hidden)

@@ -12,6 +12,7 @@ import torch
 import rloo_kit
 from rloo_kit.memory.footprint import Step
 from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.meter import Peak
 from rloo_kit.memory.planning import Plan
 from rloo_kit.session.show import GIB
 
@@ -50,3 +51,16 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+
+
+class FakeGauge:
+    """Gives the peaks it was told, one per reading."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = iter(peaks)
+
+    def restart(self) -> None:
+        pass
+
+    def read(self) -> Peak:
+        return Peak(next(self.peaks))

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import rloo_kit
 from rloo_kit.memory import footprint
 from rloo_kit.memory.meter import Meter
-from tests.memory.conftest import CPU, tiny_plan
+from tests.memory.conftest import tiny_plan
 
 
 def even_length(completions: Any, **kwargs: Any) -> list[float]:
     return [float(len(completion[0]["content"]) % 2) for completion in completions]
 
 
-def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(
-    fresh_policy: Any, task: Any, tmp_path: Path
-) -> None:
-    config = rloo_kit.RLOOConfig(
-        output_dir=str(tmp_path),
-        num_generations=4,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=1,
-        max_completion_length=24,
-        max_steps=2,
-        beta=0.05,
-        save_strategy="no",
-    )
-    trainer = rloo_kit.RLOOTrainer(
-        model=fresh_policy, reward_funcs=even_length, args=config, train_dataset=task.train
-    )
-    longest = max(len(ids) for ids in fresh_policy.tokenize(task.train["prompt"]))
-    planned = rloo_kit.plan(fresh_policy, config, CPU, prompt_tokens=longest)
+def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(make_trainer: Any) -> None:
+    rows = {"num_generations": 4, "per_device_train_batch_size": 8}
+    trainer = make_trainer(even_length, **rows, max_completion_length=24, max_steps=2, beta=0.05)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
     trainer.train()
-    found = planned.compare(trainer)
+    found = trainer.memory_plan.compare(trainer)
     exact = (footprint.WEIGHTS, footprint.REST, footprint.LORA, footprint.OPTIMIZER)
     assert {row.name: row.off_by for row in found.parts} == dict.fromkeys(exact, 0), found
     for row in found.phases:

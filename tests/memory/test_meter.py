@@ -8,24 +8,11 @@ import torch
 from rloo_kit.memory import hardware
 from rloo_kit.memory.meter import CudaGauge, Meter, Peak, TensorGauge
 from rloo_kit.session.show import GIB
-from tests.memory.conftest import fake_cuda
-
-
-class FakeGauge:
-    """Gives the peaks it was told, one per reading."""
-
-    def __init__(self, peaks: list[int]) -> None:
-        self.peaks = iter(peaks)
-
-    def restart(self) -> None:
-        pass
-
-    def read(self) -> Peak:
-        return Peak(next(self.peaks))
+from tests.memory.conftest import FakeGauge, fake_cuda
 
 
 def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept() -> None:
-    meter = Meter(FakeGauge([10, 70, 20, 30, 5]))
+    meter = Meter(FakeGauge(10, 70, 20, 30, 5))
     with meter.phase("train"), meter.phase("generate"):
         pass
     with meter.phase("train"):
@@ -33,13 +20,6 @@ def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept()
     with meter.phase("generate"):
         pass
     assert {name: peak.allocated_bytes for name, peak in meter.peaks.items()} == {"train": 30, "generate": 70}
-
-
-def test_a_meter_without_a_gauge_keeps_nothing() -> None:
-    meter = Meter()
-    with meter.phase("train"):
-        pass
-    assert meter.peaks == {}
 
 
 def test_on_a_gpu_the_allocator_and_the_driver_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,20 +14,18 @@ from rloo_kit.memory.settings import Model, Settings
 
 
 @pytest.mark.parametrize(
-    ("values", "apart", "why"),
+    ("values", "apart"),
     [
-        ({"beta": 0.05}, True, "the reference's log-probabilities"),
-        ({"beta": 0.0}, False, "the old ones are the new ones"),
-        ({"beta": 0.0, "single_pass": False}, True, "TRL computes the old ones anyway"),
-        ({"beta": 0.0, "iterations": 2}, True, "the policy moves before the second use"),
-        ({"beta": 0.0, "accumulation": 2, "generation_rows": 12}, True, "the policy moves within the batch"),
+        ({}, True),
+        ({"beta": 0.0}, False),
+        ({"beta": 0.0, "single_pass": False}, True),
+        ({"beta": 0.0, "iterations": 2}, True),
+        ({"beta": 0.0, "generation_rows": 12}, True),
     ],
 )
-def test_a_phase_of_log_probs_is_planned_where_there_is_one(
-    values: dict[str, Any], apart: bool, why: str
-) -> None:
+def test_a_phase_of_log_probs_is_planned_where_there_is_one(values: dict[str, Any], apart: bool) -> None:
     phases = Step(Model(CATALOGUE["tiny"], 0, 0, ()), Settings(**values)).phases()
-    assert ("log-probs" in phases) == apart, why
+    assert ("log-probs" in phases) == apart
 
 
 def test_a_plan_assumes_a_policy_as_load_policy_loads_it() -> None:

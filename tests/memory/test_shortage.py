@@ -17,7 +17,7 @@ from rloo_kit.memory import shortage
 from rloo_kit.memory.meter import Meter, Peak
 from rloo_kit.memory.planning import Plan
 from rloo_kit.memory.shortage import explain_out_of_memory
-from tests.memory.conftest import LARGE
+from tests.memory.conftest import LARGE, FakeGauge
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +36,23 @@ def test_a_run_that_fits_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> N
     assert not recwarn.list
 
 
+OF_CUDA_AND_TORCH = [
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # where it was full before
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",  # in a container
+    "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+]
+
+
 @pytest.mark.parametrize(
     "error",
     [
-        pytest.param(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), id="torch"),
-        pytest.param(RuntimeError("CUDA error: out of memory"), id="the driver, through torch"),
-        pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), id="cuBLAS"),
-        pytest.param(
-            RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
-            id="cuBLAS, where the card was full before",
-        ),
-        pytest.param(
-            RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
-            id="a container",
-        ),
-        pytest.param(
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), id="a CPU"
-        ),
-        pytest.param(MemoryError(), id="Python"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried"),
+        MemoryError(),
+        *map(RuntimeError, OF_CUDA_AND_TORCH),
     ],
+    ids=repr,
 )
 def test_running_out_of_memory_names_the_phase_the_table_and_the_change(
     error: Exception, too_large: Plan
@@ -131,19 +129,13 @@ def test_a_run_that_starves_while_generating_keeps_its_last_step_and_names_it(
     assert (tmp_path / "run" / "checkpoint-1" / "adapter_model.safetensors").is_file()
 
 
-class FiveBytes:
-    """A gauge that has seen five bytes."""
-
-    def restart(self) -> None:
-        pass
-
-    def read(self) -> Peak:
-        return Peak(5)
-
-
-@pytest.mark.parametrize("memory", [Meter(FiveBytes()), None], ids=["metered", "not metered"])
-def test_a_trainers_phase_is_metered_and_explained(memory: Meter | None, too_large: Plan) -> None:
+@pytest.mark.parametrize(
+    ("memory", "peaks"), [(Meter(FakeGauge(5)), {"log-probs": Peak(5)}), (Meter(), {}), (None, None)]
+)
+def test_a_trainers_phase_is_metered_where_it_can_be_and_explained(
+    memory: Meter | None, peaks: dict[str, Peak] | None, too_large: Plan
+) -> None:
     trainer = SimpleNamespace(memory=memory, memory_plan=too_large)
     with pytest.raises(OutOfMemoryError, match="phase 'log-probs'"), shortage.phase(trainer, "log-probs"):
         raise torch.OutOfMemoryError("CUDA out of memory.")
-    assert memory is None or memory.peaks["log-probs"] == Peak(5)
+    assert memory is None or memory.peaks == peaks
