@@ -130,12 +130,12 @@ def that_fit(before: Estimate) -> Iterator[Change]:
         tried = [*smaller(before), *(() if fits_already else smaller(least))]
         found = next(filter(None, (first(tried, goal) for goal in goals)), None)
         if found is not None:
-            old, new = _config_arguments(before.settings), _config_arguments(found.settings)
-            config = _difference(old, new)
-            if "gradient_accumulation_steps" in config:  # TRL's default of the other follows it
-                config["steps_per_generation"] = new["steps_per_generation"]
-            policy = _difference(_policy_arguments(before), _policy_arguments(found))
-            yield Change(knob, config, policy, found.peak_bytes, found.fits)
+            config, policy = _arguments(found)
+            old_config, old_policy = _arguments(before)
+            changed = _difference(old_config, config)
+            if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
+                changed["steps_per_generation"] = config["steps_per_generation"]
+            yield Change(knob, changed, _difference(old_policy, policy), found.peak_bytes, found.fits)
         fits_already = fits_already or found is not None
         least = min([least, *tried], key=lambda planned: planned.peak_bytes)
 
@@ -149,15 +149,13 @@ def _difference(old: Arguments, new: Arguments) -> Arguments:
     return {name: value for name, value in new.items() if old[name] != value}
 
 
-def _config_arguments(settings: Settings) -> Arguments:
+def _arguments(planned: Estimate) -> tuple[Arguments, Arguments]:
+    """Those of ``RLOOConfig`` and of ``load_policy`` that lead to a plan."""
+    settings = planned.settings
     return {
         "num_generations": settings.num_generations,
         "max_completion_length": settings.completion_tokens,
         "per_device_train_batch_size": settings.micro_rows,
         "gradient_accumulation_steps": settings.accumulation,
         "steps_per_generation": settings.generation_rows // settings.micro_rows,
-    }
-
-
-def _policy_arguments(planned: Estimate) -> Arguments:
-    return {"name": planned.model.checkpoint.name, "gradient_checkpointing": planned.settings.checkpointing}
+    }, {"name": planned.model.checkpoint.name, "gradient_checkpointing": settings.checkpointing}

@@ -49,26 +49,24 @@ class Step:
     """The terms of one training step of a model under some settings, all in bytes."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        self.model, self.checkpoint, self.settings = model, model.checkpoint, settings
-        self.hidden, self.ffn = model.checkpoint.hidden_size, model.checkpoint.ffn_size
-        self.attention = model.checkpoint.heads * model.checkpoint.head_dim
-        self.keys = model.checkpoint.kv_heads * model.checkpoint.head_dim
+        self.model, self.settings = model, settings
+        self.checkpoint = shape = model.checkpoint
+        self.hidden, self.ffn = shape.hidden_size, shape.ffn_size
+        self.attention, self.keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.pass_tokens = settings.micro_rows * settings.row_tokens
         self.scored_tokens = settings.micro_rows * settings.completion_tokens
 
-    # --- always held -------------------------------------------------------------------------------------
-
     @property
     def lora_as_loaded(self) -> int:
-        """float32 on both kinds of machine: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained,
-        and so does PEFT's ``autocast_adapter_dtype``."""
+        """float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and so does
+        PEFT's ``autocast_adapter_dtype``."""
         return 4 * sum(self.model.lora_sizes)
 
     @property
     def lora(self) -> int:
         """As it is trained: TRL's trainer casts the LoRA of a quantised model to bfloat16 (rloo_trainer.py, after
-        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth takes that out of the trainer
-        that a GPU gets (models/rl.py).  Gradients have the weights' type."""
+        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth removes that from the trainer
+        for GPUs (models/rl.py).  Gradients have the weights' type."""
         bytes_each = 4 if self.settings.on_gpu or not self.settings.four_bit else 2
         return bytes_each * sum(self.model.lora_sizes)
 
@@ -76,11 +74,11 @@ class Step:
     def optimizer(self) -> int:
         """State of the optimizer after its first step.
 
-        adamw_torch_fused: two moments per trained weight, of its type, and a float32 step per tensor
-        (torch.optim.AdamW).
+        adamw_torch_fused, and any other without "8bit": two moments per trained weight, of its type, and a float32
+        step per tensor (torch.optim.AdamW).
         8 bit: two bytes per weight and two float32 scales per 256 weights; tensors under 4096 weights stay in 32
         bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
-        adamw_torch_fused in place of those.  Any other name counts as AdamW in 32 bit.
+        adamw_torch_fused in their place.
         """
         sizes = self.model.lora_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
@@ -91,20 +89,18 @@ class Step:
     @cached_property
     def standing(self) -> dict[str, int]:
         """What is held in every phase after the first update."""
+        s = self.settings
         found = {
             WEIGHTS: self.model.linear_bytes,
+            KEPT: self.model.kept_bytes,
             REST: self.model.rest_bytes,
             LORA: self.lora,
+            REFERENCE: self.lora if s.reference_copy and s.beta else 0,
             OPTIMIZER: self.optimizer,
-            CONTEXT: CUDA_CONTEXT_BYTES if self.settings.on_gpu else LIBRARIES_BYTES,
+            CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
+            BUFFER: self.buffer if s.on_gpu else 0,
         }
-        if self.model.kept_bytes:
-            found[KEPT] = self.model.kept_bytes
-        if self.settings.reference_copy and self.settings.beta:
-            found[REFERENCE] = self.lora
-        if self.settings.on_gpu:
-            found[BUFFER] = self.buffer
-        return found
+        return {part: size for part, size in found.items() if size}
 
     @property
     def buffer(self) -> int:
@@ -112,8 +108,6 @@ class Step:
         layers (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (``MatMul4Bit``)."""
         largest = max(rows * columns for rows, columns in self.checkpoint.projections.values())
         return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
-
-    # --- generate -----------------------------------------------------------------------------------------
 
     def cache(self, tokens: int) -> int:
         """Keys and values of the generation batch, ``tokens`` per row: rows x tokens x 2 L G."""
@@ -128,10 +122,14 @@ class Step:
         of 256, from prompt + 513 on, doubling up to prompt + completion + 1 (models/_decode_graphs.py, which RL
         generation uses; without graphs it grows by 512).
         """
-        s = self.settings
-        if not s.on_gpu:
-            return s.row_tokens - 1
-        return max(self.first_buffer_tokens, _round_up(s.row_tokens + 1, 256))
+        if not self.settings.on_gpu:
+            return self.settings.row_tokens - 1
+        return max(self.first_buffer_tokens, _round_up(self.settings.row_tokens + 1, 256))
+
+    @property
+    def first_buffer_tokens(self) -> int:
+        """Tokens that unsloth's decode buffers hold at first."""
+        return _round_up(self.settings.prompt_tokens + 513, 256)
 
     @property
     def cache_growth(self) -> int:
@@ -168,15 +166,9 @@ class Step:
         all cached tokens (``alloc_decode_buffers``).  None on a CPU."""
         if not self.settings.on_gpu:
             return 0
-        token = 3 * self.attention + 2 * self.keys + self.hidden
-        scores = self.checkpoint.heads * self.cached_tokens
-        per_row = self.checkpoint.layers * (token + scores) * self.settings.dtype_bytes
-        return self.settings.generation_rows * per_row
-
-    @property
-    def first_buffer_tokens(self) -> int:
-        """Tokens that unsloth's decode buffers hold at first."""
-        return _round_up(self.settings.prompt_tokens + 513, 256)
+        projections = 3 * self.attention + 2 * self.keys + self.hidden
+        per_layer = projections + self.checkpoint.heads * self.cached_tokens
+        return self.settings.generation_rows * self.checkpoint.layers * per_layer * self.settings.dtype_bytes
 
     def generate(self) -> dict[str, int]:
         """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
@@ -192,8 +184,6 @@ class Step:
         first = {CACHE: copied, DECODING: decoding}
         last = {CACHE: whole + self.cache_growth, DECODING: decoding}
         return self._phase(_largest(prompts, first, last), whole // self.checkpoint.layers)
-
-    # --- log-probs and train ----------------------------------------------------------------------------------
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
@@ -259,11 +249,10 @@ class Step:
 
     @property
     def offloads(self) -> bool:
-        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, those above
-        2 MiB (unsloth_zoo, gradient_checkpointing.py)."""
-        return (
-            self.settings.checkpointing == "unsloth" and self.settings.on_gpu and self.layer_input > 2 * MIB
-        )
+        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
+        (unsloth_zoo, gradient_checkpointing.py)."""
+        s = self.settings
+        return s.checkpointing == "unsloth" and s.on_gpu and self.layer_input > 2 * MIB
 
     @property
     def offloaded(self) -> int:
@@ -276,29 +265,21 @@ class Step:
         nothing is checkpointed; the positions' cosines and sines; the mask.  Where inputs are offloaded: the last
         one, and two buffers that bring the others back."""
         s = self.settings
-        if not s.checkpointing:
-            kept = self.checkpoint.layers * self.layer_saved
-        else:
-            kept = (3 if self.offloads else self.checkpoint.layers) * self.layer_input
+        each = self.layer_input if s.checkpointing else self.layer_saved
+        kept = each * (3 if self.offloads else self.checkpoint.layers)
         positions = 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
         return kept + positions + self.mask(s.micro_rows, s.row_tokens)
 
     @property
-    def activations(self) -> int:
-        """What a forward and backward pass of the layers adds at its widest, without the LoRA's gradients."""
-        dequantised = 0 if self.settings.on_gpu else self.buffer
-        return self.checkpoints + self.layer_with_gradient + dequantised
-
-    @property
     def tile(self) -> int:
-        """Logits held at once while log-probabilities are computed; never all rows x T x V.
+        """Logits held at once while log-probabilities are computed; never those of all tokens.
 
         CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
         probabilities, in 16 bit beside lm_head's output; four times from the second tile on, since those of the
         previous tile are still held.
-        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in the place of TRL's
-        ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32, 256 MiB, and a float32
-        accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
+        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
+        ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, and a float32
+        accumulator of 4096 x H; on larger ones whole rows, 512 or as many as n H / V, at most 2 GiB.
         """
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu:
@@ -336,10 +317,8 @@ class Step:
 
     def backward(self) -> dict[str, int]:
         """The update's backward pass, in its first layer: everything checkpointed, and one layer in full."""
-        moving = {GRADIENTS: self.lora, CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient}
-        if not self.settings.on_gpu:
-            moving[BUFFER] = self.buffer
-        return self._phase(moving, self.widest_activation)
+        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: self.buffer}
+        return self._phase({GRADIENTS: self.lora, **layers}, self.widest_activation)
 
     def load(self) -> dict[str, int]:
         """Weights and LoRA, before the first step; a matrix is held in full while it is quantised."""

@@ -144,6 +144,11 @@ def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) ->
     return gauge.peak_bytes - before
 
 
+def activations(step: Step) -> int:
+    """What the plan counts for such a pass."""
+    return sum(step.backward()[part] for part in (footprint.CHECKPOINTS, footprint.LAYER, footprint.BUFFER))
+
+
 @pytest.mark.parametrize(("rows", "tokens"), [(4, 128), (2, 512), (8, 256)])
 @pytest.mark.parametrize("checkpointing", [True, False])
 def test_activations_are_planned_within_a_tenth(
@@ -156,7 +161,7 @@ def test_activations_are_planned_within_a_tenth(
         measured = peak_of_a_pass(policy.model, rows, tokens)
     finally:
         policy.model.for_training(use_gradient_checkpointing=True)
-    assert step.activations == pytest.approx(measured, rel=0.1)
+    assert activations(step) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -188,7 +193,7 @@ def test_activations_of_other_shapes_and_precisions_too(
         dtype_bytes=dtype.itemsize,
     )
     step = Step(reading.model_of(card, 8, False, dtype.itemsize), settings)
-    assert step.activations == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1), why
+    assert activations(step) == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1), why
 
 
 def test_a_pass_without_gradient_is_planned_within_a_tenth(policy: Any) -> None:

@@ -7,10 +7,10 @@ import re
 import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
-import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.memory.hardware import Device, device_of
@@ -76,11 +76,12 @@ def test_this_machines_card_has_what_is_free_and_what_the_process_holds(
     assert device_of() == Device("a fake card", usable * GIB), why
 
 
-def test_without_a_gpu_the_machines_own_memory_counts() -> None:
-    device = device_of()
-    assert not device.on_gpu
-    assert device.usable_bytes > GIB
-    assert rloo_kit.plan("tiny").fits == "fits"
+def test_without_a_gpu_the_machines_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=GIB))
+    monkeypatch.setattr(psutil, "Process", lambda: process)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5 * GIB))
+    assert device_of() == Device("this CPU", 6 * GIB, on_gpu=False)
 
 
 def test_a_model_is_where_it_computes_and_not_where_its_embedding_lies() -> None:
