@@ -88,15 +88,11 @@ class Checkpoint:
         return self.layers * sum(rows * columns for rows, columns in self.projections.values())
 
     @property
-    def embedding_parameters(self) -> int:
-        """Weights of the embedding, and of lm_head where it is not the same matrix."""
-        return self.vocabulary * self.hidden_size * (1 if self.tied else 2)
-
-    @property
     def parameters(self) -> int:
-        """All weights, norms included."""
+        """All weights: projections, embedding, lm_head where it is a matrix of its own, and norms."""
+        embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         norms = self.layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
-        return self.linear_parameters + self.embedding_parameters + norms
+        return self.linear_parameters + embeddings + norms
 
     @property
     def rest_parameters(self) -> int:

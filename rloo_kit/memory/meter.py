@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import torch
@@ -36,11 +36,7 @@ class Peak:
 
     def above(self, other: Peak) -> Peak:
         """The larger of two peaks, figure by figure."""
-        return Peak(
-            max(self.allocated_bytes, other.allocated_bytes),
-            max(self.reserved_bytes, other.reserved_bytes),
-            max(self.process_bytes, other.process_bytes),
-        )
+        return Peak(*map(max, astuple(self), astuple(other)))
 
 
 class Gauge(Protocol):
