@@ -68,15 +68,12 @@ def is_lora(name: str) -> bool:
     return "lora_" in name
 
 
-def standing_tensors(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None
-) -> list[torch.Tensor]:
-    """Parameters with their quantisation state, buffers, gradients and the optimizer's state."""
+def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters with their quantisation state, buffers and gradients."""
     parameters = list(model.parameters())
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [tensor for p in parameters for tensor in quantisation_tensors(p)]
-    found += [p.grad for p in parameters if p.grad is not None]
-    return found + optimizer_tensors(optimizer)
+    return found + [p.grad for p in parameters if p.grad is not None]
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
