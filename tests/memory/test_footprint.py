@@ -16,6 +16,7 @@ from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.meter import Meter, TensorGauge
 from rloo_kit.memory.planning import Plan
 from rloo_kit.memory.settings import Model, Settings
+from rloo_kit.session.imports import CPU_TILE_LOGITS
 from tests.memory.conftest import CPU, tiny_plan, tiny_step
 
 
@@ -89,10 +90,11 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
     ],
 )
 def test_the_log_probability_tile_is_planned_to_the_byte(
-    policy: Any, rows: int, dtype: torch.dtype, copies: float, why: str
+    policy: Any, rows: int, dtype: torch.dtype, copies: float, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trl.trainer import utils
 
+    monkeypatch.setenv(CPU_TILE_LOGITS, str(30 * policy.checkpoint.vocabulary))
     head = policy.model.get_output_embeddings().weight.to(dtype)
     hidden = torch.randn(rows, 64, dtype=dtype, requires_grad=True)
     gauge = TensorGauge([hidden, head])
