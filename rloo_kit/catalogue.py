@@ -1,14 +1,20 @@
-"""The Qwen3 checkpoints that the kit knows by name, and the shape of each.
+"""What the kit knows of Qwen3: its checkpoints and their shapes, its special tokens, its chat templates.
 
-For ``load_policy("qwen3-4b")`` and for arithmetic on memory before anything is loaded.  Pure data: shapes
-are those of the checkpoints' config.json, and every count is computed from them.  It loads nothing.
+For ``load_policy("qwen3-4b")`` and for planning memory before anything is loaded.  Shapes are those of the checkpoints'
+config.json, and every count is computed from them.  Token ids are owned by :mod:`rewards`, which works without the kit;
+another family of models is a file like this one, and one there.  It loads nothing.
 """
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from rewards.thinking import OPEN, QWEN3
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 Thinks = Literal["always", "by choice", "never"]
 
@@ -16,20 +22,23 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 """The linear layers of a block, all of which get a LoRA."""
 
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
-"""Qwen3's generation stops at either; the tokenizer names the first alone."""
+"""Generation stops at either; the tokenizer names the first only."""
+
+EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
+"""Id -> text of the same two."""
 
 PADS = ("<|vision_pad|>", END_OF_TEXT)
 """Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
 
 CODE_BOOK_BYTES = 4 * 16 + 4 * 256
-"""The two tables of float32 that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
+"""Two float32 tables that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
 
 
 def nf4_bytes(weights: int) -> int:
     """Bytes of one matrix in bitsandbytes' NF4 with double quantisation (Dettmers et al. 2023, QLoRA, section 3),
     as ``functional.quantize_4bit`` stores it.
 
-    Two weights a byte; one byte of scale per 64 weights; one float32 per 256 scales; the scales' mean; two tables.
+    Two weights a byte; one byte of scale per 64 weights; a float32 per 256 scales; the scales' mean; two tables.
 
     >>> nf4_bytes(64 * 64) - CODE_BOOK_BYTES
     2120
@@ -40,7 +49,7 @@ def nf4_bytes(weights: int) -> int:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: where it is and what shape it has.
+    """A checkpoint: where it is, what shape it has, and how it thinks.
 
     Attributes:
         name: what ``load_policy`` takes; a hub id or folder name for a checkpoint outside the catalogue.
@@ -79,15 +88,11 @@ class Checkpoint:
         return self.layers * sum(rows * columns for rows, columns in self.projections.values())
 
     @property
-    def embedding_parameters(self) -> int:
-        """Weights of the embedding, and of lm_head where it is not the same matrix."""
-        return self.vocabulary * self.hidden_size * (1 if self.tied else 2)
-
-    @property
     def parameters(self) -> int:
-        """All weights, norms included."""
+        """All weights: projections, embedding, lm_head where it is a matrix of its own, and norms."""
+        embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
         norms = self.layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
-        return self.linear_parameters + self.embedding_parameters + norms
+        return self.linear_parameters + embeddings + norms
 
     @property
     def rest_parameters(self) -> int:
@@ -95,7 +100,7 @@ class Checkpoint:
         return self.parameters - self.linear_parameters
 
     def linear_bytes(self, four_bit: bool = True, dtype_bytes: int = 2) -> int:
-        """Bytes of the projections as loaded, in NF4 with its quantisation state or in full."""
+        """Bytes of the projections as loaded: in NF4 with its quantisation state, or unquantised."""
         if not four_bit:
             return self.linear_parameters * dtype_bytes
         return self.layers * sum(nf4_bytes(rows * columns) for rows, columns in self.projections.values())
@@ -122,19 +127,9 @@ Card = Checkpoint
 
 def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Checkpoint:
     hidden_size, layers, heads, ffn_size, tied = shape
-    return Checkpoint(
-        name=name,
-        repository=f"unsloth/Qwen3-{size}",
-        hidden_size=hidden_size,
-        layers=layers,
-        heads=heads,
-        kv_heads=8,
-        head_dim=128,
-        ffn_size=ffn_size,
-        tied=tied,
-        thinks=thinks,
-        four_bit_repository=f"unsloth/Qwen3-{size}-unsloth-bnb-4bit",
-    )
+    repository = f"unsloth/Qwen3-{size}"
+    found = Checkpoint(name, repository, hidden_size, layers, heads, 8, 128, ffn_size, tied, thinks)
+    return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit")
 
 
 #                hidden layers heads   ffn  tied
@@ -161,7 +156,7 @@ CATALOGUE: dict[str, Checkpoint] = {
 
 
 def find(name: str) -> Checkpoint | None:
-    """The checkpoint that a name means: the catalogue's name, or any hub id of the same checkpoint."""
+    """The checkpoint of that name, or of one of its hub ids; None where there is none."""
     wanted = name.lower()
     for checkpoint in CATALOGUE.values():
         size = checkpoint.repository.split("/")[-1].lower()
@@ -177,10 +172,10 @@ def nearest(name: str, count: int = 3) -> list[str]:
     return difflib.get_close_matches(wanted, CATALOGUE, n=count, cutoff=0.3) or list(CATALOGUE)
 
 
-def checkpoint_from_config(name: str, config: Any, chat_template: str | None) -> Checkpoint:
-    """What is known of a checkpoint outside the catalogue, from its transformers config and chat template."""
+def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: str | None) -> Checkpoint:
+    """A checkpoint outside the catalogue, from its transformers config and chat template."""
     text = config.get_text_config()
-    heads = text.num_attention_heads
+    heads = text.num_attention_heads  # other families may leave out what Qwen3's config has
     return Checkpoint(
         name=name,
         repository=name,
@@ -197,8 +192,8 @@ def checkpoint_from_config(name: str, config: Any, chat_template: str | None) ->
 
 
 def thinks_by_template(chat_template: str) -> Thinks:
-    """How a chat template treats thinking: Qwen3's hybrid one asks enable_thinking, the Thinking one writes
-    <think> into every prompt, the Instruct one knows no thought."""
+    """How a chat template treats thinking: Qwen3's hybrid one asks enable_thinking, the Thinking one ends every prompt
+    with <think>, the Instruct one has neither."""
     if "enable_thinking" in chat_template:
         return "by choice"
-    return "always" if "<think>\\n' }}" in chat_template or "<think>\\n'" in chat_template else "never"
+    return "always" if f"{OPEN}\\n'" in chat_template else "never"

@@ -1,20 +1,17 @@
-"""What several rooms need of a run's configuration: the kit's defaults, and the forward passes that follow from it.
+"""Which forward passes a training step needs, and the defaults that this depends on.
 
-For the trainer, which makes these passes, and for :mod:`rloo_kit.memory`, which counts their bytes.  Pure values: it
-knows no tensor and no trainer.
+Shared by the trainer, which runs the passes, and :mod:`rloo_kit.memory`, which counts their bytes.  Values only: no
+tensors, no trainer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-KLPlacement = Literal["reward", "loss"]
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The defaults of :class:`rloo_kit.RLOOConfig` that decide about memory too, under its names."""
+    """Those defaults of :class:`rloo_kit.RLOOConfig` that decide about memory, under its names."""
 
     num_generations: int = 4
     per_device_train_batch_size: int = 4
@@ -29,16 +26,19 @@ class Defaults:
 
 DEFAULTS = Defaults()
 
+PLAIN = {"single_pass": False, "fast_sampling": False}
+"""What a plain ``trl.RLOOConfig``, which has no such arguments, means."""
+
 
 @dataclass(frozen=True)
 class Passes:
-    """Which forward passes a training step needs beside the loss's own.
+    """The forward passes of a training step besides the loss's own.
 
     Attributes:
         reference: whether log-probabilities of the reference are needed (``beta`` above 0).
-        kl_in_loss: whether the KL term is part of the loss; else it is taken off the rewards.
-        single: whether the loss's own pass gives the old log-probabilities, so that the ratio is 1.
-        two_because: why a second pass is needed although ``single_pass`` asks for one; empty where it is not.
+        kl_in_loss: whether the KL term is part of the loss; otherwise it is subtracted from the rewards.
+        single: whether the loss's own pass yields the old log-probabilities, so that the ratio is 1.
+        two_because: why ``single_pass`` cannot be honoured, although every loss is on-policy; else empty.
     """
 
     reference: bool
@@ -64,9 +64,10 @@ class Passes:
     ) -> Passes:
         """The passes of a configuration.
 
-        A single pass is enough where every loss of a generation batch is taken of the policy that sampled it: each
-        batch is used once, and whole batches make an update.  With the KL term in the reward the advantages then wait
-        for the loss's own pass, so each micro-batch must hold whole groups.
+        A single pass suffices where every loss is computed with the weights that sampled its completions: each
+        generation batch is used once, and each update consumes whole generation batches.  With the KL term in the
+        reward, advantages then have to wait for the loss's own pass, so a micro-batch must hold everything that an
+        advantage depends on.
 
         Args:
             beta, num_generations, single_pass, kl_placement: as in ``RLOOConfig``.
@@ -74,21 +75,20 @@ class Passes:
             accumulation: micro-batches per update (``gradient_accumulation_steps``).
             steps_per_generation: micro-batches per generation batch.
             iterations: how often a generation batch is used (``num_iterations``).
-            estimator: the advantage estimator's name, for the message.
-            groupwise: whether it looks at one group at a time.
+            estimator: the advantage estimator's name, for ``two_because``.
+            groupwise: whether the estimator needs one group at a time only.
             normalized: ``normalize_advantages``.
         """
         kl_in_loss = kl_placement == "loss"
         on_policy = iterations == 1 and accumulation % steps_per_generation == 0
-        wanted = single_pass and on_policy
-        torn = ""
-        if wanted and beta and not kl_in_loss:
-            torn = _torn(num_generations, micro_rows, estimator, groupwise, normalized)
-        return cls(bool(beta), kl_in_loss, wanted and not torn, torn)
+        single, because = single_pass and on_policy, ""
+        if single and beta and not kl_in_loss:
+            because = _beyond_a_micro_batch(num_generations, micro_rows, estimator, groupwise, normalized)
+        return cls(bool(beta), kl_in_loss, single and not because, because)
 
     @property
     def advantages_wait(self) -> bool:
-        """Whether the advantages need a KL term that only the loss's own pass will give."""
+        """Whether advantages need a KL term that only the loss's own pass computes."""
         return self.single and self.reference and not self.kl_in_loss
 
     @property
@@ -97,8 +97,10 @@ class Passes:
         return self.reference or not self.single
 
 
-def _torn(num_generations: int, micro_rows: int, estimator: str, groupwise: bool, normalized: bool) -> str:
-    """Why advantages cannot be computed one micro-batch at a time; empty where they can."""
+def _beyond_a_micro_batch(
+    num_generations: int, micro_rows: int, estimator: str, groupwise: bool, normalized: bool
+) -> str:
+    """Why an advantage depends on more than one micro-batch; empty where it does not."""
     if micro_rows % num_generations:
         return (
             f"a micro-batch of {micro_rows} does not hold whole groups of {num_generations}: "

@@ -1,4 +1,4 @@
-"""Print what fits which card, as README.md shows it: computed from shapes and sources, not measured.
+"""Print which model fits which GPU, as README.md shows it: computed, not measured.
 
 python scripts/cards.py                 the table
 python scripts/cards.py --libraries     what a process on a CPU holds beside tensors, measured here
@@ -12,8 +12,8 @@ import dataclasses
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.planning import Plan, fit, longest_completion, plan
-from rloo_kit.memory.reading import model_of
-from rloo_kit.session.show import GIB
+from rloo_kit.memory.reading import bytes_of, model_of, standing_tensors
+from rloo_kit.session.show import GIB, MIB
 
 CARDS = {
     "RTX 3060 Ti, 4060": "rtx 4060",
@@ -36,7 +36,7 @@ def cell(model: str, card: str) -> str:
 
 
 def table() -> str:
-    """A Markdown table of cards against models."""
+    """A Markdown table of GPUs against models."""
     lines = [
         f"| card | usable | `load_policy()` takes | {' | '.join(MODELS)} |",
         "|---|---:|---|" + "---|" * len(MODELS),
@@ -49,7 +49,7 @@ def table() -> str:
 
 
 def rule() -> str:
-    """What the table assumes, in words."""
+    """What the table assumes, in a sentence."""
     s = fit("8GB").settings
     return (
         f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "
@@ -61,12 +61,10 @@ def libraries_mib() -> float:
     """Resident memory with the tiny policy loaded, less the policy's own tensors."""
     import psutil
 
-    import rloo_kit
-    from rloo_kit.memory import reading
+    from rloo_kit import load_policy
 
-    policy = rloo_kit.load_policy("tiny")
-    own = reading.bytes_of(reading.standing_tensors(policy.model))
-    return float(psutil.Process().memory_info().rss - own) / 2**20
+    own = bytes_of(standing_tensors(load_policy("tiny").model))
+    return float(psutil.Process().memory_info().rss - own) / MIB
 
 
 if __name__ == "__main__":

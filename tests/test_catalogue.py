@@ -1,4 +1,4 @@
-"""The catalogue's arithmetic, against transformers' own models on the meta device."""
+"""The catalogue, against transformers' models on the meta device, bitsandbytes, and the bundled tokenizer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from rewards.thinking import CLOSE, OPEN, QWEN3
 from rloo_kit.catalogue import (
     CATALOGUE,
+    END_OF_TURN,
+    EOS_TEXTS,
+    PADS,
     Checkpoint,
     checkpoint_from_config,
     find,
@@ -19,12 +23,14 @@ from rloo_kit.catalogue import (
 
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_parameter_count_is_that_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
+def test_parameters_and_projections_are_those_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     with torch.device("meta"):
         model = Qwen3ForCausalLM(qwen3_config(card))
     assert sum(p.numel() for p in model.parameters()) == card.parameters
+    layer = model.model.layers[0].named_parameters()
+    assert {name.split(".")[-2]: tuple(p.shape) for name, p in layer if "_proj" in name} == card.projections
 
 
 @pytest.mark.parametrize(
@@ -39,10 +45,8 @@ def test_the_sizes_are_the_published_ones(name: str, billions: float) -> None:
     "alias",
     ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"],
 )
-def test_any_name_of_a_checkpoint_finds_its_card(alias: str) -> None:
-    card = find(alias)
-    assert card is not None
-    assert card.name == "qwen3-4b-thinking"
+def test_any_name_of_a_checkpoint_finds_it(alias: str) -> None:
+    assert find(alias) is CATALOGUE["qwen3-4b-thinking"]
 
 
 def test_a_name_of_something_else_finds_none_but_has_neighbours() -> None:
@@ -69,22 +73,12 @@ def test_a_4_bit_matrix_takes_the_bytes_that_bitsandbytes_stores(shape: tuple[in
     assert nf4_bytes(shape[0] * shape[1]) == sum(tensor.nbytes for tensor in stored), why
 
 
-@pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
-def test_the_projections_are_those_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    with torch.device("meta"):
-        layer = Qwen3ForCausalLM(qwen3_config(card)).model.layers[0]
-    found = {name.split(".")[-2]: tuple(p.shape) for name, p in layer.named_parameters() if "_proj" in name}
-    assert found == card.projections
-
-
 def test_16_bit_weights_take_two_bytes_each() -> None:
     card = CATALOGUE["qwen3-1.7b"]
     assert card.weight_bytes(four_bit=False) == 2 * card.parameters
 
 
-def test_a_card_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
+def test_a_shape_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
     known = CATALOGUE["qwen3-0.6b"]
     card = checkpoint_from_config("mine", qwen3_config(known), "{% if enable_thinking %}")
     assert card.parameters == known.parameters
@@ -101,3 +95,11 @@ def test_a_card_is_read_off_an_unknown_checkpoint(qwen3_config: Any) -> None:
 )
 def test_the_template_tells_whether_a_policy_thinks(template: str, thinks: str) -> None:
     assert thinks_by_template(template) == thinks
+
+
+def test_token_ids_and_texts_are_those_of_the_bundled_tokenizer(policy: Any) -> None:
+    ids = [*EOS_TEXTS, QWEN3.open_id, QWEN3.close_id]
+    texts = [*EOS_TEXTS.values(), OPEN, CLOSE]
+    assert policy.tokenizer.convert_ids_to_tokens(ids) == texts
+    assert policy.tokenizer.eos_token == END_OF_TURN
+    assert set(PADS) <= set(policy.tokenizer.get_vocab())

@@ -161,9 +161,9 @@ def _longest(trainer: Any) -> float:
 
 
 def _is_trained(policy: Any) -> bool:
-    from rloo_kit.memory.reading import is_trained
+    from rloo_kit.memory.reading import reference_is_base
 
-    return is_trained(policy.model)
+    return not reference_is_base(policy.model)
 
 
 for _number, _case_ in enumerate(CASES):

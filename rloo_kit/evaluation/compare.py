@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
+from rloo_kit.catalogue import EOS_TEXTS
 from rloo_kit.errors import DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
 
     _Graded = tuple[Completion, float | None, bool | None]
-
-EOS_TEXTS = {151645: "<|im_end|>", 151643: "<|endoftext|>"}
-"""Qwen3's end tokens, which a completion's text does not contain."""
 
 SIDE_BY_SIDE = 72
 """Narrower than this, the two columns stand one above the other."""

@@ -1,7 +1,7 @@
 """What to change where a plan does not fit, cheapest in quality first.
 
-For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest first; the first that fits is taken.
-Nothing is changed here: a :class:`Change` holds the arguments to pass.
+For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest first; the first that fits is taken.  It
+changes nothing itself: a :class:`Change` holds the arguments to pass.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory.estimate import Estimate, Verdict
-from rloo_kit.memory.footprint import Settings
 from rloo_kit.memory.reading import model_of
+from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import scale_of
 
 Planned = TypeVar("Planned", bound=Estimate)
+Arguments = dict[str, int | str | bool]
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,15 @@ class Change:
     """One way to make a plan fit.
 
     Attributes:
-        knob: what is changed, in a word.
+        knob: what is changed.
         config: arguments of ``RLOOConfig``, with their new values.
         policy: arguments of ``load_policy``, likewise.
         peak_bytes, fits: of the plan with the change.
     """
 
     knob: str
-    config: dict[str, Any]
-    policy: dict[str, Any]
+    config: Arguments
+    policy: Arguments
     peak_bytes: int
     fits: Verdict
 
@@ -84,12 +85,15 @@ def _smaller_groups(settings: Settings) -> Iterator[Settings]:
         )
 
 
-Knob = tuple[str, Callable[[Estimate], Iterator[Estimate]]]
+def _checkpointing(settings: Settings) -> Iterator[Settings]:
+    if settings.checkpointing != "unsloth":
+        yield dataclasses.replace(settings, checkpointing="unsloth")
 
 
-def _by_settings(
-    variants: Callable[[Settings], Iterator[Settings]],
-) -> Callable[[Estimate], Iterator[Estimate]]:
+Knob = Callable[[Estimate], Iterator[Estimate]]
+
+
+def _by_settings(variants: Callable[[Settings], Iterator[Settings]]) -> Knob:
     def planned(before: Estimate) -> Iterator[Estimate]:
         return (Estimate.of(before.model, settings, before.device) for settings in variants(before.settings))
 
@@ -107,20 +111,15 @@ def _smaller_models(before: Estimate) -> Iterator[Estimate]:
         yield Estimate.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
 
 
-def _checkpointing(settings: Settings) -> Iterator[Settings]:
-    if settings.checkpointing != "unsloth":
-        yield dataclasses.replace(settings, checkpointing="unsloth")
-
-
-KNOBS: tuple[Knob, ...] = (
+KNOBS: tuple[tuple[str, Knob], ...] = (
     ("gradient checkpointing", _by_settings(_checkpointing)),
     ("generation batch", _by_settings(generation_batches)),
     ("completion length", _by_settings(_completion_lengths)),
     ("K", _by_settings(_smaller_groups)),
     ("model", _smaller_models),
 )
-"""What can be turned down, cheapest in quality first: recomputing and cutting the batch leave every update as it is;
-a shorter completion may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+"""Cheapest in quality first: recomputing and cutting the batch leave every update as it is; shorter completions may
+cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
 def that_fit(before: Estimate) -> Iterator[Change]:
@@ -131,12 +130,12 @@ def that_fit(before: Estimate) -> Iterator[Change]:
         tried = [*smaller(before), *(() if fits_already else smaller(least))]
         found = next(filter(None, (first(tried, goal) for goal in goals)), None)
         if found is not None:
-            old, new = _config_arguments(before.settings), _config_arguments(found.settings)
-            config = _difference(old, new)
-            if "gradient_accumulation_steps" in config:  # TRL's default of the other follows it
-                config["steps_per_generation"] = new["steps_per_generation"]
-            policy = _difference(_policy_arguments(before), _policy_arguments(found))
-            yield Change(knob, config, policy, found.peak_bytes, found.fits)
+            config, policy = _arguments(found)
+            old_config, old_policy = _arguments(before)
+            changed = _difference(old_config, config)
+            if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
+                changed["steps_per_generation"] = config["steps_per_generation"]
+            yield Change(knob, changed, _difference(old_policy, policy), found.peak_bytes, found.fits)
         fits_already = fits_already or found is not None
         least = min([least, *tried], key=lambda planned: planned.peak_bytes)
 
@@ -146,19 +145,17 @@ def first(plans: list[Planned], verdict: Verdict) -> Planned | None:
     return next((planned for planned in plans if planned.fits == verdict), None)
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _difference(old: Arguments, new: Arguments) -> Arguments:
     return {name: value for name, value in new.items() if old[name] != value}
 
 
-def _config_arguments(settings: Settings) -> dict[str, Any]:
+def _arguments(planned: Estimate) -> tuple[Arguments, Arguments]:
+    """Those of ``RLOOConfig`` and of ``load_policy`` that lead to a plan."""
+    settings = planned.settings
     return {
         "num_generations": settings.num_generations,
         "max_completion_length": settings.completion_tokens,
         "per_device_train_batch_size": settings.micro_rows,
         "gradient_accumulation_steps": settings.accumulation,
         "steps_per_generation": settings.generation_rows // settings.micro_rows,
-    }
-
-
-def _policy_arguments(planned: Estimate) -> dict[str, Any]:
-    return {"name": planned.model.checkpoint.name, "gradient_checkpointing": planned.settings.checkpointing}
+    }, {"name": planned.model.checkpoint.name, "gradient_checkpointing": settings.checkpointing}

@@ -1,6 +1,6 @@
-"""What a model takes under some settings, set against a device: totals by phase, the peak, and the verdict.
+"""The memory of a model under some settings on a device: totals by phase, the peak, and whether it fits.
 
-For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  Arithmetic alone.
+For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  Arithmetic only.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from rloo_kit.memory import footprint
-from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, PARTS, Model, Settings, Step
+from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, PARTS, Step
 from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.settings import Model, Settings
 from rloo_kit.session.show import scale_of
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
 ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}
-"""Parts that no formula gives."""
+"""Parts without a formula."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,7 +26,7 @@ class Estimate:
 
     Attributes:
         model, settings: what it was computed from.
-        device: what it is set against.
+        device: what it is compared with.
         phases: phase -> part -> bytes.
     """
 
@@ -52,26 +53,25 @@ class Estimate:
 
     @property
     def peak_phase(self) -> str:
-        """The phase that takes most."""
+        """The phase with the largest total."""
         return max(self.totals, key=lambda name: self.totals[name])
 
     @property
     def peak_bytes(self) -> int:
-        """What the largest phase takes."""
+        """The total of that phase."""
         return self.totals[self.peak_phase]
 
     @property
     def estimated_bytes(self) -> int:
-        """Those of the peak's bytes that are :data:`ESTIMATED`, and on a GPU one layer's activations, whose kernels
-        were read but not run."""
+        """How much of the peak is :data:`ESTIMATED`; on a GPU also one layer's activations, whose kernels were read but
+        not run."""
         peak = self.phases[self.peak_phase]
         unsure = ESTIMATED | ({footprint.LAYER} if self.settings.on_gpu else set())
         return sum(size for part, size in peak.items() if part in unsure)
 
     @property
     def fits(self) -> Verdict:
-        """ "does not fit" above the usable memory; "tight" where it would not if the estimated parts came out half
-        as large again."""
+        """ "does not fit" above the usable memory; "tight" where estimated parts 50 % larger would not fit."""
         usable = self.device.usable_bytes
         if self.peak_bytes > usable:
             return "does not fit"
@@ -79,7 +79,7 @@ class Estimate:
 
     @property
     def offloaded_bytes(self) -> int:
-        """What "unsloth" checkpointing puts into the computer's own memory."""
+        """What "unsloth" checkpointing moves to the computer's own memory."""
         return Step(self.model, self.settings).offloaded
 
     @property
@@ -89,7 +89,7 @@ class Estimate:
 
     @property
     def takes(self) -> str:
-        """The peak, of what there is, and where it lies."""
+        """The peak, what is usable, and the phase."""
         scale, unit = scale_of(self.peak_bytes)
         peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
         return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"

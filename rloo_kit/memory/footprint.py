@@ -1,10 +1,9 @@
-"""How many bytes each part of an RLOO step takes, from shapes and settings alone.
+"""How many bytes each part of an RLOO step takes: one formula a term, with the source it was read from.
 
-For :mod:`rloo_kit.memory`, which adds them up by phase and sets them against a card.  Every function is one
-term: its formula, and the source it was read from.  Sources are the pinned releases of bitsandbytes, PEFT, TRL,
-transformers, unsloth and unsloth_zoo; nothing is copied from them.  The CPU's terms are checked against real
-tensors (tests/memory).  The GPU's share the shapes but follow unsloth's kernels, read and not run:
-no figure here was measured on a GPU.
+For :mod:`rloo_kit.memory`, which adds the terms up by phase and compares them with a GPU's memory.  Sources are the
+pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied from them.  The
+CPU's terms are checked against real tensors (tests/memory).  The GPU's follow unsloth's kernels, which were read and
+not run: no figure here was measured on a GPU.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
@@ -12,22 +11,19 @@ F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 from rloo_kit.catalogue import Checkpoint
-from rloo_kit.passes import DEFAULTS, Passes
-from rloo_kit.session.show import MIB
+from rloo_kit.memory.settings import PROCESSORS, Model, Settings
+from rloo_kit.session.show import GIB, MIB
 
-WEIGHTS, REST = "weights", "embedding, lm_head, norms"
+WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
 LORA, REFERENCE = "LoRA", "LoRA, reference copy"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
 CACHE, DECODING = "key-value cache", "decoding and sampling"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
 BUFFER, CONTEXT, FRAGMENTATION = "one weight, dequantised", "context", "fragmentation"
-
-KEPT = "layers kept in 16 bit"
 
 PARTS = (
     *(WEIGHTS, KEPT, REST, LORA, REFERENCE, OPTIMIZER, GRADIENTS, CACHE, DECODING, CHECKPOINTS, LAYER),
@@ -41,131 +37,36 @@ bitsandbytes, and cuBLAS's workspace.  An estimate, not measured: published out-
 show 0.1 to 0.7 GiB between what the driver and what torch count, by GPU, driver and version."""
 
 KEPT_SHARE = 0.1
-"""Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost at less than 10 % of what
-plain bitsandbytes takes.  Used as an estimate where the repository's config.json, which lists them, is not here."""
+"""Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost below 10 % of what plain
+bitsandbytes takes.  An estimate, for repositories whose config.json, which lists them, is not in the hub's cache."""
 
 LIBRARIES_BYTES = 530 * MIB
 """What a process on a CPU holds beside tensors: resident memory after ``load_policy("tiny")`` less the policy's own
 bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py --libraries``."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """What of the policy decides about memory.
-
-    Attributes:
-        checkpoint: the shape.
-        linear_bytes: the projections as stored.
-        rest_bytes: embedding, lm_head and norms.
-        lora_sizes: elements of each trained tensor.
-        kept_bytes: what layers kept in 16 bit take beyond that, where it has to be estimated.
-    """
-
-    checkpoint: Checkpoint
-    linear_bytes: int
-    rest_bytes: int
-    lora_sizes: tuple[int, ...]
-    kept_bytes: int = 0
-
-    @property
-    def card(self) -> Checkpoint:
-        """The old name of ``checkpoint``."""
-        return self.checkpoint
-
-
-PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
-"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
-they come: the output, in most a mask; top-p also sorted logits, their int64 indices, softmax and its running sum, min-p
-softmax alone."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What of the configuration decides about memory; the names of ``RLOOConfig`` in brackets.
-
-    Attributes:
-        prompt_tokens: the longest prompt.
-        completion_tokens: ``max_completion_length``.
-        num_generations: K, ``num_generations``.
-        micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
-        generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
-        accumulation: micro-batches per update (``gradient_accumulation_steps``).
-        iterations: how often a generation batch is used (``num_iterations``).
-        beta: 0 needs no reference.
-        reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
-        fast_sampling: on a CPU, the kit's own loop instead of transformers'.
-        processors: of ``PROCESSORS``, those that change logits before a token is drawn, in their order.
-        single_pass: leave out the pass for old log-probabilities where it is not needed.
-        optimizer: ``optim``.
-        lora_rank, four_bit, checkpointing: as ``load_policy`` takes them.
-        on_gpu: unsloth's GPU path, or its CPU path.
-        dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on most CPUs.
-        cpu_tile_logits: logits of one tile on a CPU (UNSLOTH_CPU_CE_CHUNK_ELEMENTS).
-        small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
-    """
-
-    prompt_tokens: int = 512
-    completion_tokens: int = DEFAULTS.max_completion_length
-    num_generations: int = DEFAULTS.num_generations
-    micro_rows: int = DEFAULTS.per_device_train_batch_size
-    generation_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps
-    accumulation: int = DEFAULTS.gradient_accumulation_steps
-    iterations: int = DEFAULTS.num_iterations
-    beta: float = DEFAULTS.beta
-    reference_copy: bool = False
-    fast_sampling: bool = DEFAULTS.fast_sampling
-    processors: tuple[str, ...] = ()
-    single_pass: bool = DEFAULTS.single_pass
-    optimizer: str = DEFAULTS.optim
-    lora_rank: int = 16
-    four_bit: bool = True
-    checkpointing: bool | str = "unsloth"
-    on_gpu: bool = True
-    dtype_bytes: int = 2
-    small_card: bool = True
-    cpu_tile_logits: int = 16 * MIB
-
-    @property
-    def row_tokens(self) -> int:
-        """T: prompt and completion of one row."""
-        return self.prompt_tokens + self.completion_tokens
-
-    @property
-    def passes(self) -> Passes:
-        """The forward passes of a step."""
-        return Passes.of(
-            beta=self.beta,
-            num_generations=self.num_generations,
-            micro_rows=self.micro_rows,
-            accumulation=self.accumulation,
-            steps_per_generation=self.generation_rows // self.micro_rows,
-            iterations=self.iterations,
-            single_pass=self.single_pass,
-        )
-
-
 class Step:
     """The terms of one training step of a model under some settings, all in bytes."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        self.model, self.checkpoint, self.settings = model, model.checkpoint, settings
-        self.hidden, self.ffn = model.checkpoint.hidden_size, model.checkpoint.ffn_size
-        self.attention = model.checkpoint.heads * model.checkpoint.head_dim
-        self.keys = model.checkpoint.kv_heads * model.checkpoint.head_dim
-
-    # --- what stands --------------------------------------------------------------------------------------
+        self.model, self.settings = model, settings
+        self.checkpoint = shape = model.checkpoint
+        self.hidden, self.ffn = shape.hidden_size, shape.ffn_size
+        self.attention, self.keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.pass_tokens = settings.micro_rows * settings.row_tokens
+        self.scored_tokens = settings.micro_rows * settings.completion_tokens
 
     @property
     def lora_as_loaded(self) -> int:
-        """float32 on both kinds of machine: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained,
-        and so does PEFT's ``autocast_adapter_dtype``."""
+        """float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and so does
+        PEFT's ``autocast_adapter_dtype``."""
         return 4 * sum(self.model.lora_sizes)
 
     @property
     def lora(self) -> int:
         """As it is trained: TRL's trainer casts the LoRA of a quantised model to bfloat16 (rloo_trainer.py, after
-        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth takes that out of the trainer
-        that a GPU gets (models/rl.py).  Gradients have the weights' type."""
+        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth removes that from the trainer
+        for GPUs (models/rl.py).  Gradients have the weights' type."""
         bytes_each = 4 if self.settings.on_gpu or not self.settings.four_bit else 2
         return bytes_each * sum(self.model.lora_sizes)
 
@@ -173,11 +74,11 @@ class Step:
     def optimizer(self) -> int:
         """State of the optimizer after its first step.
 
-        adamw_torch_fused: two moments per trained weight, of its type, and a float32 step per tensor
-        (torch.optim.AdamW).
+        adamw_torch_fused, and any other without "8bit": two moments per trained weight, of its type, and a float32
+        step per tensor (torch.optim.AdamW).
         8 bit: two bytes per weight and two float32 scales per 256 weights; tensors under 4096 weights stay in 32
         bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
-        adamw_torch_fused in place of those.  Any other name counts as AdamW in 32 bit.
+        adamw_torch_fused in their place.
         """
         sizes = self.model.lora_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
@@ -187,21 +88,19 @@ class Step:
 
     @cached_property
     def standing(self) -> dict[str, int]:
-        """What is there in every phase after the first update."""
+        """What is held in every phase after the first update."""
+        s = self.settings
         found = {
             WEIGHTS: self.model.linear_bytes,
+            KEPT: self.model.kept_bytes,
             REST: self.model.rest_bytes,
             LORA: self.lora,
+            REFERENCE: self.lora if s.reference_copy and s.beta else 0,
             OPTIMIZER: self.optimizer,
-            CONTEXT: CUDA_CONTEXT_BYTES if self.settings.on_gpu else LIBRARIES_BYTES,
+            CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
+            BUFFER: self.buffer if s.on_gpu else 0,
         }
-        if self.model.kept_bytes:
-            found[KEPT] = self.model.kept_bytes
-        if self.settings.reference_copy and self.settings.beta:
-            found[REFERENCE] = self.lora
-        if self.settings.on_gpu:
-            found[BUFFER] = self.buffer
-        return found
+        return {part: size for part, size in found.items() if size}
 
     @property
     def buffer(self) -> int:
@@ -209,8 +108,6 @@ class Step:
         layers (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (``MatMul4Bit``)."""
         largest = max(rows * columns for rows, columns in self.checkpoint.projections.values())
         return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
-
-    # --- generate -----------------------------------------------------------------------------------------
 
     def cache(self, tokens: int) -> int:
         """Keys and values of the generation batch, ``tokens`` per row: rows x tokens x 2 L G."""
@@ -225,23 +122,25 @@ class Step:
         of 256, from prompt + 513 on, doubling up to prompt + completion + 1 (models/_decode_graphs.py, which RL
         generation uses; without graphs it grows by 512).
         """
-        s = self.settings
-        if not s.on_gpu:
-            return s.row_tokens - 1
-        return max(self.first_buffer_tokens, _round_up(s.row_tokens + 1, 256))
+        if not self.settings.on_gpu:
+            return self.settings.row_tokens - 1
+        return max(self.first_buffer_tokens, _round_up(self.settings.row_tokens + 1, 256))
+
+    @property
+    def first_buffer_tokens(self) -> int:
+        """Tokens that unsloth's decode buffers hold at first."""
+        return _round_up(self.settings.prompt_tokens + 513, 256)
 
     @property
     def cache_growth(self) -> int:
-        """The old copy of what is just being enlarged.
+        """The old copy of what is being enlarged.
 
         CPU: a layer's keys, while ``torch.cat`` makes the new ones.  GPU: a layer's buffer of half the length,
         while ``resize_`` copies it; none where the first allocation was large enough.
         """
-        s = self.settings
-        layer = self.cache(self.cached_tokens) // self.checkpoint.layers
-        if not s.on_gpu:
-            return layer // 2
-        return layer // 2 if self.cached_tokens > self.first_buffer_tokens else 0
+        if self.settings.on_gpu and self.cached_tokens <= self.first_buffer_tokens:
+            return 0
+        return self.cache(self.cached_tokens) // self.checkpoint.layers // 2
 
     @property
     def sampling(self) -> int:
@@ -249,12 +148,13 @@ class Step:
 
         With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
         the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
-        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax.
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax; while
+        processors work lm_head's output too, unless it is float32 and needs no copy.
         """
         s = self.settings
         fast = s.fast_sampling and not s.on_gpu
-        logits = 4 if fast else s.dtype_bytes + 4
-        per_logit = logits + 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        logits = 4 if fast and s.dtype_bytes == 4 else s.dtype_bytes + 4
+        per_logit = 2 * 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
         if s.processors:
             inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
             per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
@@ -266,15 +166,9 @@ class Step:
         all cached tokens (``alloc_decode_buffers``).  None on a CPU."""
         if not self.settings.on_gpu:
             return 0
-        token = 3 * self.attention + 2 * self.keys + self.hidden
-        scores = self.checkpoint.heads * self.cached_tokens
-        per_row = self.checkpoint.layers * (token + scores) * self.settings.dtype_bytes
-        return self.settings.generation_rows * per_row
-
-    @property
-    def first_buffer_tokens(self) -> int:
-        """Tokens that unsloth's decode buffers hold at first."""
-        return _round_up(self.settings.prompt_tokens + 513, 256)
+        projections = 3 * self.attention + 2 * self.keys + self.hidden
+        per_layer = projections + self.checkpoint.heads * self.cached_tokens
+        return self.settings.generation_rows * self.checkpoint.layers * per_layer * self.settings.dtype_bytes
 
     def generate(self) -> dict[str, int]:
         """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
@@ -290,8 +184,6 @@ class Step:
         first = {CACHE: copied, DECODING: decoding}
         last = {CACHE: whole + self.cache_growth, DECODING: decoding}
         return self._phase(_largest(prompts, first, last), whole // self.checkpoint.layers)
-
-    # --- log-probs and train ----------------------------------------------------------------------------------
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
@@ -321,104 +213,99 @@ class Step:
         rope_embedding.py): two norms' outputs, the residual, incoming and outgoing gradient (5 H); Q twice, the
         attention's output twice, K and V expanded to all heads (6 A); K twice and V (3 G); gate, up and one
         gradient, since the rest is written in place (3 F).
-        CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, the norms' and the attention's statistics, and a float copy of
-        the mask.  Where nothing is checkpointed, what it keeps is counted there, and 2 F (on a GPU F + 2 H) remain.
+        CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, :attr:`statistics` included.
+        Where nothing is checkpointed, what it keeps is counted there, and 2 F (on a GPU F + 2 H) remain.
         """
-        s, checkpoint = self.settings, self.checkpoint
-        rows, tokens = s.micro_rows, s.row_tokens
-        if not s.checkpointing:
-            per_token = self.ffn + 2 * self.hidden if s.on_gpu else 2 * self.ffn
-            return rows * tokens * per_token * s.dtype_bytes
-        if s.on_gpu:
+        if not self.settings.checkpointing:
+            per_token = self.ffn + 2 * self.hidden if self.settings.on_gpu else 2 * self.ffn
+        elif self.settings.on_gpu:
             per_token = 5 * self.hidden + 6 * self.attention + 3 * self.keys + 3 * self.ffn
-            return rows * tokens * per_token * s.dtype_bytes
-        per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 6 * self.ffn + 6 * s.lora_rank
-        per_token += 2 + 2 * checkpoint.heads + checkpoint.kv_heads + tokens
-        return rows * tokens * per_token * s.dtype_bytes
+        else:
+            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 6 * self.ffn
+            per_token += 6 * self.settings.lora_rank + self.statistics
+        return self.pass_tokens * per_token * self.settings.dtype_bytes
+
+    @property
+    def statistics(self) -> int:
+        """Elements per token on a CPU: the norms' and the attention's statistics, and a row of the mask as floats; in
+        16 bit also what RMSNorm keeps in float32: 2 H for each of two norms, and A + G for those of Q and K."""
+        copies = 4 * self.hidden + self.attention + self.keys if self.settings.dtype_bytes == 2 else 0
+        return 2 + 2 * self.checkpoint.heads + self.checkpoint.kv_heads + self.settings.row_tokens + copies
 
     @property
     def layer_saved(self) -> int:
         """What a layer keeps for its backward pass where nothing is checkpointed, its output included."""
-        s, checkpoint = self.settings, self.checkpoint
-        if s.on_gpu:
+        if self.settings.on_gpu:
             per_token = 4 * self.hidden + 6 * self.attention + 3 * self.keys + 2 * self.ffn
         else:
-            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn + 7 * s.lora_rank
-            per_token += 2 + 2 * checkpoint.heads + checkpoint.kv_heads + s.row_tokens
-        return s.micro_rows * s.row_tokens * per_token * s.dtype_bytes
+            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn
+            per_token += 7 * self.settings.lora_rank + self.statistics
+        return self.pass_tokens * per_token * self.settings.dtype_bytes
+
+    @property
+    def layer_input(self) -> int:
+        """n H, what a checkpointed layer keeps."""
+        return self.pass_tokens * self.hidden * self.settings.dtype_bytes
+
+    @property
+    def offloads(self) -> bool:
+        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
+        (unsloth_zoo, gradient_checkpointing.py)."""
+        s = self.settings
+        return s.checkpointing == "unsloth" and s.on_gpu and self.layer_input > 2 * MIB
+
+    @property
+    def offloaded(self) -> int:
+        """What "unsloth" checkpointing puts there: all inputs but the last."""
+        return (self.checkpoint.layers - 1) * self.layer_input if self.offloads else 0
 
     @property
     def checkpoints(self) -> int:
-        """What is kept between the forward and the backward pass.
-
-        Checkpointed: each layer's input, n H, and the mask.  "unsloth" on a GPU: inputs of more than 2 MiB go to
-        the computer's own memory, all but the last; two buffers bring them back (unsloth_zoo,
-        gradient_checkpointing.py).  Not checkpointed: :attr:`layer_saved` of every layer.
-        """
+        """What is kept between the forward and the backward pass: each layer's input, or :attr:`layer_saved` where
+        nothing is checkpointed; the positions' cosines and sines; the mask.  Where inputs are offloaded: the last
+        one, and two buffers that bring the others back."""
         s = self.settings
-        one = s.micro_rows * s.row_tokens * self.hidden * s.dtype_bytes
-        kept = self.checkpoint.layers * one
-        if not s.checkpointing:
-            kept = self.checkpoint.layers * self.layer_saved
-        elif s.checkpointing == "unsloth" and s.on_gpu and one > 2 * MIB:
-            kept = 3 * one
+        each = self.layer_input if s.checkpointing else self.layer_saved
+        kept = each * (3 if self.offloads else self.checkpoint.layers)
         positions = 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
         return kept + positions + self.mask(s.micro_rows, s.row_tokens)
 
     @property
-    def activations(self) -> int:
-        """What a forward and backward pass of the layers adds at its widest, the LoRA's gradients apart."""
-        dequantised = 0 if self.settings.on_gpu else self.buffer
-        return self.checkpoints + self.layer_with_gradient + dequantised
-
-    @property
-    def offloaded(self) -> int:
-        """What "unsloth" checkpointing puts into the computer's own memory."""
-        s = self.settings
-        one = s.micro_rows * s.row_tokens * self.hidden * s.dtype_bytes
-        offloads = s.checkpointing == "unsloth" and s.on_gpu and one > 2 * MIB
-        return (self.checkpoint.layers - 1) * one if offloads else 0
-
-    @property
     def tile(self) -> int:
-        """Logits that exist at once while log-probabilities are taken; B x T x V never does.
+        """Logits held at once while log-probabilities are computed; never those of all tokens.
 
         CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
-        probabilities; four times from the second tile on, since those of the tile before are still held.
-        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in the place of TRL's
-        ``_ChunkedLogProbFunction``): up to 24.5 GiB of card 4096 x 16384 logits in float32, 256 MiB, and a float32
-        accumulator of 4096 x H; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
+        probabilities, in 16 bit beside lm_head's output; four times from the second tile on, since those of the
+        previous tile are still held.
+        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
+        ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, and a float32
+        accumulator of 4096 x H; on larger ones whole rows, 512 or as many as n H / V, at most 2 GiB.
         """
-        s, vocabulary = self.settings, self.checkpoint.vocabulary
-        scored = s.micro_rows * s.completion_tokens
+        s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu:
             rows = max(1, s.cpu_tile_logits // vocabulary)
-            return 4 * min(scored, rows) * vocabulary * (2 if scored <= rows else 4)
+            first = 2 * 4 + s.dtype_bytes % 4
+            return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
         if s.small_card or scored >= 4096:
             rows = min(scored, 4096)
             return 4 * rows * (min(vocabulary, 16384) + self.hidden)
         rows = min(scored, max(512, scored * self.hidden // vocabulary))
-        return min(4 * rows * vocabulary, 2048 * MIB)
+        return min(4 * rows * vocabulary, 2 * GIB)
 
     def final_hidden(self, with_gradient: bool) -> int:
         """Around the head: the last norm's output and the scored positions of it; when training also the norm's
         input and the gradient, which both kernels form in the forward pass."""
-        s = self.settings
-        scored = s.micro_rows * s.completion_tokens
-        elements = s.micro_rows * s.row_tokens + scored
-        return elements * (2 if with_gradient else 1) * self.hidden * s.dtype_bytes
+        tokens = self.pass_tokens + self.scored_tokens
+        return tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
 
     @property
     def widest_activation(self) -> int:
         """The largest single activation: n F."""
-        s = self.settings
-        return s.micro_rows * s.row_tokens * self.ffn * s.dtype_bytes
+        return self.pass_tokens * self.ffn * self.settings.dtype_bytes
 
     def log_probs(self) -> dict[str, int]:
-        """Log-probabilities before the update: a layer, or the head; without gradient and micro-batch by
-        micro-batch."""
-        s = self.settings
-        layer = {LAYER: self.layer_without_gradient(s.micro_rows, s.row_tokens)}
+        """Log-probabilities before the update, without gradient: a layer, or the head."""
+        layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
         head = {HIDDEN: self.final_hidden(with_gradient=False), TILE: self.tile}
         moving = _largest(layer, head)
         return self._phase(moving, self.tile if TILE in moving else self.widest_activation)
@@ -430,14 +317,11 @@ class Step:
 
     def backward(self) -> dict[str, int]:
         """The update's backward pass, in its first layer: everything checkpointed, and one layer in full."""
-        s = self.settings
-        moving = {GRADIENTS: self.lora, CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient}
-        if not s.on_gpu:
-            moving[BUFFER] = self.buffer
-        return self._phase(moving, self.widest_activation)
+        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: self.buffer}
+        return self._phase({GRADIENTS: self.lora, **layers}, self.widest_activation)
 
     def load(self) -> dict[str, int]:
-        """Weights and LoRA, before the first step; one matrix is in full while it is quantised."""
+        """Weights and LoRA, before the first step; a matrix is held in full while it is quantised."""
         kept = (WEIGHTS, KEPT, REST, LORA, CONTEXT)
         loaded = {part: size for part, size in self.standing.items() if part in kept}
         return {**loaded, LORA: self.lora_as_loaded, BUFFER: self.buffer}
@@ -448,11 +332,9 @@ class Step:
 
     def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
         """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more: a caching
-        allocator cannot put a large block into the holes that smaller ones left, so at worst one such hole is
-        held and not used.  Not measured."""
-        if self.settings.on_gpu:
-            return {**self.standing, **moving, FRAGMENTATION: block}
-        return {**self.standing, **moving}
+        allocator cannot put a large block into the holes that smaller ones left.  Not measured."""
+        fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
+        return {**self.standing, **moving, **fragmentation}
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Phase -> part -> bytes, in the order of a run."""

@@ -1,7 +1,7 @@
-"""How much memory a run may take on a card that is named, or on this machine.
+"""How much memory a run may take on a GPU that is named, or on this machine.
 
-For :mod:`rloo_kit.memory`.  A table of consumer cards, and what torch, NVML and psutil say of the machine the
-kernel runs on.  It plans nothing, and imports torch only where this machine is asked about.
+For :mod:`rloo_kit.memory`.  A table of common GPUs, and what torch, NVML and psutil report of this machine.  It plans
+nothing, and imports torch only where this machine is asked about.
 """
 
 from __future__ import annotations
@@ -10,64 +10,54 @@ import difflib
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.show import GIB, MIB
 
+if TYPE_CHECKING:
+    import torch
+
 CARD_MIB = {
-    "rtx 2060 6gb": 6144,
-    "rtx 2070": 8192,
-    "rtx 2080": 8192,
-    "rtx 2080 ti": 11264,
-    "rtx 3050 8gb": 8192,
-    "rtx 3060 8gb": 8192,
-    "rtx 3060 12gb": 12288,
-    "rtx 3060 ti": 8192,
-    "rtx 3070": 8192,
-    "rtx 3070 ti": 8192,
-    "rtx 3080 10gb": 10240,
-    "rtx 3080 12gb": 12288,
-    "rtx 3080 ti": 12288,
-    "rtx 3090": 24576,
-    "rtx 3090 ti": 24564,
-    "rtx 4060": 8188,
-    "rtx 4060 ti 8gb": 8188,
-    "rtx 4060 ti 16gb": 16380,
-    "rtx 4070": 12282,
-    "rtx 4070 super": 12282,
-    "rtx 4070 ti": 12282,
-    "rtx 4070 ti super": 16376,
-    "rtx 4080": 16376,
-    "rtx 4080 super": 16376,
-    "rtx 4090": 24564,
-    "rtx 5060": 8151,
-    "rtx 5060 ti 8gb": 8151,
-    "rtx 5060 ti 16gb": 16311,
-    "rtx 5070": 12227,
-    "rtx 5070 ti": 16303,
-    "rtx 5080": 16303,
-    "rtx 5090": 32607,
-    "t4": 15360,
-    "l4": 23034,
-    "a10": 23028,
-    "a10g": 23028,
+    name: mib
+    for mib, names in {
+        6144: "rtx 2060 6gb",
+        8151: "rtx 5060, rtx 5060 ti 8gb",
+        8188: "rtx 4060, rtx 4060 ti 8gb",
+        8192: "rtx 2070, rtx 2080, rtx 3050 8gb, rtx 3060 8gb, rtx 3060 ti, rtx 3070, rtx 3070 ti",
+        10240: "rtx 3080 10gb",
+        11264: "rtx 2080 ti",
+        12227: "rtx 5070",
+        12282: "rtx 4070, rtx 4070 super, rtx 4070 ti",
+        12288: "rtx 3060 12gb, rtx 3080 12gb, rtx 3080 ti",
+        15360: "t4",
+        16303: "rtx 5070 ti, rtx 5080",
+        16311: "rtx 5060 ti 16gb",
+        16376: "rtx 4070 ti super, rtx 4080, rtx 4080 super",
+        16380: "rtx 4060 ti 16gb",
+        23028: "a10, a10g",
+        23034: "l4",
+        24564: "rtx 3090 ti, rtx 4090",
+        24576: "rtx 3090",
+        32607: "rtx 5090",
+    }.items()
+    for name in names.split(", ")
 }
-"""Memory of common cards in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.
-Part of it belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
+"""Name -> memory in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.  Part of it
+belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
 
 RESERVED_BYTES = 512 * MIB
-"""Kept free on a card that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
-lends torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  Of the card in this machine the
+"""Left free on a GPU that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
+gives torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  For the GPU of this machine the
 driver's own count of free memory is used instead."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What the plan is set against.
+    """What a plan is compared with.
 
     Attributes:
-        name: the card's.
+        name: of the GPU or CPU.
         usable_bytes: what a run may take.
         on_gpu: whether it is a GPU.
     """
@@ -78,10 +68,10 @@ class Device:
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
-    """The device behind a card's name, its bytes, or None for this machine.
+    """The device of a GPU's name, of a number of bytes, or of this machine (None).
 
     Raises:
-        ConfigError: no card is called so.
+        ConfigError: an unknown or ambiguous name.
     """
     if isinstance(card, Device):
         return card
@@ -114,10 +104,10 @@ def _known_card(card: str) -> str:
     )
 
 
-def where_computed(model: Any) -> Any:
-    """The torch.device that a model computes on.
+def where_computed(model: torch.nn.Module) -> torch.device:
+    """The device that a model computes on.
 
-    Not that of its first parameter, the embedding, which unsloth keeps in the computer's memory where a card is short
+    Not that of its first parameter, the embedding, which unsloth keeps in the computer's memory where a GPU has little
     (``offload_embedding``).
     """
     devices = [parameter.device for parameter in model.parameters()]
@@ -125,8 +115,8 @@ def where_computed(model: Any) -> Any:
 
 
 def cuda_bytes_within_reach() -> int:
-    """What torch may still allocate on the current GPU, what it has cached included: by the driver, and by the
-    fraction of the card that the process was held to (``torch.cuda.set_per_process_memory_fraction``)."""
+    """What torch may still allocate on the current GPU, its cache included: limited by the driver, and by the fraction
+    set with ``torch.cuda.set_per_process_memory_fraction``."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -136,7 +126,7 @@ def cuda_bytes_within_reach() -> int:
 
 
 def _this_machine() -> Device:
-    """This machine's GPU with what the driver calls free and what this process already holds; else its CPU."""
+    """This machine's GPU, with what is free and what this process already holds; else its CPU, likewise."""
     import torch
 
     if not torch.cuda.is_available():
@@ -150,8 +140,7 @@ def _this_machine() -> Device:
 
 
 def cuda_process_bytes() -> int:
-    """What the driver counts for this process; without NVML, what is used on the whole card
-    (``cudaMemGetInfo``), other programs included."""
+    """What the driver counts for this process; without NVML, what all programs use (``cudaMemGetInfo``)."""
     own = nvml_process_bytes()
     if own is not None:
         return own
@@ -162,8 +151,8 @@ def cuda_process_bytes() -> int:
 
 
 def nvml_process_bytes() -> int | None:
-    """What NVML counts for this process on the current card; None where nobody can say: no Python binding
-    (nvidia-ml-py), no permission, or a container that hides process ids."""
+    """What NVML counts for this process on the current GPU; None without the Python binding (nvidia-ml-py), without
+    permission, or in a container that hides process ids."""
     import torch
 
     try:

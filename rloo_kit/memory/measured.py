@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from rloo_kit.memory import footprint
 from rloo_kit.memory.estimate import Estimate
-from rloo_kit.memory.meter import Peak
 from rloo_kit.memory.reading import bytes_of, is_lora, optimizer_tensors, weight_bytes
-from rloo_kit.session.show import html_table, text_table
+from rloo_kit.session.show import MIB, html_table, text_table
+
+if TYPE_CHECKING:
+    import torch
+
+    from rloo_kit.memory.meter import Meter
+
+
+class Trained(Protocol):
+    """What this room reads of an :class:`rloo_kit.RLOOTrainer`."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None
+    memory: Meter | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison: what, as planned, as measured; None where it was not measured."""
+    """One line of a comparison; ``measured_bytes`` is None where nothing was measured."""
 
     name: str
     planned_bytes: int
@@ -23,9 +35,7 @@ class Row:
     @property
     def off_by(self) -> float | None:
         """The plan's error as a share of what was measured."""
-        if not self.measured_bytes:
-            return None
-        return self.planned_bytes / self.measured_bytes - 1
+        return self.planned_bytes / self.measured_bytes - 1 if self.measured_bytes else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,8 +44,8 @@ class Measured:
 
     Attributes:
         parts: what stands in memory after an update, part by part.
-        phases: peaks: tensors alone, without what the plan adds for context and fragmentation.
-        process_bytes: the most that the driver counted for the process, and the plan's peak; measured on a GPU only.
+        phases: peaks of tensors, without the plan's context and fragmentation.
+        process_bytes: the most that the driver counted for the process, beside the plan's peak; measured on a GPU only.
     """
 
     parts: tuple[Row, ...]
@@ -54,9 +64,9 @@ class Measured:
         """The table, header first; in MiB."""
         body = []
         for row in self.all_rows:
-            measured = "not measured" if row.measured_bytes is None else f"{row.measured_bytes / 2**20:.1f}"
+            measured = "not measured" if row.measured_bytes is None else f"{row.measured_bytes / MIB:.1f}"
             share = "" if row.off_by is None else f"{100 * row.off_by:+.0f} %"
-            body.append([row.name, f"{row.planned_bytes / 2**20:.1f}", measured, share])
+            body.append([row.name, f"{row.planned_bytes / MIB:.1f}", measured, share])
         return [["MiB", "planned", "measured", "plan is off by"], *body]
 
     def __str__(self) -> str:
@@ -66,24 +76,19 @@ class Measured:
         return html_table(self.rows())
 
 
-TENSORS_NOT_COUNTED = (footprint.CONTEXT, footprint.FRAGMENTATION)
-
-
-def compare(plan: Estimate, trainer: Any) -> Measured:
-    """What :meth:`Plan.compare` gives."""
-    model = trainer.model
-    lora = {name: p for name, p in model.named_parameters() if is_lora(name)}
-    linear, rest = weight_bytes(model)
+def compare(plan: Estimate, trainer: Trained) -> Measured:
+    """What :meth:`Plan.compare` returns."""
+    lora = {name: p for name, p in trainer.model.named_parameters() if is_lora(name)}
+    linear, rest = weight_bytes(trainer.model)
     measured = {
         footprint.WEIGHTS: linear,
         footprint.REST: rest,
         footprint.LORA: bytes_of(p for name, p in lora.items() if ".ref." not in name),
         footprint.REFERENCE: bytes_of(p for name, p in lora.items() if ".ref." in name),
-        footprint.OPTIMIZER: bytes_of(optimizer_tensors(getattr(trainer, "optimizer", None))),
+        footprint.OPTIMIZER: bytes_of(optimizer_tensors(trainer.optimizer)),
     }
-    standing = plan.phases["optimizer"]
+    standing, peaks = plan.phases["optimizer"], trainer.memory.peaks if trainer.memory else {}
     parts = [Row(name, standing.get(name, 0), size) for name, size in measured.items()]
-    peaks: dict[str, Peak] = getattr(getattr(trainer, "memory", None), "peaks", {})
     driver = max((peak.process_bytes for peak in peaks.values()), default=0)
     return Measured(
         tuple(row for row in parts if row.planned_bytes or row.measured_bytes),
@@ -100,7 +105,7 @@ def planned_tensors(plan: Estimate) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, parts in plan.phases.items():
         merged = "train" if name in ("forward", "backward") else name
-        size = sum(size for part, size in parts.items() if part not in TENSORS_NOT_COUNTED)
-        found[merged] = max(found.get(merged, 0), size)
-    found.pop("load")
+        beside = sum(parts.get(part, 0) for part in (footprint.CONTEXT, footprint.FRAGMENTATION))
+        found[merged] = max(found.get(merged, 0), plan.totals[name] - beside)
+    del found["load"]
     return found

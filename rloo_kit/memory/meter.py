@@ -1,18 +1,16 @@
-"""Read how much memory is really used: of tensors, of CUDA's allocator, of the card.
+"""Measure the peak memory of each phase of a run.
 
-For ``Plan.compare``, which sets it beside the arithmetic of :mod:`rloo_kit.memory`.  A :class:`Meter` keeps the
-peak of each phase of a run; ``bytes_of`` and the functions beside it weigh what stands in memory now.  It plans
-nothing and changes nothing.  On a GPU reading costs microseconds; on a CPU, where torch keeps no account, tensors
-are counted only when asked for.
+For ``Plan.compare``.  On a GPU it reads CUDA's allocator and the driver, in microseconds; on a CPU, where torch keeps
+no count, tensors are counted only when asked for.  It plans nothing and changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from typing import Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,8 +27,7 @@ class Peak:
     Attributes:
         allocated_bytes: live tensors.
         reserved_bytes: what CUDA's allocator held for them, unused blocks included; 0 on a CPU.
-        process_bytes: what the driver counted for this process when the phase ended, the CUDA context included;
-            0 on a CPU.
+        process_bytes: what the driver counted for this process when the phase ended, with the CUDA context; 0 on a CPU.
     """
 
     allocated_bytes: int
@@ -39,11 +36,7 @@ class Peak:
 
     def above(self, other: Peak) -> Peak:
         """The larger of two peaks, figure by figure."""
-        return Peak(
-            max(self.allocated_bytes, other.allocated_bytes),
-            max(self.reserved_bytes, other.reserved_bytes),
-            max(self.process_bytes, other.process_bytes),
-        )
+        return Peak(*map(max, astuple(self), astuple(other)))
 
 
 class Gauge(Protocol):
@@ -69,11 +62,10 @@ class CudaGauge:
 
 
 class TensorGauge(TorchDispatchMode):
-    """Live bytes of tensors, counted at every operation: for a CPU, where torch keeps no account.
+    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU.
 
-    Counts each storage once, from the operation that returns it until it is freed.  What a kernel allocates
-    inside itself is not seen.  Slows Python down by some microseconds per operation, so it is on only inside
-    ``with gauge:``.
+    Counts each storage once, from the operation that returns it until it is freed; not what a kernel allocates
+    internally.  Costs some microseconds per operation.
 
     Attributes:
         live_bytes, peak_bytes: now, and at most since :meth:`restart`.
@@ -83,7 +75,7 @@ class TensorGauge(TorchDispatchMode):
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.live_bytes = self.peak_bytes = self.largest_bytes = 0
-        self._known: dict[int, Any] = {}
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         for tensor in standing:
             self._count(tensor)
         self.restart()
@@ -96,7 +88,13 @@ class TensorGauge(TorchDispatchMode):
         """The peak since :meth:`restart`."""
         return Peak(self.peak_bytes)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -109,7 +107,7 @@ class TensorGauge(TorchDispatchMode):
         if key in self._known or not size:
             return
 
-        def freed(_: Any) -> None:
+        def freed(_: object) -> None:
             if self._known.pop(key, None) is not None:
                 self.live_bytes -= size
 
@@ -120,10 +118,10 @@ class TensorGauge(TorchDispatchMode):
 
 
 class Meter:
-    """Peaks by phase.  Phases may lie inside each other; a moment counts for the innermost one.
+    """Peaks by phase.  Phases may be nested; a moment counts for the innermost one.
 
     Args:
-        gauge: what to read; None keeps no peaks (a CPU, unless somebody asks).
+        gauge: what to read; None keeps no peaks.
     """
 
     def __init__(self, gauge: Gauge | None = None) -> None:
@@ -133,14 +131,14 @@ class Meter:
 
     @classmethod
     def for_model(cls, model: torch.nn.Module, count_tensors: bool = False) -> Meter:
-        """The meter of a run: CUDA's allocator on a GPU; on a CPU tensors, if asked for, else nothing."""
+        """A run's meter: of CUDA's allocator on a GPU; on a CPU of tensors with ``count_tensors``, else of nothing."""
         if where_computed(model).type == "cuda":
             return cls(CudaGauge())
         return cls(TensorGauge(standing_tensors(model)) if count_tensors else None)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what happens inside as ``name``; the largest of all visits is kept."""
+        """Count what happens inside as ``name``; the largest peak of all visits is kept."""
         if self.gauge is None:
             yield
             return
@@ -155,7 +153,7 @@ class Meter:
             self._open.pop()
 
     def _settle(self) -> None:
-        """Book the peak so far on the open phase, and start afresh."""
+        """Record the peak so far for the open phase, and restart."""
         assert self.gauge is not None
         if self._open:
             name, peak = self._open[-1], self.gauge.read()

@@ -1,38 +1,36 @@
-"""Say before a run whether it fits, and what to change where it does not.
+"""Whether a run will fit into memory, and what to change where it will not.
 
-For users with one consumer GPU: ``plan(policy, config)`` adds up the terms of :mod:`.footprint` by phase, sets them
-against a card, and where they do not fit says what to change, cheapest in quality first.  ``fit(card)`` turns the
-question round.  ``Plan.compare(trainer)`` sets what was measured beside it.  Arithmetic alone: no weight is loaded, and
-for a card not even torch.  What a run does with its plan is in :mod:`.shortage`.
+For users with one consumer GPU.  ``plan(policy, config)`` adds up the terms of :mod:`.footprint` by phase and compares
+the peak with a GPU's memory; ``fit(card)`` finds the largest model for a GPU; ``Plan.compare(trainer)`` shows plan and
+measurement side by side.  Arithmetic only: no weights are loaded, and a plan for a named GPU does not import torch.
+What a run does with its plan is in :mod:`.shortage`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import html
-import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory import changes, measured, reading
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.memory.measured import Measured
+from rloo_kit.memory.measured import Measured, Trained
 from rloo_kit.memory.reading import model_of, settings_of
-from rloo_kit.session.show import GIB, html_table, scale_of, shown_figure, text_table
+from rloo_kit.memory.settings import Settings
+from rloo_kit.session.show import GIB, html_table, scale_of, text_table
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import trl
+
+    from rloo_kit.memory.reading import Plannable
 
 FIT_COMPLETION_TOKENS = 1024
-"""Completions that :func:`fit` leaves room for unless told: shorter ones cut a thinking model's thought."""
-
-
-GREYS = ("0.35", "0.6", "0.85", "1.0")
-HATCHES = ("", "///", "...", "xxx", "\\\\\\")
+"""Completions that :func:`fit` leaves room for by default: shorter ones cut off a thinking model's thought."""
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -40,28 +38,25 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\")
 
 @dataclass(frozen=True, repr=False)
 class Plan(Estimate):
-    """Bytes of a run, by phase and part, before it begins; what would make it fit; and how it is shown."""
+    """An estimate, with what would make it fit, shown as a table."""
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What would make it fit, in the order that costs least quality; empty where it fits.
+        """What would make it fit, cheapest in quality first; empty where it fits.
 
-        The generation batch first, which changes no update at all: it is cut, and gradients are gathered over more
-        micro-batches.  Then the length of completions, then K, then the model.  Each value is the largest that
-        fits, found by planning again.  While nothing was enough, a change comes with those before it at their
-        smallest; after that, only where it is enough alone.
+        First a smaller generation batch with more accumulation, which leaves every update as it is; then shorter
+        completions, then K, then the model.  Each value is the largest that fits, found by planning again.  Until
+        some change suffices, each one is combined with those before it at their smallest; after that, only changes
+        that suffice alone are listed.
         """
         return () if self.fits == "fits" else tuple(changes.that_fit(self))
 
-    def compare(self, trainer: Any) -> Measured:
-        """Set what a run took beside the plan.
+    def compare(self, trainer: Trained) -> Measured:
+        """The plan beside what a run took.
 
         Args:
-            trainer: an ``RLOOTrainer`` that has trained at least one step.  Phases are compared where its meter
-                kept them: on a GPU always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
-
-        Returns:
-            :class:`.measured.Measured`, which prints as a table.
+            trainer: an ``RLOOTrainer`` that has trained at least one step.  Peaks by phase are measured on a GPU
+                always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
         """
         return measured.compare(self, trainer)
 
@@ -83,7 +78,7 @@ class Plan(Estimate):
         )
 
     def rows(self) -> list[list[str]]:
-        """The table: a header, a row per part, and the totals; figures in :func:`scale_of`."""
+        """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
         scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
@@ -118,87 +113,53 @@ class Plan(Estimate):
         title = html.escape(self.title).replace("\n", "<br>")
         return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
 
-    def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """A stacked bar per phase, with the usable memory as a line; told apart by hatching, so it reads in grey.
-
-        Args:
-            path: where to save the PNG; None saves nothing.
-        """
-        caption = f"<memory plan, {self.summary}>"
-        figure = shown_figure(caption, figsize=(8, 4.2), layout="constrained")
-        _draw(figure.subplots(), self)
-        if path is not None:
-            figure.savefig(path, dpi=120)
-        return figure
-
-
-def _draw(axis: Any, planned: Plan) -> None:
-    scale, unit = scale_of(planned.peak_bytes)
-    names = list(planned.phases)
-    below = [0.0] * len(names)
-    for number, part in enumerate(planned.parts):
-        sizes = [found.get(part, 0) / scale for found in planned.phases.values()]
-        grey, hatch = GREYS[number % len(GREYS)], HATCHES[number % len(HATCHES)]
-        axis.bar(
-            names, sizes, bottom=below, color=grey, hatch=hatch, edgecolor="black", linewidth=0.5, label=part
-        )
-        below = [low + size for low, size in zip(below, sizes, strict=True)]
-    usable = planned.device.usable_bytes / scale
-    if usable < 2 * max(below):
-        axis.axhline(usable, color="black", linestyle="--", linewidth=1)
-        axis.annotate(f"usable {usable:.1f} {unit}", (len(names) - 0.5, usable), ha="right", va="bottom")
-    axis.set(ylabel=f"{unit}, computed", title=planned.title)
-    axis.title.set_fontsize(9)
-    handles, labels = axis.get_legend_handles_labels()
-    axis.legend(
-        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False
-    )
-
 
 # --- planning ---------------------------------------------------------------------------------------------
 
 
 def plan(
-    policy: Any,
-    config: Any = None,
+    policy: Plannable,
+    config: trl.RLOOConfig | None = None,
     card: str | float | Device | None = None,
     *,
     prompt_tokens: int | None = None,
-    lora_rank: int = 16,
-    load_in_4bit: bool = True,
-    gradient_checkpointing: bool | str = "unsloth",
+    lora_rank: int = Settings.lora_rank,
+    load_in_4bit: bool = Settings.four_bit,
+    gradient_checkpointing: bool | str = Settings.checkpointing,
 ) -> Plan:
-    """Add up what a run will take, and say whether it fits.
+    """Add up the memory of a run, and say whether it fits.
 
-    For training a LoRA, with completions sampled by transformers or unsloth; what a vLLM engine takes is not counted.
+    For training a LoRA, with completions sampled by transformers or unsloth; a vLLM engine is not counted.
 
     Args:
-        policy: a loaded :class:`~rloo_kit.policy.load.Policy` or PEFT model; or, with nothing loaded, a catalogue name,
-            a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
+        policy: a loaded :class:`~rloo_kit.policy.policy.Policy` or PEFT model; or, with nothing loaded, a catalogue
+            name, a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
         config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
-        card: a name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
+        card: a GPU's name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
         prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
-        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``.  A policy loaded on the kind of
-            device that is planned for counts itself instead, byte by byte.
+        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``.  A policy that is loaded on the kind
+            of device that is planned for is counted as it is, byte by byte.
 
     Raises:
-        ConfigError: a card or a model without a known shape, or a length or batch out of range.
+        ConfigError: an unknown GPU, or a length or batch out of range.
         PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
     """
     device = device_of(card)
-    loaded = getattr(policy, "model", policy)
-    is_here = hasattr(loaded, "named_parameters") and reading.is_on(loaded, device)
-    if is_here:
-        model, own = reading.loaded_model(loaded, reading.checkpoint_of_loaded(policy))
+    loaded, checkpoint, own = reading.taken_apart(policy)
+    found = {
+        "four_bit": load_in_4bit,
+        "lora_rank": lora_rank,
+        "checkpointing": gradient_checkpointing,
+        **reading.device_settings(device),
+        **own,
+    }
+    if loaded is not None and reading.is_on(loaded, device):
+        model, own = reading.loaded_model(loaded, checkpoint)
+        found |= own
     else:
-        own = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
-        own |= reading.adapter_settings(policy)
-        own["dtype_bytes"] = 2 if device.on_gpu else reading.cpu_dtype_bytes()
-        model = model_of(
-            reading.checkpoint_of_any(policy), own["lora_rank"], load_in_4bit, own["dtype_bytes"]
-        )
+        model = model_of(checkpoint, found["lora_rank"], load_in_4bit, found["dtype_bytes"])
     settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
-    settings = dataclasses.replace(settings, **own, **reading.device_settings(device))
+    settings = dataclasses.replace(settings, **found)
     if not device.on_gpu and getattr(config, "gradient_checkpointing", False):
         # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
         settings = dataclasses.replace(settings, checkpointing=settings.checkpointing or True)
@@ -207,14 +168,13 @@ def plan(
 
 def fit(
     card: str | float | Device | None = None,
-    config: Any = None,
+    config: trl.RLOOConfig | None = None,
     *,
     prompt_tokens: int | None = None,
-    lora_rank: int = 16,
-    load_in_4bit: bool = True,
+    lora_rank: int = Settings.lora_rank,
+    load_in_4bit: bool = Settings.four_bit,
 ) -> Plan:
-    """The largest Qwen3 of the catalogue that fits with these settings; where none does, the smallest with the
-    largest generation batch that fits.
+    """The largest Qwen3 of the catalogue that fits; where none does, the smallest with a smaller generation batch.
 
     Args:
         card: as for :func:`plan`.
@@ -224,17 +184,15 @@ def fit(
 
     Returns:
         Its plan: ``.model.checkpoint.name``, ``.settings``.  Where nothing fits, that of the smallest model, whose
-        ``changes`` say what would.
+        ``changes`` list what would.
     """
     device = device_of(card)
-    settings = settings_of(config, prompt_tokens, None)
+    settings = settings_of(config, prompt_tokens)
     if config is None:
         settings = dataclasses.replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
     settings = dataclasses.replace(
         settings, lora_rank=lora_rank, four_bit=load_in_4bit, **reading.device_settings(device)
     )
-    if not device.on_gpu:
-        settings = dataclasses.replace(settings, dtype_bytes=reading.cpu_dtype_bytes())
     plans = [
         Plan.of(model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes), settings, device)
         for name, found in CATALOGUE.items()
@@ -245,9 +203,9 @@ def fit(
 
 
 def longest_completion(planned: Plan) -> int:
-    """The most tokens a completion may have for the plan to fit, all else as it is; 0 where none does.
+    """The most tokens a completion may have for the plan to fit, all else unchanged; 0 where none does.
 
-    In steps of 64, up to what Qwen3 was trained for, 32,768 with the prompt.
+    In steps of 64, up to 32,768 with the prompt, which Qwen3 was trained for.
     """
     low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
     while low < high:

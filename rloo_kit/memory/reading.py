@@ -1,26 +1,47 @@
-"""What of a model, a configuration or a name decides about memory: read, and nothing estimated.
+"""Read from a model, a configuration, a name or a device what decides about memory.
 
 For :mod:`.planning`, which adds it up, and :mod:`.meter`, which measures.  Nothing is downloaded and nothing changed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from rloo_kit.catalogue import Checkpoint, checkpoint_from_config, find, nearest, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory import footprint
-from rloo_kit.memory.footprint import PROCESSORS, Model, Settings, lora_sizes
 from rloo_kit.memory.hardware import Device, where_computed
+from rloo_kit.memory.settings import PROCESSORS, Model, Settings
+from rloo_kit.passes import DEFAULTS, PLAIN
+from rloo_kit.session.imports import cpu_tile_logits, import_unsloth
 from rloo_kit.session.show import GIB
 
 if TYPE_CHECKING:
     import torch
+    import trl
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+
+class LoadedPolicy(Protocol):
+    """What this room needs of a :class:`~rloo_kit.policy.policy.Policy`."""
+
+    @property
+    def model(self) -> PeftModel: ...  # noqa: D102
+
+    @property
+    def checkpoint(self) -> Checkpoint: ...  # noqa: D102
+
+
+AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
+Plannable: TypeAlias = "LoadedPolicy | AnyModel | Checkpoint | str | os.PathLike[str]"
+
 
 # --- of a model -------------------------------------------------------------------------------------------
 
@@ -31,9 +52,9 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
-def quantisation_tensors(parameter: Any) -> list[torch.Tensor]:
+def quantisation_tensors(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
     """What bitsandbytes keeps beside a 4-bit weight: scales, their scales, offset, code books."""
-    state = getattr(parameter, "quant_state", None)
+    state = getattr(parameter, "quant_state", None)  # only Params4bit has one
     if state is None:
         return []
     found = [state.absmax, state.code, state.offset]
@@ -47,37 +68,47 @@ def is_lora(name: str) -> bool:
     return "lora_" in name
 
 
-def standing_tensors(model: torch.nn.Module, optimizer: Any = None) -> list[torch.Tensor]:
-    """Parameters with their quantisation state, buffers, gradients and the optimizer's state."""
+def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters with their quantisation state, buffers and gradients."""
     parameters = list(model.parameters())
     found: list[torch.Tensor] = [*parameters, *model.buffers()]
     found += [tensor for p in parameters for tensor in quantisation_tensors(p)]
-    found += [p.grad for p in parameters if p.grad is not None]
-    return found + optimizer_tensors(optimizer)
+    return found + [p.grad for p in parameters if p.grad is not None]
 
 
-def optimizer_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors of an optimizer's state, accelerate's wrapper or none included."""
-    state = getattr(optimizer, "state", None) or {}
-    return [value for entry in state.values() for value in entry.values() if isinstance(value, torch.Tensor)]
+def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    import torch
+
+    entries = optimizer.state.values() if optimizer is not None else ()
+    return [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
 
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
     """Bytes of the frozen projections with their quantisation state, and of the other frozen parameters."""
-    frozen = [(name, p) for name, p in model.named_parameters() if not is_lora(name)]
-    linear = [p for name, p in frozen if name.split(".")[-2] == "base_layer" or "_proj." in name]
-    rest = [p for name, p in frozen if not any(p is other for other in linear)]
-    return bytes_of([*linear, *(t for p in linear for t in quantisation_tensors(p))]), bytes_of(rest)
+    linear: list[torch.Tensor] = []
+    rest: list[torch.Tensor] = []
+    for name, parameter in model.named_parameters():
+        if name.split(".")[-2] == "base_layer" or ("_proj." in name and not is_lora(name)):
+            linear += [parameter, *quantisation_tensors(parameter)]
+        elif not is_lora(name):
+            rest.append(parameter)
+    return bytes_of(linear), bytes_of(rest)
 
 
 def is_four_bit(model: torch.nn.Module) -> bool:
     """Whether any weight is stored in 4 bit."""
-    return any(getattr(p, "quant_state", None) is not None for p in model.parameters())
+    return any(quantisation_tensors(p) for p in model.parameters())
 
 
-def is_trained(model: torch.nn.Module) -> bool:
-    """Whether a LoRA has left the zero map that it starts as."""
-    return any(bool(p.any()) for name, p in model.named_parameters() if "lora_B.default" in name)
+def reference_is_base(model: torch.nn.Module) -> bool:
+    """Whether the base model serves as the reference: the LoRA is still the zero map, and nothing else is trained.
+
+    Otherwise the reference is a copy of the LoRA.
+    """
+    ups = [p for name, p in model.named_parameters() if ".default." in name and "lora_B" in name]
+    others = any(p.requires_grad for name, p in model.named_parameters() if not is_lora(name))
+    return bool(ups) and not others and not any(p.any() for p in ups)
 
 
 def checkpointing_of(model: torch.nn.Module) -> bool | str:
@@ -88,51 +119,60 @@ def checkpointing_of(model: torch.nn.Module) -> bool | str:
     return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
-# --- of a configuration, a name or a device ---------------------------------------------------------------
+def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
+    """A loaded model's real bytes, and its own settings."""
+    trained = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}
+    own = {
+        "four_bit": is_four_bit(model),
+        "lora_rank": next((p.size(0) for name, p in trained.items() if "lora_A" in name), 0),
+        "checkpointing": checkpointing_of(model),
+        "dtype_bytes": model.get_input_embeddings().weight.element_size(),
+        "reference_copy": not reference_is_base(model),
+    }
+    return Model(checkpoint, *weight_bytes(model), tuple(p.numel() for p in trained.values())), own
 
-DEFAULT_PROMPT_TOKENS = 512
-"""Length assumed for the longest prompt where nobody says: a word problem with a chat template has 100 to 300."""
+
+def is_on(model: torch.nn.Module, device: Device) -> bool:
+    """Whether a model is on the kind of device that is planned for."""
+    return (where_computed(model).type != "cpu") == device.on_gpu
 
 
-def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: int | None = None) -> Settings:
-    """What of a configuration decides about memory.
+# --- of a configuration or a device -----------------------------------------------------------------------
+
+IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""The values with which transformers leaves a logits processor out."""
+
+
+def settings_of(
+    config: trl.RLOOConfig | None, prompt_tokens: int | None = None, max_seq_length: int | None = None
+) -> Settings:
+    """What of a configuration decides about memory; of None, and where it is silent, :data:`rloo_kit.passes.DEFAULTS`.
 
     Raises:
         ConfigError: a length or batch below 1.
     """
-    default = Settings()
-
-    def read(name: str, otherwise: Any) -> Any:
-        value = getattr(config, name, None)
-        return otherwise if value is None else value
-
-    completion = int(read("max_completion_length", default.completion_tokens))
+    given = {} if config is None else PLAIN | {k: v for k, v in vars(config).items() if v is not None}
+    values = dataclasses.asdict(DEFAULTS) | given
+    completion, micro = values["max_completion_length"], values["per_device_train_batch_size"]
+    accumulation, optimizer = values["gradient_accumulation_steps"], values["optim"]
     if prompt_tokens is None:
-        room = max_seq_length - completion if max_seq_length else DEFAULT_PROMPT_TOKENS
-        prompt_tokens = max(1, min(DEFAULT_PROMPT_TOKENS, room))
-    micro = int(read("per_device_train_batch_size", default.micro_rows))
-    accumulation = int(read("gradient_accumulation_steps", default.accumulation))
-    optimizer = read("optim", default.optimizer)
-    fast = bool(getattr(config, "fast_sampling", config is None)) and not getattr(
-        config, "generation_kwargs", None
-    )
-    idle = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    asked = getattr(config, "generation_kwargs", None) or {}
+        room = max_seq_length - completion if max_seq_length else Settings.prompt_tokens
+        prompt_tokens = max(1, min(Settings.prompt_tokens, room))
+    sampling = values.get("generation_kwargs", {})
+    asked = IDLE | values | sampling
     settings = Settings(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion,
-        num_generations=int(read("num_generations", default.num_generations)),
+        num_generations=values["num_generations"],
         micro_rows=micro,
-        generation_rows=micro * int(read("steps_per_generation", accumulation)),
+        generation_rows=micro * values.get("steps_per_generation", accumulation),
         accumulation=accumulation,
-        iterations=int(read("num_iterations", default.iterations)),
-        beta=float(read("beta", default.beta)),
-        fast_sampling=fast,
-        processors=tuple(
-            name for name in PROCESSORS if asked.get(name, read(name, idle[name])) != idle[name]
-        ),
-        single_pass=bool(getattr(config, "single_pass", config is None)),
-        optimizer=str(getattr(optimizer, "value", optimizer)),
+        iterations=values["num_iterations"],
+        beta=values["beta"],
+        fast_sampling=values["fast_sampling"] and not sampling,
+        processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
+        single_pass=values["single_pass"],
+        optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
     for name in ("prompt_tokens", "completion_tokens", "num_generations", "micro_rows", "generation_rows"):
         if getattr(settings, name) < 1:
@@ -144,11 +184,25 @@ def settings_of(config: Any, prompt_tokens: int | None = None, max_seq_length: i
     return settings
 
 
+def device_settings(device: Device) -> dict[str, Any]:
+    """The settings of a device.  On a CPU, importing unsloth settles the type it computes in and the tile's size."""
+    in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
+    return {
+        "on_gpu": device.on_gpu,
+        "small_card": device.usable_bytes <= 24.5 * GIB,
+        "dtype_bytes": 4 if in_float32 else 2,
+        "cpu_tile_logits": cpu_tile_logits(),
+    }
+
+
+# --- of a name or a shape ---------------------------------------------------------------------------------
+
+
 def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2) -> Model:
     """A checkpoint's bytes from its shape.
 
-    Unsloth's 4-bit repositories keep some projections in 16 bit.  Which ones stands in their config.json; where that
-    is in the hub's cache they are counted, elsewhere :data:`rloo_kit.memory.footprint.KEPT_SHARE` stands for them.
+    Unsloth's 4-bit repositories keep some projections in 16 bit.  Their config.json lists them: where it is in the
+    hub's cache they are counted, elsewhere :data:`rloo_kit.memory.footprint.KEPT_SHARE` estimates them.
     """
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
     kept = 0
@@ -159,68 +213,49 @@ def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes
         else:
             shapes = [checkpoint.projections[name] for name in _kept_in_16_bit(checkpoint, config)]
             linear += sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in shapes)
-    return Model(checkpoint, linear, rest, lora_sizes(checkpoint, lora_rank), kept)
+    return Model(checkpoint, linear, rest, footprint.lora_sizes(checkpoint, lora_rank), kept)
 
 
 def _kept_in_16_bit(checkpoint: Checkpoint, config: Path) -> list[str]:
     """The projections, an entry per layer, that a 4-bit checkpoint's config.json leaves unquantised."""
     quantization = json.loads(config.read_text()).get("quantization_config") or {}
-    skipped = [f"{name}." for name in quantization.get("llm_int8_skip_modules") or [] if "layers." in name]
+    skipped = tuple(
+        f"{name}." for name in quantization.get("llm_int8_skip_modules") or [] if "layers." in name
+    )
     mlp = ("gate_proj", "up_proj", "down_proj")
-    found = []
-    for layer in range(checkpoint.layers):
-        for name in checkpoint.projections:
-            full = f"model.layers.{layer}.{'mlp' if name in mlp else 'self_attn'}.{name}."
-            found += [name] if any(full.startswith(part) for part in skipped) else []
-    return found
+    return [
+        name
+        for layer in range(checkpoint.layers)
+        for name in checkpoint.projections
+        if f"model.layers.{layer}.{'mlp' if name in mlp else 'self_attn'}.{name}.".startswith(skipped)
+    ]
 
 
-def is_on(model: Any, device: Device) -> bool:
-    """Whether a model is on the kind of device that is planned for."""
-    return (where_computed(model).type != "cpu") == device.on_gpu
+def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[str, Any]]:
+    """The model, where one is loaded; the shape; and the settings that a saved adapter brings along.
 
-
-def loaded_model(model: Any, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
-    """A loaded model's real bytes, and the settings that are its own."""
-    trained = [p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name]
-    linear, rest = weight_bytes(model)
-    own = {
-        "four_bit": is_four_bit(model),
-        "lora_rank": getattr(getattr(model, "peft_config", {}).get("default"), "r", 0),
-        "checkpointing": checkpointing_of(model),
-        "dtype_bytes": model.get_input_embeddings().weight.element_size(),
-        # The trainer takes a fresh LoRA's base for the reference, and copies one that was trained before.
-        "reference_copy": is_trained(model),
-    }
-    return Model(checkpoint, linear, rest, tuple(p.numel() for p in trained)), own
-
-
-def checkpoint_of_any(policy: Any) -> Checkpoint:
-    """The shape of a policy, a model, a name or a folder."""
+    Raises:
+        PolicyNotFoundError: a name without a known shape.
+    """
     if isinstance(policy, Checkpoint):
-        return policy
-    return checkpoint_of(policy) if isinstance(policy, str | os.PathLike) else checkpoint_of_loaded(policy)
+        return None, policy, {}
+    if isinstance(policy, str | os.PathLike):
+        adapter = _adapter_config(policy)
+        own = {"lora_rank": adapter["r"], "reference_copy": True} if adapter else {}
+        return None, checkpoint_of(policy), own
+    import torch
+
+    if not isinstance(policy, torch.nn.Module):
+        return policy.model, policy.checkpoint, {}
+    name = str(policy.name_or_path)
+    # Without the folders above it: tables are stored with notebooks, and paths are private.
+    name = Path(name).name if Path(name).is_dir() else name
+    return policy, checkpoint_from_config(name, policy.config, None), {}
 
 
-def checkpoint_of_loaded(policy: Any) -> Checkpoint:
-    """The shape of a policy, or of a bare model."""
-    own = getattr(policy, "checkpoint", None)
-    if own is not None:
-        return own
-    name = str(getattr(policy, "name_or_path", "model"))
-    # Tables are stored with notebooks, and whose folders they were is nobody's business.
-    return checkpoint_from_config(Path(name).name if Path(name).is_dir() else name, policy.config, None)
-
-
-def adapter_settings(policy: Any) -> dict[str, Any]:
-    """The settings of a saved adapter: its rank, and that the reference will be a copy of it."""
-    config = _adapter_config(policy)
-    return {"lora_rank": config["r"], "reference_copy": True} if config else {}
-
-
-def _adapter_config(policy: Any) -> dict[str, Any]:
-    file = Path(policy) / "adapter_config.json" if isinstance(policy, str | os.PathLike) else None
-    return json.loads(file.read_text()) if file and file.is_file() else {}
+def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
+    file = Path(name) / "adapter_config.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
@@ -259,23 +294,3 @@ def _config_file(name: str) -> Path | None:
 
     cached = try_to_load_from_cache(name, "config.json")
     return Path(cached) if isinstance(cached, str) else None
-
-
-def device_settings(device: Device) -> dict[str, Any]:
-    """The settings that are the device's, whatever the policy.
-
-    rloo_kit.session.environment sets the tile's size when unsloth is imported; unsloth reads it at every call.
-    """
-    tile = int(os.environ.get("UNSLOTH_CPU_CE_CHUNK_ELEMENTS", Settings.cpu_tile_logits))
-    return {
-        "on_gpu": device.on_gpu,
-        "small_card": device.usable_bytes <= 24.5 * GIB,
-        "cpu_tile_logits": tile,
-    }
-
-
-def cpu_dtype_bytes() -> int:
-    """Unsloth's CPU path computes in bfloat16 where the processor has it, else in float32."""
-    from rloo_kit.session.imports import import_unsloth
-
-    return 2 if import_unsloth().is_bfloat16_supported() else 4

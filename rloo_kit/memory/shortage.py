@@ -1,24 +1,33 @@
-"""What a run says when memory is short: a warning before the first step, and an error that names phase and mend.
+"""What happens when memory is short: a warning before the first step, and an error that names phase and remedy.
 
-For the trainer.  It measures nothing itself (:mod:`.meter` does), and frees what the failed step held; the
-policy is for ``rloo_kit.release()``.
+For the trainer.  An error frees what the failed step held, but not the policy: that is for ``rloo_kit.release()``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory.planning import Plan
 from rloo_kit.session.release import clear_frames
 
+if TYPE_CHECKING:
+    from rloo_kit.memory.meter import Meter
+
+
+class Planned(Protocol):
+    """What this room needs of an :class:`rloo_kit.RLOOTrainer`."""
+
+    memory: Meter | None
+    memory_plan: Plan
+
 
 def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step: warn where the plan does not fit, with the first change that would make it."""
+    """Before the first step: warn where the plan does not fit, with the first change that would help."""
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         warnings.warn(
@@ -29,30 +38,20 @@ def warn_if_too_large(planned: Plan) -> None:
 
 
 @contextlib.contextmanager
-def phase(trainer: Any, name: str) -> Iterator[None]:
-    """A phase of a trainer's run: its peak goes to ``trainer.memory``, and running out of memory is explained.
+def phase(trainer: Planned, name: str) -> Iterator[None]:
+    """A phase of a run, "generate", "log-probs", "train" or "optimizer": its peak is kept in ``trainer.memory``, and
+    running out of memory is explained.
 
-    Phases may lie inside each other, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
-
-    Args:
-        trainer: has ``memory``, a :class:`.meter.Meter`, and ``memory_plan``, a :class:`Plan` or a callable
-            that gives one; both may be missing.
-        name: "generate", "log-probs", "train" or "optimizer".
+    Phases may be nested, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
     """
-    meter = getattr(trainer, "memory", None)
-    counted = meter.phase(name) if meter is not None else contextlib.nullcontext()
-    planned = getattr(trainer, "memory_plan", None)
-    with explain_out_of_memory(name, planned), counted:
+    metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
+    with explain_out_of_memory(name, trainer.memory_plan), metered:
         yield
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(name: str, planned: Plan | Callable[[], Plan] | None = None) -> Iterator[None]:
-    """Turn the device's out-of-memory error into one that says where, how much and what to do.
-
-    Args:
-        name: the phase, for the message.
-        planned: the plan, or what makes it.
+def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
+    """Turn the device's out-of-memory error in a phase into one that says where, how much and what to do.
 
     Raises:
         OutOfMemoryError: the phase, the plan's table, and the change to make.
@@ -63,7 +62,12 @@ def explain_out_of_memory(name: str, planned: Plan | Callable[[], Plan] | None =
         if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
             raise
         let_go(error)
-        raise _explained(name, planned() if callable(planned) else planned, error) from error
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise OutOfMemoryError(
+            f"memory ran out in the phase {name!r}",
+            where=f"{name}; {first_line}\n\n{planned}",
+            todo=_remedy(planned),
+        ) from error
 
 
 RAN_OUT = (
@@ -75,40 +79,28 @@ RAN_OUT = (
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     "DefaultCPUAllocator: can't allocate memory",
 )
-"""What torch's plain RuntimeErrors say where memory has run out.  The assertion is the caching allocator's, which asks
-NVML how much was free and may not, in a container for instance."""
+"""Texts of torch's plain RuntimeErrors where memory has run out.  The assertion is the caching allocator's, where it
+cannot ask NVML for the free memory: in a container, for instance."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is torch's, CUDA's or the system's way of saying that memory has run out.
-
-    On a CPU torch raises a plain RuntimeError, told by its text (c10's ``DefaultCPUAllocator``).
-    """
+    """Whether an error of torch, CUDA or Python means that memory has run out."""
     text = str(error)
     named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
     return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
 
 
-def _explained(name: str, planned: Plan | None, error: BaseException) -> OutOfMemoryError:
-    where = f"{name}; {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    if planned is not None:
-        where += f"\n\n{planned}"
-    return OutOfMemoryError(f"memory ran out in the phase {name!r}", where=where, todo=_mend(planned))
-
-
-def _mend(planned: Plan | None) -> str:
-    if planned is None:
-        return "lower per_device_train_batch_size or max_completion_length; rloo_kit.plan says by how much"
+def _remedy(planned: Plan) -> str:
     if planned.changes:
         return f"first {planned.changes[0]}"
     return (
-        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
-        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
+        "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
+        "(rloo_kit.release()). Then lower per_device_train_batch_size"
     )
 
 
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
-    """The error of a run that has stopped, with the checkpoint that the run goes on from, where there is one."""
+    """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
     way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
     if kept is not None:
         way_on = (
@@ -119,8 +111,8 @@ def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
 
 
 def let_go(error: BaseException) -> None:
-    """Free what an error's finished frames hold, the key-value cache for instance: a notebook keeps its last error, and
-    a smaller run in the next cell would run out of memory too."""
+    """Free what an error's frames hold, such as the key-value cache: a notebook keeps its last error, and a smaller
+    run in the next cell would run out of memory too."""
     import torch
 
     clear_frames(error)

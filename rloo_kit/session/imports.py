@@ -200,10 +200,21 @@ def _keep_freed_memory() -> None:
     """
     if os.environ.get("RLOO_KIT_KEEP_MEMORY") == "0" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return
-    os.environ.setdefault("UNSLOTH_CPU_CE_CHUNK_ELEMENTS", str(4 * 2**20))
+    os.environ.setdefault(CPU_TILE_LOGITS, str(4 * 2**20))
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
         libc.mallopt(M_TRIM_THRESHOLD, 2**30)
+
+
+CPU_TILE_LOGITS = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
+
+UNSLOTH_CPU_TILE_LOGITS = 16 * 2**20
+"""unsloth's own default for it (unsloth_zoo/cpu/ops.py)."""
+
+
+def cpu_tile_logits() -> int:
+    """Logits in one tile while a CPU computes log-probabilities; unsloth reads the variable at every call."""
+    return int(os.environ.get(CPU_TILE_LOGITS, UNSLOTH_CPU_TILE_LOGITS))
 
 
 def apply_settings() -> None:

@@ -1,0 +1,66 @@
+"""What the memory room's tests share: a device, configurations, plans of the tiny policy, and a fake GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit.memory.footprint import Step
+from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.meter import Peak
+from rloo_kit.memory.planning import Plan
+from rloo_kit.session.show import GIB
+
+CPU = Device("a CPU", 16 * GIB, on_gpu=False)
+
+LARGE = SimpleNamespace(
+    per_device_train_batch_size=8,
+    gradient_accumulation_steps=4,
+    num_generations=8,
+    max_completion_length=3072,
+    beta=0.05,
+)
+"""A configuration that does not fit on small cards; what it leaves out takes the kit's defaults."""
+
+
+def tiny_plan(policy: Any, **config: Any) -> Plan:
+    config = {"gradient_checkpointing": True, **config}
+    return rloo_kit.plan(policy, SimpleNamespace(**config), CPU, prompt_tokens=40)
+
+
+def tiny_step(policy: Any, **settings: Any) -> Step:
+    planned = tiny_plan(policy)
+    return Step(planned.model, dataclasses.replace(planned.settings, **settings))
+
+
+def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
+    """A GPU that answers as told."""
+    answers = {
+        "is_available": True,
+        "mem_get_info": (6 * GIB, 8 * GIB),
+        "memory_reserved": 0,
+        "memory_allocated": 0,
+        "get_per_process_memory_fraction": 1.0,
+        "get_device_name": "a fake card",
+        **values,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
+
+
+class FakeGauge:
+    """Gives the peaks it was told, one per reading."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = iter(peaks)
+
+    def restart(self) -> None:
+        pass
+
+    def read(self) -> Peak:
+        return Peak(next(self.peaks))

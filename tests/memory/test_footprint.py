@@ -1,0 +1,228 @@
+"""Each term of the footprint, against real tensors on a CPU, in float32 and in bfloat16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import rloo_kit
+from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
+from rloo_kit.memory import footprint, reading
+from rloo_kit.memory.footprint import Step
+from rloo_kit.memory.hardware import device_of
+from rloo_kit.memory.meter import Meter, TensorGauge
+from rloo_kit.memory.planning import Plan
+from rloo_kit.memory.settings import Model, Settings
+from rloo_kit.session.imports import CPU_TILE_LOGITS
+from tests.memory.conftest import CPU, tiny_plan, tiny_step
+
+
+def batch(rows: int, tokens: int) -> dict[str, torch.Tensor]:
+    """Token ids and a mask with padding on both sides, as the trainer's batches have."""
+    ids = torch.randint(0, 400, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    mask[1:, -3:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+# --- weights, LoRA, optimizer -----------------------------------------------------------------------------
+
+
+def test_the_tiny_policys_parts_are_planned_to_the_byte_before_it_is_loaded(policy: Any) -> None:
+    load = rloo_kit.plan("tiny", card=CPU).phases["load"]
+    assert (load[footprint.WEIGHTS], load[footprint.REST]) == reading.weight_bytes(policy.model)
+    assert load[footprint.LORA] == reading.bytes_of(p for p in policy.model.parameters() if p.requires_grad)
+
+
+def test_the_optimizers_state_is_planned_to_the_byte() -> None:
+    from bitsandbytes.optim import AdamW8bit
+
+    sizes = (4096, 256 * 3 + 1, 65536, 5000)
+    parameters = [torch.nn.Parameter(torch.ones(size, dtype=torch.float32)) for size in sizes]
+    model = Model(CATALOGUE["tiny"], 0, 0, sizes)
+    full = torch.optim.AdamW(parameters, fused=True)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    full.step()
+    planned = Step(model, Settings(optimizer="adamw_torch_fused")).optimizer
+    assert planned == reading.bytes_of(reading.optimizer_tensors(full))
+
+    small = AdamW8bit(parameters)
+    for index, parameter in enumerate(parameters):
+        small.init_state(small.param_groups[0], parameter, 0, index)
+    planned = Step(model, Settings(optimizer="adamw_8bit")).optimizer
+    assert planned == reading.bytes_of(reading.optimizer_tensors(small))
+
+
+def test_on_a_cpu_an_8_bit_optimizer_counts_as_the_32_bit_one_that_unsloth_puts_there(policy: Any) -> None:
+    assert tiny_plan(policy, optim="adamw_8bit").parts == tiny_plan(policy).parts
+
+
+# --- cache, tile, sampling --------------------------------------------------------------------------------
+
+
+def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> None:
+    policy.model.for_inference()
+    with torch.no_grad():
+        output = policy.model.generate(
+            **batch(4, 40),
+            max_new_tokens=8,
+            min_new_tokens=8,
+            return_dict_in_generate=True,
+            pad_token_id=policy.tokenizer.pad_token_id,
+        )
+    step = tiny_step(policy, generation_rows=4, completion_tokens=8)
+    held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
+    assert step.cache(step.cached_tokens) == reading.bytes_of(held)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "copies", "why"),
+    [
+        (20, torch.float32, 2, "logits and probabilities"),
+        (20, torch.bfloat16, 2.5, "and lm_head's output beside its float32 copy"),
+        (100, torch.float32, 4, "and those of the previous tile"),
+        (100, torch.bfloat16, 4, "by when lm_head's output is gone"),
+    ],
+)
+def test_the_log_probability_tile_is_planned_to_the_byte(
+    policy: Any, rows: int, dtype: torch.dtype, copies: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trl.trainer import utils
+
+    monkeypatch.setenv(CPU_TILE_LOGITS, str(30 * policy.checkpoint.vocabulary))
+    head = policy.model.get_output_embeddings().weight.to(dtype)
+    hidden = torch.randn(rows, 64, dtype=dtype, requires_grad=True)
+    gauge = TensorGauge([hidden, head])
+    before = gauge.live_bytes
+    with gauge:
+        utils._ChunkedLogProbFunction.apply(
+            hidden, head, None, torch.zeros(rows, dtype=torch.long), 1.0, 32768, None, 1.0, ("entropy",)
+        )
+    step = tiny_step(policy, micro_rows=1, completion_tokens=rows, dtype_bytes=dtype.itemsize)
+    assert step.tile == copies * gauge.largest_bytes, why
+    assert gauge.peak_bytes - before == pytest.approx(step.tile, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fast", "asked"),
+    [
+        (True, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        (True, {"min_p": 0.05}),
+        (False, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
+        (False, {"repetition_penalty": 1.1}),
+    ],
+)
+def test_what_sampling_holds_is_planned_within_a_hundredth(
+    fast: bool, asked: dict[str, float], make_trainer: Any
+) -> None:
+    trainer = make_trainer(fast_sampling=fast, per_device_train_batch_size=8, **asked)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
+    (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)
+    assert generate.measured_bytes <= generate.planned_bytes
+    assert generate.planned_bytes == pytest.approx(generate.measured_bytes, rel=0.01)
+
+
+# --- activations ------------------------------------------------------------------------------------------
+
+
+def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) -> int:
+    """Bytes beyond what is always held, at the peak of a forward and backward pass of the layers."""
+    for parameter in model.parameters():
+        parameter.grad = None
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(model.dtype)  # one precision for the LoRA and its base
+    gauge = TensorGauge(reading.standing_tensors(model))
+    before = gauge.live_bytes
+    with gauge, torch.set_grad_enabled(backward):
+        hidden = model.get_base_model().model(**batch(rows, tokens), use_cache=False).last_hidden_state
+        if backward:
+            hidden.sum().backward()
+    return gauge.peak_bytes - before
+
+
+def activations(step: Step) -> int:
+    """What the plan counts for such a pass."""
+    return sum(step.backward()[part] for part in (footprint.CHECKPOINTS, footprint.LAYER, footprint.BUFFER))
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(4, 128), (2, 512), (8, 256)])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_activations_are_planned_within_a_tenth(
+    policy: Any, rows: int, tokens: int, checkpointing: bool
+) -> None:
+    policy.model.for_training(use_gradient_checkpointing=checkpointing)
+    lengths = {"micro_rows": rows, "prompt_tokens": tokens - 8, "completion_tokens": 8}
+    step = tiny_step(policy, **lengths, checkpointing=checkpointing)
+    try:
+        measured = peak_of_a_pass(policy.model, rows, tokens)
+    finally:
+        policy.model.for_training(use_gradient_checkpointing=True)
+    assert activations(step) == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((96, 5, 4, 2, 32, 256), "attention wider than the model, two heads a key"),
+        ((128, 2, 4, 4, 16, 512), "attention narrower than the model, a key per head"),
+        ((64, 8, 2, 1, 64, 192), "many layers"),
+    ],
+)
+def test_activations_of_other_shapes_and_precisions_too(
+    shape: tuple[int, ...], why: str, dtype: torch.dtype, qwen3_config: Any
+) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    card = Checkpoint("other", "other", *shape, True, "never", 512)
+    model = Qwen3ForCausalLM(qwen3_config(card)).to(dtype)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
+    peft_model = get_peft_model(model, LoraConfig(r=8, target_modules=list(PROJECTIONS))).train()
+    settings = Settings(
+        prompt_tokens=248,
+        completion_tokens=8,
+        lora_rank=8,
+        four_bit=False,
+        checkpointing=True,
+        on_gpu=False,
+        dtype_bytes=dtype.itemsize,
+    )
+    step = Step(reading.model_of(card, 8, False, dtype.itemsize), settings)
+    assert activations(step) == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1), why
+
+
+def test_a_pass_without_gradient_is_planned_within_a_tenth(policy: Any) -> None:
+    planned = tiny_step(policy).layer_without_gradient(4, 256)
+    assert planned == pytest.approx(peak_of_a_pass(policy.model, 4, 256, backward=False), rel=0.1)
+
+
+# --- on a GPU, where nothing was measured -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "less"),
+    [
+        ({"generation_rows": 16}, {"generation_rows": 8}),
+        ({"completion_tokens": 4096}, {"completion_tokens": 1024}),
+        ({"micro_rows": 8}, {"micro_rows": 2}),
+        ({"checkpointing": True}, {"checkpointing": "unsloth"}),
+        ({"checkpointing": False}, {"checkpointing": True}),
+        ({"four_bit": False}, {"four_bit": True}),
+        ({"lora_rank": 64}, {"lora_rank": 16}),
+        ({"optimizer": "adamw_torch_fused"}, {"optimizer": "adamw_8bit"}),
+    ],
+)
+def test_more_of_anything_takes_more(more: dict[str, Any], less: dict[str, Any]) -> None:
+    def total(values: dict[str, Any]) -> int:
+        settings = Settings(**{"generation_rows": 8, "micro_rows": 4, **values})
+        model = reading.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
+        return sum(Plan.of(model, settings, device_of("8GB")).totals.values())
+
+    assert total(more) > total(less)

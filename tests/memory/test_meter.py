@@ -1,0 +1,46 @@
+"""The meter: peaks by phase, and the gauges that it reads."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rloo_kit.memory import hardware
+from rloo_kit.memory.meter import CudaGauge, Meter, Peak, TensorGauge
+from rloo_kit.session.show import GIB
+from tests.memory.conftest import FakeGauge, fake_cuda
+
+
+def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept() -> None:
+    meter = Meter(FakeGauge(10, 70, 20, 30, 5))
+    with meter.phase("train"), meter.phase("generate"):
+        pass
+    with meter.phase("train"):
+        pass
+    with meter.phase("generate"):
+        pass
+    assert {name: peak.allocated_bytes for name, peak in meter.peaks.items()} == {"train": 30, "generate": 70}
+
+
+def test_on_a_gpu_the_allocator_and_the_driver_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, max_memory_allocated=3, max_memory_reserved=4, reset_peak_memory_stats=None)
+    monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: None)
+    meter = Meter(CudaGauge())
+    with meter.phase("generate"):
+        pass
+    assert meter.peaks == {"generate": Peak(3, 4, 2 * GIB)}
+
+
+def test_tensors_are_counted_once_from_birth_to_death() -> None:
+    standing = torch.zeros(1000)
+    gauge = TensorGauge([standing, standing.view(10, 100)])
+    assert gauge.live_bytes == 4000
+    with gauge:
+        a = torch.zeros(500)
+        b = a.view(5, 100) + 1
+        del a
+        c = b.t()
+    assert gauge.live_bytes == 4000 + 2000
+    assert gauge.read() == Peak(8000)
+    del b, c
+    assert gauge.live_bytes == 4000

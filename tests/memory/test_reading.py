@@ -1,0 +1,186 @@
+"""What is read of a model, a configuration, a name and a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit.catalogue import CATALOGUE, nf4_bytes
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
+from rloo_kit.memory import footprint, reading
+from rloo_kit.memory.settings import Settings
+from rloo_kit.session import imports
+from tests.memory.conftest import CPU, tiny_plan
+
+# --- a model ----------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
+    by_name, loaded = rloo_kit.plan("tiny", card=CPU), rloo_kit.plan(policy, card=CPU)
+    assert (loaded.model, loaded.settings.lora_rank) == (by_name.model, 16)
+    assert loaded.settings.four_bit
+    bare = rloo_kit.plan(policy.model, card=CPU)
+    assert (bare.phases, bare.settings) == (loaded.phases, loaded.settings)
+
+
+def test_a_policy_loaded_on_a_cpu_is_planned_for_a_gpu_as_it_would_be_loaded_there(policy: Any) -> None:
+    assert rloo_kit.plan(policy, card="8GB").phases == rloo_kit.plan("tiny", card="8GB").phases
+
+
+def trained(model: Any) -> None:
+    next(p for name, p in model.named_parameters() if "lora_B" in name).data.add_(1.0)
+
+
+def norms_trained(model: Any) -> None:
+    next(p for name, p in model.named_parameters() if "norm" in name).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("change", "base", "why"),
+    [
+        (lambda model: None, True, "a fresh LoRA is the zero map"),
+        (lambda model: model.add_adapter("ref", model.peft_config["default"]), True, "a copy is not trained"),
+        (trained, False, "the LoRA has moved"),
+        (norms_trained, False, "what is trained beside it moves the base too"),
+    ],
+)
+def test_the_reference_is_the_base_until_anything_is_trained(
+    fresh_policy: Any, change: Callable[[Any], None], base: bool, why: str
+) -> None:
+    change(fresh_policy.model)
+    assert reading.reference_is_base(fresh_policy.model) == base, why
+
+
+def test_a_model_without_a_lora_is_no_reference_for_itself() -> None:
+    assert not reading.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
+    before = tiny_plan(policy)
+    assert footprint.REFERENCE not in before.parts
+    trained(policy.model)
+    after = tiny_plan(policy)
+    assert after.parts[footprint.REFERENCE] == before.phases["optimizer"][footprint.LORA]
+    assert after.parts[footprint.OPTIMIZER] == before.parts[footprint.OPTIMIZER]
+    assert footprint.REFERENCE not in tiny_plan(policy, beta=0.0).parts
+
+
+# --- a configuration, a device ----------------------------------------------------------------------------
+
+
+def test_the_configuration_decides() -> None:
+    config = rloo_kit.RLOOConfig(
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=8,
+        steps_per_generation=4,
+        num_generations=4,
+        max_completion_length=300,
+        beta=0.0,
+        top_k=20,
+    )
+    assert reading.settings_of(config, prompt_tokens=100) == Settings(
+        prompt_tokens=100,
+        completion_tokens=300,
+        num_generations=4,
+        micro_rows=2,
+        generation_rows=8,
+        accumulation=8,
+        beta=0.0,
+        processors=("top_k",),
+    )
+
+
+def test_no_configuration_is_the_kits_default_one() -> None:
+    assert reading.settings_of(None) == reading.settings_of(rloo_kit.RLOOConfig()) == Settings()
+
+
+def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:
+    import trl
+
+    settings = reading.settings_of(trl.RLOOConfig(output_dir="out"))
+    assert (settings.single_pass, settings.fast_sampling) == (False, False)
+
+
+def test_arguments_for_generate_switch_the_kits_sampling_off_and_their_processors_on() -> None:
+    asked = SimpleNamespace(fast_sampling=True, generation_kwargs={"top_k": 5})
+    settings = reading.settings_of(asked)
+    assert (settings.fast_sampling, settings.processors) == (False, ("top_k",))
+
+
+@pytest.mark.parametrize(
+    ("longest", "prompt", "why"),
+    [(1024, 124, "what the completion leaves"), (32768, 512, "no more than usual"), (800, 1, "never less")],
+)
+def test_a_prompt_of_unknown_length_has_room_beside_the_completion(
+    longest: int, prompt: int, why: str
+) -> None:
+    config = SimpleNamespace(max_completion_length=900)
+    assert reading.settings_of(config, None, longest).prompt_tokens == prompt, why
+
+
+def test_a_length_below_1_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
+        rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
+
+
+def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reading.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
+    monkeypatch.setenv(imports.CPU_TILE_LOGITS, "1000")
+    assert reading.device_settings(CPU)["cpu_tile_logits"] == 1000
+
+
+# --- a name -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, qwen3_config: Any) -> Path:
+    """A checkpoint's folder with nothing in it but a config.json, which leaves some projections unquantised."""
+    skipped = ["lm_head", "model.layers.3.mlp", "model.layers.5.self_attn.q_proj"]
+    config = json.loads(qwen3_config(CATALOGUE["qwen3-0.6b"]).to_json_string())
+    config["quantization_config"] = {"llm_int8_skip_modules": skipped}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_a_folder_is_planned_from_its_config_alone(folder: Path) -> None:
+    planned = rloo_kit.plan(folder, card="8GB")
+    assert planned.model.linear_bytes == rloo_kit.plan("qwen3-0.6b", card="8GB").model.linear_bytes
+
+
+@pytest.mark.parametrize("base", ["qwen3-4b", "Qwen/Qwen3-4B", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
+def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
+    planned = rloo_kit.plan(tmp_path, card="8GB")
+    assert planned.model.checkpoint is CATALOGUE["qwen3-4b"]
+    assert planned.settings.lora_rank == 32
+    assert planned.parts[footprint.REFERENCE] == planned.parts[footprint.LORA]
+
+
+def test_a_name_without_a_shape_gets_its_neighbours() -> None:
+    with pytest.raises(PolicyNotFoundError, match="did you mean qwen3-8b"):
+        rloo_kit.plan("qwen3-8", card="8GB")
+    with pytest.raises(PolicyNotFoundError, match="downloads nothing"):
+        rloo_kit.plan("somebody/unknown", card="8GB")
+
+
+def test_layers_that_a_checkpoint_keeps_in_16_bit_are_counted_where_its_config_is_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = CATALOGUE["qwen3-0.6b"]
+    plain = card.linear_bytes()
+    unknown = reading.model_of(card, 16, four_bit=True)
+    assert unknown.linear_bytes == plain
+    assert unknown.kept_bytes == int(footprint.KEPT_SHARE * (plain + unknown.rest_bytes))
+
+    monkeypatch.setattr(reading, "_config_file", lambda name: folder / "config.json")
+    known = reading.model_of(card, 16, four_bit=True)
+    kept = [card.projections[name] for name in ("gate_proj", "up_proj", "down_proj", "q_proj")]
+    extra = sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in kept)
+    assert (known.linear_bytes, known.kept_bytes) == (plain + extra, 0)
