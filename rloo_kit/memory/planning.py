@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -22,15 +23,20 @@ from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.measured import Measured, Trained
 from rloo_kit.memory.reading import model_of, settings_of
 from rloo_kit.memory.settings import Settings
-from rloo_kit.session.show import GIB, html_table, scale_of, text_table
+from rloo_kit.session.show import GIB, html_table, scale_of, shown_figure, text_table
 
 if TYPE_CHECKING:
     import trl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from rloo_kit.memory.reading import Plannable
 
 FIT_COMPLETION_TOKENS = 1024
 """Completions that :func:`fit` leaves room for by default: shorter ones cut off a thinking model's thought."""
+
+GREYS = ("0.35", "0.6", "0.85", "1.0")
+HATCHES = ("", "///", "...", "xxx", "\\\\\\")
 
 
 # --- the plan ---------------------------------------------------------------------------------------------
@@ -38,7 +44,7 @@ FIT_COMPLETION_TOKENS = 1024
 
 @dataclass(frozen=True, repr=False)
 class Plan(Estimate):
-    """An estimate, with what would make it fit, shown as a table."""
+    """An estimate, with what would make it fit, as a table and as a picture."""
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -112,6 +118,42 @@ class Plan(Estimate):
         notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
         title = html.escape(self.title).replace("\n", "<br>")
         return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
+
+    def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """A stacked bar per phase, with the usable memory as a line; hatched, so that it reads in grey.
+
+        Args:
+            path: where to save the PNG; None saves nothing.
+        """
+        caption = f"<memory plan, {self.summary}>"
+        figure = shown_figure(caption, figsize=(8, 4.2), layout="constrained")
+        _draw(figure.subplots(), self)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+
+def _draw(axis: Axes, planned: Plan) -> None:
+    scale, unit = scale_of(planned.peak_bytes)
+    names = list(planned.phases)
+    below = [0.0] * len(names)
+    for number, part in enumerate(planned.parts):
+        sizes = [found.get(part, 0) / scale for found in planned.phases.values()]
+        grey, hatch = GREYS[number % len(GREYS)], HATCHES[number % len(HATCHES)]
+        axis.bar(
+            names, sizes, bottom=below, color=grey, hatch=hatch, edgecolor="black", linewidth=0.5, label=part
+        )
+        below = [low + size for low, size in zip(below, sizes, strict=True)]
+    usable = planned.device.usable_bytes / scale
+    if usable < 2 * max(below):
+        axis.axhline(usable, color="black", linestyle="--", linewidth=1)
+        axis.annotate(f"usable {usable:.1f} {unit}", (len(names) - 0.5, usable), ha="right", va="bottom")
+    axis.set(ylabel=f"{unit}, computed", title=planned.title)
+    axis.title.set_fontsize(9)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False
+    )
 
 
 # --- planning ---------------------------------------------------------------------------------------------

@@ -38,6 +38,20 @@ def test_the_table_names_every_part_and_marks_what_is_estimated() -> None:
     assert planned._repr_html_().count("<tr>") == len(planned.rows())
 
 
+def test_the_picture_shows_phases_parts_and_the_limit(tmp_path: Path) -> None:
+    planned = rloo_kit.plan("qwen3-4b", card="8GB")
+    figure = planned.picture(tmp_path / "plan.png")
+    (axis,) = figure.axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == list(planned.phases)
+    assert {text.get_text() for text in axis.get_legend().get_texts()} == set(planned.parts)
+    assert axis.get_ylabel() == "GiB, computed"
+    looks = {(bar[0].get_facecolor(), bar[0].get_hatch()) for bar in axis.containers}
+    assert len(looks) == len(planned.parts), "two parts look alike"
+    assert any("usable" in text.get_text() for text in axis.texts)
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+    assert figure._repr_png_()[:4] == b"\x89PNG"
+
+
 # --- what fits --------------------------------------------------------------------------------------------
 
 
