@@ -97,8 +97,12 @@ def _load(
     seed: int,
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any]:
+    import torch
     from unsloth import FastLanguageModel
 
+    if not torch.cuda.is_available() and {"dtype", "torch_dtype"}.isdisjoint(kwargs):
+        # Where unsloth was imported before the kit it would take bfloat16 on a CPU that has it.
+        kwargs = {**kwargs, "dtype": getattr(torch, environment.compute_dtype())}
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=max_seq_length,
