@@ -218,9 +218,7 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
     return answered.is_set()
 
 
-def _describe(
-    offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]
-) -> Environment:
+def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:
     import torch
 
     if torch.cuda.is_available():
