@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.catalogue import (
     CATALOGUE,
@@ -90,7 +90,7 @@ def load_policy(
         _complete_tokens(model, tokenizer)
         if not found.is_adapter:
             model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
-    return Policy(cast("PeftModel", model), tokenizer, checkpoint)
+    return Policy(model, tokenizer, checkpoint)
 
 
 def _load(
