@@ -117,9 +117,10 @@ def compute_dtype() -> str:
     On a CPU "float32", so that results agree between machines, or "bfloat16" where UNSLOTH_CPU_BF16=1 was set in time.
     """
     import torch
-    import unsloth
 
     if torch.cuda.is_available():
+        import unsloth
+
         return "bfloat16" if unsloth.is_bfloat16_supported() else "float16"
     asked = (imports.read.get(CPU_BF16) or "").strip().lower()
     return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
