@@ -163,8 +163,8 @@ class _Walk:
 def _referents(thing: object) -> list[object]:
     if is_a(thing, type):
         return []
-    if isinstance(thing, FunctionType):  # without __globals__: every function refers to its module
-        return [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]
+    if is_a(thing, FunctionType):  # without __globals__: every function refers to its module
+        return [thing.__closure__, thing.__defaults__, thing.__kwdefaults__, thing.__dict__]  # type: ignore[attr-defined]
     return gc.get_referents(thing)
 
 

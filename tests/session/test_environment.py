@@ -133,6 +133,7 @@ def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**33))
     monkeypatch.setitem(sys.modules, "unsloth", unsloth)
     monkeypatch.setattr(environment, "platform", uname)
+    monkeypatch.setattr(imports, "read", {name: os.environ.get(name) for name in imports.settings()})
     monkeypatch.setattr(environment, "os", types.SimpleNamespace(name=system, environ=os.environ))
     found = environment._describe(False, "in use", 0, (), [])
     assert (environment.SPILLS in found.warnings) is spills
