@@ -160,9 +160,9 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
     return tuple(loaded)
 
 
-def _matches(installed: str, tested: Sequence[str]) -> bool:
+def _matches(installed: str, tested: str) -> bool:
     plain = installed.split("+")[0]
-    return any(plain == item or plain.startswith(item + ".") for item in tested)
+    return plain == tested or plain.startswith(tested + ".")
 
 
 def _check_versions(notes: list[str]) -> None:
@@ -174,7 +174,7 @@ def _check_versions(notes: list[str]) -> None:
         )
     for package, tested in TESTED.items():
         if not _matches(version_of(package), tested):
-            notes.append(f"{package} {version_of(package)} is installed; tested was {' and '.join(tested)}.")
+            notes.append(f"{package} {version_of(package)} is installed; tested was {tested}.")
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
@@ -222,12 +222,12 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
 def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:
     import torch
 
+    device, name = "cpu", f"{torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device, name = "cuda", torch.cuda.get_device_name()
-        if _spills():
+        # Windows' own driver, under WSL too.
+        if os.name == "nt" or "microsoft" in platform.uname().release.lower():
             notes.append(SPILLS)
-    else:
-        device, name = "cpu", f"{torch.get_num_threads()} threads"
     free, total = device_memory()
     return Environment(
         device=device,
@@ -249,11 +249,6 @@ SPILLS = (
     "longer, where other systems raise an error. Keep to rloo_kit.plan(), and set 'CUDA - Sysmem Fallback Policy' to "
     "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL ignores it)."
 )
-
-
-def _spills() -> bool:
-    """Whether the GPU's driver is that of Windows, under WSL too."""
-    return os.name == "nt" or "microsoft" in platform.uname().release.lower()
 
 
 def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:

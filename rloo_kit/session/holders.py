@@ -203,9 +203,9 @@ def _held_by_modules(walk: _Walk, names: Namespace) -> Held:
     seen: set[int] = set()  # shared: a global that ten modules import is named once
     for module_name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and vars(module) is not names:
-            for name, value in _globals_of(module_name, module):
+            for who, value in _globals_of(module_name, module):
                 if held := walk.bytes_from(value, seen):
-                    yield name, held
+                    yield who, held
 
 
 def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:

@@ -26,14 +26,14 @@ PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
 
 # The versions that the tests ran on.
 TESTED = {
-    "torch": ("2.13.0",),
-    "unsloth": ("2026.10.9",),
-    "unsloth_zoo": ("2026.10.9",),
-    "trl": ("1.15.0",),
-    "transformers": ("5.17.0",),
-    "peft": ("0.21.2",),
-    "bitsandbytes": ("0.50.2",),
-    "datasets": ("4.8.5",),
+    "torch": "2.13.0",
+    "unsloth": "2026.10.9",
+    "unsloth_zoo": "2026.10.9",
+    "trl": "1.15.0",
+    "transformers": "5.17.0",
+    "peft": "0.21.2",
+    "bitsandbytes": "0.50.2",
+    "datasets": "4.8.5",
 }
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
@@ -173,7 +173,7 @@ def import_unsloth() -> ModuleType:
             raise VersionError(
                 "this unsloth finds no device it can run on",
                 where=f"unsloth {version_of('unsloth')}: {error}",
-                todo=f"install unsloth {TESTED['unsloth'][-1]}, the first with a CPU backend: make install",
+                todo=f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install",
             ) from error
         raise
 

@@ -95,11 +95,6 @@ def sum_of(*operands: int) -> Problem:
     return Problem(" + ".join(map(str, operands)), operands, sum(operands))
 
 
-def draw_addition(rng: random.Random, below: int) -> Problem:
-    """An addition a + b with 0 <= a, b < below."""
-    return sum_of(rng.randrange(below), rng.randrange(below))
-
-
 def draw_long_sum(rng: random.Random) -> Problem:
     """A chain of four three-digit numbers, added and subtracted."""
     operands = tuple(rng.randrange(100, 1000) for _ in range(4))
@@ -128,7 +123,7 @@ def draw_number(rng: random.Random, digits: int) -> int:
 
 # From what the bundled tiny Qwen3 can learn to what a thinking Qwen3-14B gets wrong.
 LEVELS: dict[int, Level] = {
-    1: Level("a + b, both under 50", lambda rng: draw_addition(rng, 50)),
+    1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
     2: Level("four three-digit numbers, added and subtracted", draw_long_sum),
     3: Level("a * b, two and three digits", lambda rng: draw_product(rng, 2, 3)),
     4: Level("a * b + c * d - e * f, two digits each", lambda rng: draw_mixed(rng, 2)),

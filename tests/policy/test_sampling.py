@@ -182,33 +182,6 @@ def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
         assert_follows(torch.tensor([counts[c] for c in chances]), torch.tensor([*chances.values()]))
 
 
-def warped(
-    logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    said: tuple[int, ...] = (),
-) -> torch.Tensor:
-    """Probabilities after the warpers, written from their definitions, in the order that generate has them."""
-    scores = logits.double().clone()
-    for token in set(said):  # Keskar et al. 2019, arXiv 1909.05858
-        scores[token] *= repetition_penalty if scores[token] < 0 else 1 / repetition_penalty
-    probabilities = (scores / temperature).softmax(0)
-    order = probabilities.argsort(descending=True).tolist()
-    kept = order[: top_k or None]
-    total, nucleus = probabilities[kept].sum(), []
-    for token in kept:  # the smallest set that reaches top_p (Holtzman et al. 2020, arXiv 1904.09751)
-        if probabilities[nucleus].sum() / total >= top_p:
-            break
-        nucleus.append(token)
-    likely = [t for t in nucleus if probabilities[t] >= min_p * probabilities[order[0]]]
-    out = torch.zeros_like(probabilities)
-    out[likely] = probabilities[likely] / probabilities[likely].sum()
-    return out
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -221,14 +194,15 @@ def warped(
     ],
     ids=str,
 )
-def test_the_settings_of_sampling_mean_what_they_mean_in_transformers(small: Any, how: Any) -> None:
-    torch.manual_seed(0)
-    prompt = [1]
-    with torch.no_grad():
-        logits = small(input_ids=torch.tensor([prompt])).logits[0, -1]
-    expected = warped(logits, **how, said=tuple(prompt))
-    output = complete(small, [prompt] * ROWS, max_new_tokens=1, custom_generate=decode, **how)
-    assert_follows(torch.bincount(output[:, -1], minlength=WORDS), expected)
+def test_the_settings_of_sampling_change_the_scores_as_in_transformers(
+    small: Any, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(sampling, "draw", lambda scores: seen.append(scores) or scores.argmax(-1))
+    complete(small, PROMPTS, max_new_tokens=1, custom_generate=decode, **how)
+    returned = {"output_scores": True, "return_dict_in_generate": True}
+    theirs: Any = complete(small, PROMPTS, max_new_tokens=1, **returned, **how)
+    assert torch.equal(seen[0], theirs.scores[0])
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,25 @@ def import_first(first, with_kit):
         "specs": bool(transformers.__spec__.origin and unsloth.__spec__.origin),
     }
 
+def too_early():
+    sys.modules["trl"] = type(sys)("trl")  # as good as imported
+    import rloo_kit
+    try:
+        rloo_kit.prepare(dotenv=None)
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+
+def failing():
+    import rloo_kit
+    sys.modules["unsloth"] = None  # import unsloth now raises
+    refused = []
+    for name in ("transformers", "trl"):
+        try:
+            __import__(name)
+        except ImportError:
+            refused.append(name)
+    return refused
+
 def prepare_in_cells():
     import rloo_kit, trl
     assert "PYTORCH_ALLOC_CONF" in os.environ, "unsloth has set it"
@@ -126,9 +145,9 @@ def in_a_child(action, *arguments):
     os.waitpid(pid, 0)
     return {"said": said.seek(0) or said.read(), "result": json.loads(result.seek(0) or result.read() or "null")}
 
-children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers", "trl")}
+children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers", "trl", "peft")}
 children["without the kit"] = in_a_child(import_first, "transformers", False)
-children["cells"] = in_a_child(prepare_in_cells)
+children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing), "cells": in_a_child(prepare_in_cells)}
 print(json.dumps(children))
 """
 HEAVY = "torch transformers accelerate trl peft unsloth datasets matplotlib IPython"

@@ -89,7 +89,7 @@ def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.Monk
 
 
 def test_another_trl_is_an_error_and_another_torch_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {**{name: tested[0] for name, tested in imports.TESTED.items()}, "torch": "1.13.1+cu117"}
+    installed = {**imports.TESTED, "torch": "1.13.1+cu117"}
     monkeypatch.setattr(environment, "version_of", installed.__getitem__)
     notes: list[str] = []
     environment._check_versions(notes)

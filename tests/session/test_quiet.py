@@ -44,6 +44,6 @@ def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_ce
     assert line.endswith("another line of the same logger")
 
 
-@pytest.mark.parametrize("first", ["unsloth", "trl", "transformers"])
+@pytest.mark.parametrize("first", ["unsloth", "trl", "transformers", "peft"])
 def test_without_prepare_the_imports_are_silent_too(first: str, children: Any) -> None:
     assert children[first]["said"] == ""
