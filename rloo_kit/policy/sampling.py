@@ -8,6 +8,7 @@ and unsloth has its own loop, nothing is changed.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +63,7 @@ def decode(
             input_ids, logits_processor, stopping_criteria, generation_config, **model_inputs
         )
         return sampled
-    choose = draw if generation_config.do_sample else _largest
+    choose = draw if generation_config.do_sample else partial(torch.argmax, dim=-1)
     mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")
     model_inputs.pop("use_cache", None)
     whole = input_ids.new_full((len(input_ids), generation_config.max_length), generation_config.pad_token_id)
@@ -86,10 +87,6 @@ def decode(
             cache.batch_select_indices(going.nonzero().squeeze(1))
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         model_inputs["position_ids"] = mask.sum(1, keepdim=True) - 1
-
-
-def _largest(scores: torch.Tensor) -> torch.Tensor:
-    return scores.argmax(-1)
 
 
 def draw(scores: torch.Tensor) -> torch.Tensor:

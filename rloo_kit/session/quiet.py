@@ -59,7 +59,7 @@ def _not_noise(record: logging.LogRecord) -> bool:
 
 
 def drop_logged_noise() -> None:
-    """Filter the loggers of :data:`NOISE`, for good: some log at import, whoever imports them."""
+    """Filter the loggers of :data:`NOISE`, once and for all: some log when they are imported."""
     for name in {noise.source for noise in NOISE} - {"print"}:
         logging.getLogger(name).addFilter(_not_noise)
 

@@ -134,7 +134,7 @@ class Stop(Exception):
         (True, {}, {}),
     ],
 )
-def test_without_a_dtype_a_cpu_gets_that_of_prepare_whoever_imported_unsloth(
+def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(
     on_gpu: bool, options: Any, dtype: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import unsloth

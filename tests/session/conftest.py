@@ -187,7 +187,7 @@ def package() -> Path:
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A Jupyter of our own: this interpreter's kernel, nobody else's settings, no VS Code around."""
+    """A Jupyter of our own: this interpreter's kernel, no settings of the user, no VS Code."""
     home = tmp_path_factory.mktemp("jupyter")
     spec = home / "data" / "kernels" / "python3" / "kernel.json"
     spec.parent.mkdir(parents=True)

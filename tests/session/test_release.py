@@ -69,22 +69,13 @@ class Policy:
     tokenizer: object = None
 
 
-class Accelerator:
-    """Keeps what it prepared, as accelerate's does, until told to free it."""
-
-    def __init__(self, *models: torch.nn.Module) -> None:
-        self._models = list(models)
-
-    def free_memory(self) -> None:
-        self._models = []
-
-
 class Trainer:
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = self.model_wrapped = model
         self.optimizer = torch.optim.SGD(model.parameters())
         self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer)
-        self.accelerator = Accelerator(model)
+        kept = [model]  # as accelerate keeps what it prepared
+        self.accelerator = SimpleNamespace(models=kept, free_memory=kept.clear)
         self.callback_handler = SimpleNamespace(model=model, callbacks=[SimpleNamespace(model=model)])
         self.reward_funcs = [len, four_mib()]
         self.state = "kept"
@@ -208,13 +199,6 @@ def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_other
     assert result.freed_bytes == 4 * MIB
     assert [triple[0] for triple in manager.module_weight_config_triple] == [other]
     manager.initialize()
-
-
-def test_called_twice_it_is_harmless() -> None:
-    namespace = {"model": four_mib()}
-    first, second = release(namespace=namespace), release(namespace=namespace)
-    assert (first.freed_bytes, second.freed_bytes) == (4 * MIB, 0)
-    assert first.held_bytes == second.held_bytes
 
 
 WITHOUT_TORCH = """
