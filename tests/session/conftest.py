@@ -18,6 +18,10 @@ SECRET = "hf_" + "x" * 30
 NO_PROXY = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
 NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
 
+# What these tests set or expect unset, whatever the caller's environment has.
+OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION"
+UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
+
 # The first cells of a notebook in a new process; a line "--- name" begins what a cell prints.
 FIRST_CELLS = """
 import json, os, sys
@@ -160,7 +164,7 @@ def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Simple
     (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
     (above / "notebooks").mkdir()
     done = script(
-        f"import os; os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
+        f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
         HEAVY,
         MINE="from-shell",
         PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
@@ -173,7 +177,7 @@ def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Simple
 @pytest.fixture(scope="session")
 def children(script: Any) -> dict[str, Any]:
     """By child: what it ``said`` on stdout and stderr, and its ``result``; the hub cannot be reached."""
-    record: dict[str, Any] = json.loads(script(FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
+    record: dict[str, Any] = json.loads(script(UNSET + FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
     return record
 
 
