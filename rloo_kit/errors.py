@@ -1,8 +1,8 @@
 """Every error the kit raises on purpose.
 
-Each message has three parts, in this order: what is wrong, where (function, sample, value), and what to
-do.  Each class also derives from the built-in it resembles, so code that catches ``ValueError`` goes on
-working.  Nothing here is raised for a bug of the kit itself: those stay ordinary exceptions.
+Each message has three parts, in this order: what is wrong, where (function, sample, value), and what to do.
+Each class also derives from the built-in it resembles, so ``except ValueError`` goes on working.  A bug of the
+kit itself raises none of these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class RLOOKitError(Exception):
     Args:
         what: what is wrong, one clause.
         where: the culprit: function, sample, value.
-        todo: the mend, as an instruction.
+        todo: what to do, as an instruction.
     """
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
@@ -32,7 +32,7 @@ class ImportOrderError(RLOOKitError, ImportError):
 
 
 class VersionError(RLOOKitError, ImportError):
-    """A library is of a version the kit was not written for."""
+    """A library of a version that the kit was not written for."""
 
 
 class ConfigError(RLOOKitError, ValueError):
@@ -40,7 +40,7 @@ class ConfigError(RLOOKitError, ValueError):
 
 
 class ArgumentError(ConfigError, TypeError):
-    """An argument that does not exist: a misspelling, or a name of an older TRL without an equal today."""
+    """An argument that does not exist: a misspelling, or a name from an older TRL that has no successor."""
 
 
 class DatasetError(RLOOKitError, ValueError):
@@ -59,7 +59,7 @@ class NonFiniteError(RLOOKitError, FloatingPointError):
 
 
 class PolicyNotFoundError(RLOOKitError, FileNotFoundError):
-    """A policy's name, folder or hub id that leads nowhere, or a hub that cannot be reached."""
+    """A policy's name, folder or hub id that does not exist, or a hub that cannot be reached."""
 
 
 class OutOfMemoryError(RLOOKitError, MemoryError):

@@ -43,7 +43,7 @@ from benchmarks.gpu.workload import dataset, every_other, settings
 on_gpu = torch.cuda.is_available()
 def held():
     import gc
-    from rloo_kit.session.release import bytes_in_use
+    from rloo_kit.session.holders import bytes_in_use
     if on_gpu:
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()

@@ -1,8 +1,8 @@
-"""Load a Qwen3 policy: 4-bit base, LoRA on the seven projections, a tokenizer that is complete.
+"""Load a Qwen3 policy: a 4-bit base, LoRA on the seven projections, a tokenizer with a pad and every eos id.
 
 For every notebook: ``policy = load_policy()``, by a catalogue name, a hub id, or a folder (of a checkpoint
-or of an adapter that ``Policy.save`` wrote).  Always through unsloth's ``FastLanguageModel``, which alone
-works on both kinds of machine.  It does not train, and :mod:`rloo_kit.memory` plans for it.
+or of an adapter that ``Policy.save`` wrote).  Always through unsloth's ``FastLanguageModel``, the only loader that
+works with and without a GPU.  It does not train; :mod:`rloo_kit.memory` plans the memory it needs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.catalogue import (
     CATALOGUE,
@@ -29,7 +29,11 @@ from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import quiet
 
-# unsloth and transformers say so where a device map would move 4-bit weights to the CPU.
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 
@@ -49,17 +53,19 @@ def load_policy(
     Args:
         name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
             Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.
-        max_seq_length: longest prompt + completion, in tokens; cut to what the checkpoint was trained for.
-        load_in_4bit: NF4 weights; False keeps 16 bit.
+        max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
+        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).
         lora_rank, lora_alpha: of the LoRA on the seven projections; alpha defaults to the rank, dropout is 0
             (dropout would make the on-policy ratio differ from 1).  A saved adapter keeps its own.
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
         seed: for the LoRA's initial values.
-        kwargs: further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, dtype, ...).
+        kwargs: further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, ...).  ``dtype``
+            defaults to what ``prepare()`` shows as "compute"; on a CPU ``torch.bfloat16`` is slower at the
+            tiny policy's size even where the CPU has it, and float16 becomes float32, with a notice.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
-        OutOfMemoryError: the weights do not fit; the message has the bytes and the smaller choices.
+        OutOfMemoryError: the weights do not fit; the message has the bytes and the smaller checkpoints.
         ConfigError: a rank or length out of range, or a tokenizer without what training needs.
     """
     if lora_rank < 1 or max_seq_length < 1:
@@ -72,10 +78,11 @@ def load_policy(
     found = source.resolve(name, load_in_4bit, kwargs.get("token"))
     with (
         source.portable(found.path) as path,
-        _weights_explained(found.checkpoint, found.path, load_in_4bit),
-        _hushed(),
+        _out_of_memory_explained(found.checkpoint, found.path, load_in_4bit),
+        _without_progress_bar(),
     ):
-        longest = min(max_seq_length, source.trained_length(path, found.is_adapter, kwargs) or max_seq_length)
+        trained = source.trained_length(path, found.is_adapter, kwargs)
+        longest = min(max_seq_length, trained or max_seq_length)
         model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
         checkpoint = found.checkpoint or checkpoint_from_config(
             str(name), model.config, tokenizer.chat_template
@@ -86,9 +93,6 @@ def load_policy(
     return Policy(model, tokenizer, checkpoint)
 
 
-# --- loading ----------------------------------------------------------------------------------------------
-
-
 def _load(
     path: str,
     max_seq_length: int,
@@ -96,9 +100,13 @@ def _load(
     checkpointing: bool | str,
     seed: int,
     kwargs: dict[str, Any],
-) -> tuple[Any, Any]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    import torch
     from unsloth import FastLanguageModel
 
+    if not torch.cuda.is_available() and {"dtype", "torch_dtype"}.isdisjoint(kwargs):
+        # Where unsloth was imported before the kit it would take bfloat16 on a CPU that has it.
+        kwargs = {**kwargs, "dtype": getattr(torch, environment.compute_dtype())}
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=max_seq_length,
@@ -108,21 +116,23 @@ def _load(
         **kwargs,
     )
     if "device_map" not in kwargs:
-        _check_on_card(model)
+        _check_on_gpu(model)
     return model, tokenizer
 
 
-def _check_on_card(model: Any) -> None:
-    """Answers: transformers puts layers that do not fit into the computer's memory, and only a quantised model's loader
-    refuses that."""
+def _check_on_gpu(model: PreTrainedModel) -> None:
+    """Works around: transformers puts layers that do not fit on the GPU into the computer's memory; only the loader
+    of a quantised model refuses that."""
     import torch
 
     places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
     if torch.cuda.is_available() and places & {"cpu", "disk"}:
-        raise torch.OutOfMemoryError("some of the model's layers do not fit on the card")
+        raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")
 
 
-def _with_lora(model: Any, rank: int, alpha: int, checkpointing: bool | str, seed: int) -> Any:
+def _with_lora(
+    model: PreTrainedModel, rank: int, alpha: int, checkpointing: bool | str, seed: int
+) -> PeftModel:
     from unsloth import FastLanguageModel
 
     return FastLanguageModel.get_peft_model(
@@ -137,13 +147,13 @@ def _with_lora(model: Any, rank: int, alpha: int, checkpointing: bool | str, see
     )
 
 
-def _complete_tokens(model: Any, tokenizer: Any) -> None:
-    """Give the tokenizer a pad token that is no eos token, and the model every eos id.
+def _complete_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give the tokenizer a pad token that is not an eos token, and the model every eos id.
 
     With pad = eos a padded row looks finished, and TRL counts a truncated completion as terminated.
 
     Raises:
-        ConfigError: the tokenizer has no eos token, or nothing that could serve as a pad.
+        ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
     """
     vocabulary = tokenizer.get_vocab()
     declared = model.generation_config.eos_token_id
@@ -152,7 +162,7 @@ def _complete_tokens(model: Any, tokenizer: Any) -> None:
     eos = list(dict.fromkeys(token for token in eos if token is not None))
     if not eos:
         raise ConfigError(
-            "the tokenizer has no end-of-sequence token, so no completion would ever end",
+            "the tokenizer has no end-of-sequence token, so no completion would end",
             where=f"load_policy, {type(tokenizer).__name__}",
             todo="set tokenizer.eos_token and save the checkpoint again",
         )
@@ -166,15 +176,15 @@ def _complete_tokens(model: Any, tokenizer: Any) -> None:
                 todo="add one, tokenizer.pad_token = '<|pad|>', and save the checkpoint again",
             )
         tokenizer.pad_token = pad
-    # transformers' Trainer otherwise aligns these itself, with a warning, when training begins.
+    # Otherwise transformers' Trainer aligns these itself, with a warning, when training begins.
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
     model.config.eos_token_id = tokenizer.eos_token_id
 
 
 @contextlib.contextmanager
-def _hushed() -> Iterator[None]:
-    """No weight-loading bar and no start-up lines; a download's own progress stays."""
+def _without_progress_bar() -> Iterator[None]:
+    """Hide the progress bar of weight loading, and start-up lines; a download's progress stays."""
     with quiet():
         from transformers.utils import logging
 
@@ -188,8 +198,8 @@ def _hushed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _weights_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
-    """Turn the device's out-of-memory error into one with bytes and smaller choices."""
+def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
+    """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
     import torch
 
     try:
@@ -206,5 +216,5 @@ def _weights_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool)
             where=f"load_policy, {path}: needs {need or 'an unknown number of'} bytes for the weights alone, "
             f"and {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
-            "load_in_4bit=True, or free the card: rloo_kit.release() and other programs that use it",
+            "load_in_4bit=True, or free the GPU: call rloo_kit.release() and end other programs that use it",
         ) from error

@@ -1,6 +1,6 @@
-"""``Policy``: a model with LoRA and its tokenizer, that samples completions and saves its adapter.
+"""``Policy``: a model with LoRA and its tokenizer; it samples completions and saves its adapter.
 
-For everything that samples.  :mod:`.load` makes one; training is :mod:`rloo_kit.train`'s.
+:mod:`.load` makes one, and :mod:`rloo_kit.train` trains it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
@@ -20,8 +20,11 @@ from rloo_kit.policy import sampling
 
 if TYPE_CHECKING:
     import torch
+    from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
 
-Prompt = str | Sequence[dict[str, Any]]
+Prompt = str | Sequence[Mapping[str, object]]
+"""A text, or a conversation of {"role", "content"} messages."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class Completion:
     """One sampled continuation.
 
     Attributes:
-        prompt: the prompt as it was given.
+        prompt: the prompt that was given.
         text: the decoded completion; <think> and </think> are kept, special tokens are not.
         ids: token ids, the end-of-turn token included.
-        finished: whether it ended by itself, not at ``max_new_tokens``.
+        finished: whether it ended with an eos token, not at ``max_new_tokens``.
     """
 
     prompt: Prompt
@@ -43,10 +46,10 @@ class Completion:
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """A model with LoRA, its tokenizer, and what is known of its checkpoint."""
+    """A model with LoRA, its tokenizer, and its checkpoint's shape."""
 
-    model: Any
-    tokenizer: Any
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint
 
     def __repr__(self) -> str:
@@ -68,12 +71,12 @@ class Policy:
         """Where the model computes."""
         return hardware.where_computed(self.model)
 
-    def tokenize(self, prompts: Sequence[Prompt], **template: Any) -> list[list[int]]:
-        """Token ids of each prompt, conversations through the chat template with the reply begun.
+    def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
+        """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
 
         Args:
             prompts: strings, or lists of ``{"role", "content"}`` messages.
-            template: for the chat template, ``enable_thinking=False`` for instance.
+            template: for the chat template, such as ``enable_thinking=False``.
         """
         rows = []
         for prompt in prompts:
@@ -99,29 +102,30 @@ class Policy:
         greedy: bool = False,
         batch_size: int | None = None,
         seed: int | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: dict[str, object] | None = None,
     ) -> list[Completion]:
-        """Sample ``n`` completions of each prompt, those of one prompt side by side.
+        """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
 
         Args:
             prompts: strings or conversations.
             n: completions per prompt; ``len(result) == n * len(prompts)``.
             max_new_tokens: where a completion is cut, in tokens.
-            temperature, top_p, top_k, min_p: as TRL's config names them; of no effect when greedy.
+            temperature, top_p, top_k, min_p: as in TRL's config; of no effect when greedy.
             greedy: take the most probable token each time.
-            batch_size: rows in the model at once; None sizes it to the memory that is free.
-            seed: for this call alone: the random state outside is left as it was.
+            batch_size: rows in the model at once; None fits it to the free memory.
+            seed: for this call only; the random state outside is left as it was.
             chat_template_kwargs: for the chat template.
 
         Raises:
             ConfigError: a string given for the list of prompts, no prompts, a number out of range, or a prompt longer
                 than the policy was loaded for.
         """
-        _check_generation(prompts, n, max_new_tokens, temperature, greedy, batch_size)
+        _check_list(prompts)
+        _check_numbers(n, max_new_tokens, temperature, greedy, 1 if batch_size is None else batch_size)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
-        how = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
@@ -131,7 +135,7 @@ class Policy:
         return out
 
     def _generate_batch(
-        self, jobs: list[tuple[Prompt, list[int]]], max_new_tokens: int, draw: dict[str, Any]
+        self, jobs: list[tuple[Prompt, list[int]]], max_new_tokens: int, draw: dict[str, object]
     ) -> list[Completion]:
         import torch
 
@@ -160,11 +164,10 @@ class Policy:
         return completions
 
     def fitting_batch_size(self, tokens: int) -> int:
-        """Rows of that many tokens whose key-value cache takes half of the free memory; 64 at most, 32 on a CPU.
+        """Rows of that many tokens whose key-value cache takes half of the free memory; at most 64, on a CPU 32.
 
-        Memory that torch holds without using it, after training for instance, counts as free.
+        Memory that torch has cached counts as free.
         """
-
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
         free = hardware.cuda_bytes_within_reach()
@@ -173,8 +176,8 @@ class Policy:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
 
-        The trainer's "ref" adapter is left out (PEFT saves every adapter unless told).  The folder appears
-        whole or not at all; an earlier one of the same name is replaced.
+        Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
+        into place, so it is never half-written; an earlier one of the same name is replaced.
         """
         target = Path(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -188,17 +191,17 @@ class Policy:
         return target
 
 
-def _check_generation(
-    prompts: Any, n: int, max_new_tokens: int, temperature: float, greedy: bool, batch_size: int | None
-) -> None:
+def _check_list(prompts: Sequence[Prompt]) -> None:
     if isinstance(prompts, str) or not len(prompts) or isinstance(prompts[0], dict):
         raise ConfigError(
             "generate takes a list of prompts",
             where=f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}",
             todo="wrap a single prompt or conversation: generate([prompt])",
         )
-    smallest = min(n, max_new_tokens, 1 if batch_size is None else batch_size)
-    if smallest < 1 or (temperature <= 0 and not greedy):
+
+
+def _check_numbers(n: int, max_new_tokens: int, temperature: float, greedy: bool, batch_size: int) -> None:
+    if min(n, max_new_tokens, batch_size) < 1 or (temperature <= 0 and not greedy):
         raise ConfigError(
             "n, max_new_tokens and batch_size must be at least 1, and temperature above 0",
             where=f"Policy.generate(n={n}, max_new_tokens={max_new_tokens}, batch_size={batch_size}, "
@@ -208,7 +211,7 @@ def _check_generation(
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
-    """Answers: on a GPU unsloth cuts a prompt's ids at its length, and not their positions."""
+    """Works around: on a GPU unsloth truncates a long prompt's ids, but not their positions."""
     index, longest = max(enumerate(map(len, rows)), key=lambda pair: pair[1])
     if limit is not None and longest >= limit:
         raise ConfigError(
@@ -219,8 +222,8 @@ def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """unsloth's inference mode (its fast decoding on a GPU), and back to what was before."""
+def _evaluating(model: PeftModel) -> Iterator[None]:
+    """unsloth's inference mode, which is its fast decoding on a GPU; afterwards the mode it was in."""
     was_training = model.training
     model.for_inference()
     try:

@@ -1,38 +1,45 @@
-"""Sample from a vocabulary of 151,936 on a CPU, without work that changes nothing.
+"""Fast sampling on a CPU from Qwen3's vocabulary of 151,936, through ``generate``'s public ``custom_generate``.
 
-transformers' own loop makes, for each token, one random variate per entry of the vocabulary
-(``torch.multinomial``), and goes on computing rows that have ended until the last one has.  :func:`decode`
-draws by inverse CDF, one uniform number a row, and drops rows as they end: the same distribution, a fraction
-of the time.  It goes in through ``generate``'s public ``custom_generate``; generate prepares inputs, cache,
-warpers and stopping criteria as ever.  On a GPU, where multinomial is cheap beside the model and unsloth has its
-own loop, nothing is changed.
+For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
+computes rows that have ended until the last one has.  :func:`decode` draws by inverse CDF, one uniform number a row,
+and drops rows as they end: the same distribution in a fraction of the time.  On a GPU, where multinomial is cheap
+and unsloth has its own loop, nothing is changed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rloo_kit.errors import NonFiniteError
 
+if TYPE_CHECKING:
+    from transformers import (
+        GenerationConfig,
+        LogitsProcessorList,
+        PreTrainedModel,
+        StoppingCriteriaList,
+    )
+
 BLOCK = 128
-"""Entries that are summed first when drawing: one pass over the vocabulary is then vectorised, and the
-cumulated sum, which is not, runs over a hundredth of it."""
+"""Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,
+then runs over a hundredth of it."""
 
 
-def options(device: torch.device, beams: int = 1) -> dict[str, Any]:
-    """What to add to ``model.generate(...)`` on this device."""
+def options(device: torch.device, beams: int = 1) -> dict[str, object]:
+    """Keyword arguments for ``model.generate(...)`` on this device."""
     return {"custom_generate": decode} if device.type == "cpu" and beams == 1 else {}
 
 
 @torch.no_grad()
 def decode(
-    model: Any,
+    model: PreTrainedModel,
     input_ids: torch.Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
     **model_inputs: Any,
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
@@ -43,8 +50,8 @@ def decode(
         model_inputs: ``attention_mask``, ``position_ids``, ``past_key_values`` and flags of the forward pass.
 
     Returns:
-        (rows, prompt + longest completion) token ids, padded on the right.  Without a cache, and with one that
-        cannot drop rows (``cache_implementation="static"``), transformers' own loop samples.
+        (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where
+        there is no cache, or one that cannot drop rows (``cache_implementation="static"``).
 
     Raises:
         NonFiniteError: see :func:`draw`.
@@ -56,7 +63,7 @@ def decode(
             input_ids, logits_processor, stopping_criteria, generation_config, **model_inputs
         )
         return sampled
-    choose = draw if generation_config.do_sample else _largest
+    choose = draw if generation_config.do_sample else partial(torch.argmax, dim=-1)
     mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")
     model_inputs.pop("use_cache", None)
     whole = input_ids.new_full((len(input_ids), generation_config.max_length), generation_config.pad_token_id)
@@ -69,7 +76,7 @@ def decode(
         scores = logits_processor(ids, outputs.logits[:, -1].float())
         del outputs
         step = choose(scores).unsqueeze(1)
-        del scores  # or it would stand beside the next token's
+        del scores  # it would otherwise be alive next to the next token's
         ids = torch.cat([ids, step], dim=1)
         whole[rows, ids.size(1) - 1] = step.squeeze(1)
         going = ~stopping_criteria(ids, None)
@@ -82,12 +89,8 @@ def decode(
         model_inputs["position_ids"] = mask.sum(1, keepdim=True) - 1
 
 
-def _largest(scores: torch.Tensor) -> torch.Tensor:
-    return scores.argmax(-1)
-
-
 def draw(scores: torch.Tensor) -> torch.Tensor:
-    """One token per row, by inverse CDF: the first whose cumulated probability exceeds a uniform number.
+    """One token per row, by inverse CDF: the first whose cumulative probability exceeds a uniform number.
 
     An entry of probability 0 is never drawn.
 
@@ -104,7 +107,7 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
     below = _block_sums(probabilities).double().cumsum(1)
     if not below[:, -1].isfinite().all():
         raise NonFiniteError(
-            "the policy's logits are not finite, so there is nothing to sample from",
+            "the policy's logits are not finite, so it cannot be sampled from",
             where=f"{int((~below[:, -1].isfinite()).sum())} of {len(scores)} completions",
             todo="look for NaN in the weights: load the policy anew, or train(resume_from_checkpoint=True)",
         )
@@ -118,7 +121,7 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums over runs of :data:`BLOCK` entries of each row, the last run perhaps shorter."""
+    """Sums over blocks of :data:`BLOCK` entries of each row; the last block may be shorter."""
     whole = values.size(1) // BLOCK * BLOCK
     sums = values[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
     rest = values[:, whole:].sum(1, keepdim=True)
@@ -126,11 +129,10 @@ def _block_sums(values: torch.Tensor) -> torch.Tensor:
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where a row first exceeds its value (rows, 1), and what of the value is left there."""
+    """The index at which a row first exceeds its value (rows, 1), and the value less what comes before."""
     total = cumulated[:, -1:]
-    value = torch.minimum(
-        value, torch.nextafter(total, torch.zeros_like(total))
-    )  # rounding may reach the total
+    # Rounding may reach the total.
+    value = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
     index = torch.searchsorted(cumulated, value, right=True)
     before = torch.where(index > 0, cumulated.gather(1, (index - 1).clamp(min=0)), 0.0)
     return index, value - before

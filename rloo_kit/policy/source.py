@@ -1,22 +1,22 @@
-"""Where a policy is: the folder, adapter or hub repository behind a name, checked before anything is loaded.
+"""The folder, adapter or hub repository behind a policy's name, checked before anything is loaded.
 
-For :mod:`.load`.  Names are those of the catalogue, hub ids and folders.  It loads no weight.
+For :mod:`.load`.  A name is one of the catalogue, a hub id or a folder.  It loads no weights.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import difflib
 import json
 import os
-import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
@@ -24,13 +24,9 @@ from rloo_kit.memory import planning
 from rloo_kit.policy import tiny
 
 ADAPTER_CONFIG = "adapter_config.json"
-
-
 HUB_SECONDS = 9.0
-
-
-BESIDE = 8
-"""Folders that an error names at most, the most similar first."""
+MOST_NAMED = 8  # folders in an error's message, the most similar first
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class Source:
     Attributes:
         path: a folder or a hub id, for unsloth.
         checkpoint: its shape where it is known.
-        is_adapter: whether it is a LoRA, on a base of its own.
+        is_adapter: whether it is a LoRA that names its own base.
     """
 
     path: str
@@ -49,10 +45,19 @@ class Source:
 
 
 def resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | None) -> Source:
-    """What to hand to unsloth for a name, checked before anything is loaded."""
+    """The source of a name.
+
+    Args:
+        name: as for ``load_policy``; None for the default of this machine.
+        four_bit: whether to take unsloth's 4-bit repository of a catalogue entry.
+        token: for the hub.
+
+    Raises:
+        PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
+    """
     if name is None:
         name = _default_name(four_bit)
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for a user it does not know
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if folder.is_dir():
         return _resolve_folder(folder)
     is_path, name = isinstance(name, os.PathLike), os.fspath(name)
@@ -83,7 +88,7 @@ def _default_name(four_bit: bool) -> str:
 
 
 def _could_be_hub_id(name: str) -> bool:
-    """Whether the hub could have it: a path has more slashes, or begins with one, with "." or with "~"."""
+    """Whether it is a valid hub id; a path has more slashes, or begins with one, with "." or with "~"."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -98,7 +103,7 @@ def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
     parent = next(parent for parent in folder.absolute().parents if parent.is_dir())
     names = [path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
     missing = folder.absolute().relative_to(parent).parts[0]
-    closest = difflib.get_close_matches(missing, names, n=BESIDE, cutoff=0.0)
+    closest = difflib.get_close_matches(missing, names, n=MOST_NAMED, cutoff=0.0)
     return PolicyNotFoundError(
         f"there is no folder {name!r}",
         where=f"load_policy; {parent} holds {', '.join(closest) or 'no folder'}",
@@ -122,16 +127,16 @@ def _resolve_folder(folder: Path) -> Source:
 
 
 def _is_tiny(base: str) -> bool:
-    """Whether a base is an expansion of the bundled tiny Qwen3, on this machine or another."""
+    """Whether a base is the bundled tiny Qwen3, expanded on this machine or another."""
     return Path(base).name.startswith("tiny-qwen3-")
 
 
 def _check_hub(repository: str, token: str | None) -> bool:
-    """See that the hub has a repository, or the cache does; return whether it is an adapter.
+    """Check that the hub or its cache has a repository; return whether it is an adapter.
 
     Raises:
-        PolicyNotFoundError: neither has it, or nobody can be asked.  Within 10 s: the hub library itself
-            retries for longer.
+        PolicyNotFoundError: neither has it, or the hub cannot be reached.  Within 10 s: the hub library
+            itself retries for longer.
     """
     from huggingface_hub import constants, model_info, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
@@ -171,32 +176,27 @@ def _check_hub(repository: str, token: str | None) -> bool:
     return any(file.rfilename == ADAPTER_CONFIG for file in found.siblings or ())
 
 
-def _within(seconds: float, ask: Callable[[], Any]) -> Any:
+def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     """What ``ask`` returns or raises; TimeoutError after that long.
 
-    A time-out given to the hub library holds per phase of a request, and not for the name server.
+    A timeout given to the hub library holds per phase of a request, and not for the name server.
     """
-    answer: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
 
     def run() -> None:
         try:
-            answer.put((ask(), None))
+            future.set_result(ask())
         except BaseException as error:
-            answer.put((None, error))
+            future.set_exception(error)
 
+    # Not an executor: leaving one, or the process, would wait for its thread.
     threading.Thread(target=run, daemon=True).start()
-    try:
-        result, error = answer.get(timeout=seconds)
-    except queue.Empty:
-        raise TimeoutError(f"no answer within {seconds} s") from None
-    if error is not None:
-        raise error
-    return result
+    return future.result(timeout=seconds)
 
 
 @contextlib.contextmanager
 def portable(path: str) -> Iterator[str]:
-    """The folder to load; for a tiny adapter from another machine, a copy that names this machine's base."""
+    """The path to load; for a tiny adapter from another machine, a copy that names this machine's base."""
     file = Path(path) / ADAPTER_CONFIG
     config = json.loads(file.read_text()) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or ""
@@ -212,12 +212,14 @@ def portable(path: str) -> Iterator[str]:
         yield str(copy)
 
 
-def trained_length(path: str, is_adapter: bool, kwargs: dict[str, Any]) -> int | None:
-    """Tokens that the base was trained for; None where its config has none.  Answers: on a GPU unsloth stretches the
-    position embedding beyond them, with a warning, and the policy is another one.
+def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> int | None:
+    """Tokens that the base was trained for; None where its config does not say.
+
+    Works around: for a longer ``max_seq_length`` unsloth rescales the position embedding on a GPU, with only a
+    warning, and the policy is a different one.
 
     Raises:
-        PolicyNotFoundError: an adapter's base is neither here nor to be had.
+        PolicyNotFoundError: an adapter's base is neither on this machine nor on the hub.
     """
     from peft import PeftConfig
     from transformers import AutoConfig
@@ -241,6 +243,6 @@ def _check_base(base: str, adapter: str, token: str | None) -> None:
         raise PolicyNotFoundError(
             f"the base of the adapter is not on this machine: there is no folder {base!r}",
             where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
-            todo="put the base there, or write where it is into that file",
+            todo="put the base there, or write its place into that file",
         )
     _check_hub(base, token)

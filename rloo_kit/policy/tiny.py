@@ -1,17 +1,15 @@
 """The bundled tiny Qwen3: an ordinary Hugging Face checkpoint, expanded from 0.4 MB on first use.
 
-For tests, for continuous integration and for learning how RLOO behaves in minutes on a CPU.  What it is: the
-Qwen3 architecture with 3 layers of width 64, under Qwen3's own token ids and chat template, warm-started on
-demonstrations of additions a + b with 0 <= a, b < 50 asked as "What is 17 + 25?".  It thinks in two written
-steps, but often answers without a thought, stops inside it, or forgets to carry: a policy that RLOO can make
-better.  What it is not: a language model.  Any other prompt gets noise, and no figure measured on it says
-anything about a real Qwen3.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
+For tests, for continuous integration and for learning how RLOO behaves in minutes on a CPU: the Qwen3 architecture
+with 3 layers of width 64, under Qwen3's token ids and chat template, warm-started on demonstrations of additions
+a + b with 0 <= a, b < 50 asked as "What is 17 + 25?".  It thinks in two written steps, but often answers without a
+thought, stops inside it, or forgets to carry, which RLOO can improve.  It is not a language model: other prompts get
+noise, and no figure measured on it says anything about a real Qwen3.  scripts/train_tiny.py makes it;
+benchmarks/results/tiny.md has its figures.
 
-The package ships the embedding rows of the few hundred token ids that the tasks use, and one row that all
-other ids share.  ``checkpoint`` writes them out to the full 151936 rows; the policy's distribution is the
-same as that of the model that was trained.
-
-Nothing heavy is imported before ``checkpoint`` has to expand.
+The package ships the embedding rows of the few hundred token ids that the tasks use, and one row that all other ids
+share.  ``checkpoint`` writes them out to the full 151936 rows, with the same distribution as the trained model.
+Nothing heavy is imported before it has to.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def checkpoint(folder: str | Path | None = None) -> Path:
-    """The folder of the tiny Qwen3's checkpoint, expanded if it is not there or not whole.
+    """The folder of the tiny Qwen3's checkpoint, expanded if it is missing or damaged.
 
     The folder loads with ``from_pretrained`` like any other: config.json, generation_config.json,
     model.safetensors (bfloat16, 19.7 MB) and the tokenizer.  Every call compares all files with the hashes
-    recorded at expansion (about 20 ms) and expands anew where one differs.  Several processes may call at
-    once: files are made aside and replaced one by one, so nobody reads a half-written one.
+    recorded at expansion (about 20 ms) and expands again where one differs.  Several processes may call at
+    once: files are written aside and moved into place one by one.
 
     Args:
         folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or
@@ -62,7 +60,7 @@ def checkpoint(folder: str | Path | None = None) -> Path:
 
 
 def default_folder() -> Path:
-    """The place in the user's cache; its name changes with the shipped files."""
+    """The folder in the user's cache; its name changes with the shipped files."""
     return cache_folder() / f"tiny-qwen3-{shipped_hash()[:12]}"
 
 
@@ -101,10 +99,10 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def expand_into(target: Path) -> None:
-    """Make the checkpoint's files aside, then move each to the target in one step.
+    """Write the checkpoint's files aside, then move each to the target.
 
-    The manifest goes first: it marks the folder as ours, and a folder whose other files are not there yet
-    does not agree with it.
+    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not
+    match it.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".expanding-", dir=target.parent) as aside:
@@ -118,7 +116,7 @@ def expand_into(target: Path) -> None:
 
 
 def write_checkpoint(folder: Path) -> None:
-    """The shipped files as a checkpoint: all copied, but the rows, which become the full embedding."""
+    """The shipped files as a checkpoint; the rows become the full embedding."""
     from safetensors.torch import load_file, save_file
 
     for path in DATA.iterdir():

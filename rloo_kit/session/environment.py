@@ -1,7 +1,6 @@
-"""``prepare()``: .env, environment variables, unsloth, seed, and one screen that says what the process runs on.
+"""``prepare()``: read .env, set variables, import unsloth, seed, and print what the process runs on.
 
-For the first cell of a notebook.  It does not touch the model, the trainer or the kernel, and it never prints the value
-of a variable that came from a .env file.
+For the first cell of a notebook.  It loads no model, and never prints a value that came from a .env file.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from rloo_kit.errors import VersionError
 from rloo_kit.session import imports
-from rloo_kit.session.imports import TESTED, import_unsloth, settings, version_of
+from rloo_kit.session.imports import CPU_BF16, TESTED, import_unsloth, settings, version_of
 from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
 
@@ -27,19 +25,19 @@ _shown_in_cell: int | None = None
 
 @dataclass(frozen=True)
 class Environment:
-    """What the process runs on, as :func:`prepare` found and made it; ``print`` shows one screen.
+    """What the process runs on; ``print`` shows one screen.
 
     Attributes:
         device: "cuda" or "cpu".
         device_name: as the driver or the operating system names it.
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
-        bf16: whether the device computes in bfloat16.
+        bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
-        offline: whether the Hugging Face hub is left alone.
-        hub: the same in words; also where it is out of reach and was not switched off in time.
+        offline: whether the Hugging Face hub is not asked.
+        hub: the same in words, and whether it was out of reach too late to be switched off.
         seed: the seed that was set.
-        variables: (name, value or "(not shown)", who set it and why) of each variable that matters.
-        warnings: what the user should know, one sentence each.
+        variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
+        warnings: one sentence each.
     """
 
     device: str
@@ -59,7 +57,7 @@ class Environment:
         rows = [
             ("device", f"{self.device}: {self.device_name}"),
             ("memory", f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"),
-            ("bfloat16", "yes" if self.bf16 else "no"),
+            ("compute", "bfloat16" if self.bf16 else "float16" if self.device == "cuda" else "float32"),
             ("hub", self.hub),
             ("seed", str(self.seed)),
             ("stack", ", ".join(stack[:4])),
@@ -83,43 +81,58 @@ class Environment:
 def prepare(
     dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
 ) -> Environment:
-    """Load .env, set what is read at import, import unsloth, seed, and show the result.
+    """Load .env, set what is read at import, import unsloth, seed, and print the result.
 
     Call it in the first cell, after ``import rloo_kit``.  Calling it again is harmless: nothing is undone,
-    and whatever came too late to matter is named in ``warnings``.
+    and variables that came too late to take effect are named in ``warnings``.
 
     Args:
         dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
-        offline: True leaves the Hugging Face hub alone, False uses it; None follows ``HF_HUB_OFFLINE`` or,
-            where that is not set, asks the hub's host for at most three seconds.
+        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is
+            not set, tries to connect to the hub for at most three seconds.
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
-        VersionError: trl is of a version that the trainer was not written for.
+        VersionError: trl is not of the version that the trainer was written for.
     """
     global _shown_in_cell
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
     _check_versions(notes)
     is_offline, hub = _settle_offline(offline, notes)
-    unsloth = import_unsloth()
+    import_unsloth()
     with quiet():
         from transformers import set_seed
     set_seed(seed)
-    environment = _describe(unsloth, is_offline, hub, seed, from_file, notes)
+    environment = _describe(is_offline, hub, seed, from_file, notes)
     print(environment)
     _shown_in_cell = _running_cell()
     return environment
 
 
+def compute_dtype() -> str:
+    """What the kit computes in, once unsloth is imported: "bfloat16" or "float16" on a GPU, as it supports.
+
+    On a CPU "float32", so that results agree between machines, or "bfloat16" where UNSLOTH_CPU_BF16=1 was set in time.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        import unsloth
+
+        return "bfloat16" if unsloth.is_bfloat16_supported() else "float16"
+    asked = (imports.read.get(CPU_BF16) or "").strip().lower()
+    return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
+
+
 def _running_cell() -> int | None:
-    """The number of the notebook's cell that runs; None elsewhere."""
+    """The number of the notebook's running cell; None elsewhere."""
     return getattr(running_shell(), "execution_count", None)
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
-    """Set what the file names and nobody has set; return the names that it set."""
+    """Set the file's variables that are not set yet; return their names."""
     if path is None:
         return ()
     from dotenv import dotenv_values, find_dotenv
@@ -147,25 +160,25 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
     return tuple(loaded)
 
 
-def _matches(installed: str, tested: Sequence[str]) -> bool:
+def _matches(installed: str, tested: str) -> bool:
     plain = installed.split("+")[0]
-    return any(plain == item or plain.startswith(item + ".") for item in tested)
+    return plain == tested or plain.startswith(tested + ".")
 
 
 def _check_versions(notes: list[str]) -> None:
     if not version_of("trl").startswith("1.15."):
         raise VersionError(
-            "the trainer overrides methods of trl 1.15 and cannot be trusted over another release",
+            "the trainer overrides methods of trl 1.15 and does not work with another release",
             where=f"trl {version_of('trl')}",
             todo="pip install trl==1.15.0, and restart the kernel",
         )
     for package, tested in TESTED.items():
         if not _matches(version_of(package), tested):
-            notes.append(f"{package} {version_of(package)} is installed; tested was {' and '.join(tested)}.")
+            notes.append(f"{package} {version_of(package)} is installed; tested was {tested}.")
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
-    """Decide whether the hub is left alone, and tell the libraries before they ask; the same in words."""
+    """Decide whether the hub is used, and set HF_HUB_OFFLINE before it is read; returns offline, and in words."""
     truthy = {"1", "ON", "YES", "TRUE"}
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
     if offline is None:
@@ -185,7 +198,7 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:
-    """Whether the hub's host takes a connection; a proxy is trusted to know the way."""
+    """Whether the hub's host takes a connection; behind a proxy it is taken to be reachable."""
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     import socket
@@ -195,60 +208,55 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
     port = address.port or (80 if address.scheme == "http" else 443)
     answered = threading.Event()
 
-    def knock() -> None:
+    def connect() -> None:
         with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", port), seconds):
             answered.set()
 
-    # A name server that never answers would hold create_connection beyond any timeout given to it.
-    thread = threading.Thread(target=knock, daemon=True)
+    # create_connection's timeout does not cover a name server that never answers.
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
     return answered.is_set()
 
 
-def _describe(
-    unsloth: ModuleType, offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]
-) -> Environment:
+def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:
     import torch
 
+    device, name = "cpu", f"{torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device, name = "cuda", torch.cuda.get_device_name()
-        if _spills():
+        # Windows' own driver, under WSL too.
+        if os.name == "nt" or "microsoft" in platform.uname().release.lower():
             notes.append(SPILLS)
-    else:
-        device, name = "cpu", f"{torch.get_num_threads()} threads"
     free, total = device_memory()
     return Environment(
         device=device,
         device_name=name,
         total_bytes=total,
         free_bytes=free,
-        bf16=bool(unsloth.is_bfloat16_supported()),
+        bf16=compute_dtype() == "bfloat16",
         versions={package: version_of(package) for package in TESTED},
         offline=offline,
         hub=hub,
         seed=seed,
-        variables=tuple(_variables(from_file, notes)),
+        variables=tuple(_variables(device, from_file, notes)),
         warnings=tuple(notes),
     )
 
 
 SPILLS = (
-    "Windows' driver may put what does not fit on the card into the computer's memory: steps then take many times "
+    "Windows' driver may move what does not fit on the GPU into the computer's memory: steps then take many times "
     "longer, where other systems raise an error. Keep to rloo_kit.plan(), and set 'CUDA - Sysmem Fallback Policy' to "
-    "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL does not heed it)."
+    "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL ignores it)."
 )
 
 
-def _spills() -> bool:
-    """Whether the card's driver is Windows', under WSL too."""
-    return os.name == "nt" or "microsoft" in platform.uname().release.lower()
-
-
-def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
+def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
     known = settings()
     for name, setting in known.items():
         value = os.environ.get(name)
+        if name == CPU_BF16 and (device != "cpu" or value is None):
+            continue  # of no effect on a GPU; load_policy chooses float32 without it
         if value != imports.read[name]:
             notes.append(
                 f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
@@ -267,7 +275,7 @@ def _variables(from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str
 
 
 def process_count() -> int:
-    """Processes of this run, as torchrun and accelerate launch say."""
+    """Processes of this run, as set by torchrun and accelerate launch."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
@@ -278,7 +286,7 @@ def _short(value: str) -> str:
 
 
 def device_memory() -> tuple[int, int]:
-    """Bytes that are free, and all of them: the card's, or without one the computer's."""
+    """Free and total bytes: the GPU's, or without one the computer's."""
     import psutil
     import torch
 

@@ -1,41 +1,40 @@
-"""unsloth first: the import order, and the environment variables that the stack reads while it is imported.
+"""unsloth first: the import order, and the environment variables that the stack reads at import.
 
-``import rloo_kit`` puts the order in force.  Together with :mod:`rloo_kit.session.environment` this is the only place
-that writes ``os.environ``, and it alone imports unsloth before the libraries that unsloth patches.
+``import rloo_kit`` installs the hook that keeps the order.  Only this module and :mod:`.environment` write
+``os.environ``.  What the process runs on is found out and shown by :func:`rloo_kit.prepare`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.abc
-import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_kit.errors import ImportOrderError, VersionError
-from rloo_kit.session.quiet import quiet
+from rloo_kit.session.quiet import drop_logged_noise, quiet
 
-# unsloth rewrites these at import, and only the names that nobody has bound yet.
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+# unsloth patches these at import; names that other code bound earlier stay unpatched.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
 
-
-# What the tests ran on.
+# The versions that the tests ran on.
 TESTED = {
-    "torch": ("2.13.0",),
-    "unsloth": ("2026.10.9",),
-    "unsloth_zoo": ("2026.10.9",),
-    "trl": ("1.15.0",),
-    "transformers": ("5.17.0",),
-    "peft": ("0.21.2",),
-    "bitsandbytes": ("0.50.2",),
-    "datasets": ("4.8.5",),
+    "torch": "2.13.0",
+    "unsloth": "2026.10.9",
+    "unsloth_zoo": "2026.10.9",
+    "trl": "1.15.0",
+    "transformers": "5.17.0",
+    "peft": "0.21.2",
+    "bitsandbytes": "0.50.2",
+    "datasets": "4.8.5",
 }
-
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
 
@@ -67,11 +66,9 @@ def settings() -> dict[str, Setting]:
             "unsloth",
             "unsloth otherwise writes its compiled code into the notebook's folder",
         ),
-        # bfloat16, which unsloth takes where the processor has it, is slower at the tiny policy's size and less exact.
-        CPU_BF16: Setting(
-            "0", "unsloth", "a CPU computes in float32, alike on every machine; 1 takes bfloat16"
-        ),
-        # unsloth sets it where the platform allows, but looks for today's name only.
+        # unsloth takes bfloat16 where the CPU has it: less exact, and slower at the tiny policy's size.
+        CPU_BF16: Setting("0", "unsloth", "float32 on every CPU, so that results agree; 1 takes bfloat16"),
+        # unsloth sets it where the platform allows, but does not look for the old name.
         "PYTORCH_ALLOC_CONF": Setting(
             None, "torch", "torch settles its allocator once", old_name="PYTORCH_CUDA_ALLOC_CONF"
         ),
@@ -89,27 +86,28 @@ def settings() -> dict[str, Setting]:
     }
 
 
-class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import unsloth, in order and quietly, before the first of the libraries it patches; then stand aside.
+class _UnslothFirst:
+    """Imports unsloth before the first of the libraries it patches, then removes itself.
 
     The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library
-    itself, and importlib would execute that library a second time if a finder had loaded it.
+    itself, and importlib would execute that library a second time if a finder had loaded it.  It derives from
+    none of importlib.abc's classes, which take 10 ms to import.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname not in (*PATCHED_BY_UNSLOTH, "unsloth"):
             return None
-        # The library's own spec, so that whoever only asks whether it is installed gets a true answer.
+        # The library's own spec: code that only checks whether it is installed gets the true answer.
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None:
-            spec.loader = self
+            spec.loader = self  # type: ignore[assignment]
         return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         import_unsloth()
         module = importlib.import_module(spec.name)
         self._true_spec = module.__spec__
@@ -119,7 +117,7 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._true_spec
 
     def remove(self) -> None:
-        # A new list: importlib may be going through the old one.
+        # A new list: importlib may be iterating over the old one.
         sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
     def install(self) -> None:
@@ -128,23 +126,16 @@ class _UnslothFirst(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 _hook = _UnslothFirst()
-
-
 imported_too_early: tuple[str, ...] = ()
-
-
 set_by_kit: dict[str, str] = {}
-
-
 found: dict[str, str] = {}  # variables that were set already, and by whom as far as can be known
-
-
-read: dict[str, str | None] = {}  # the watched variables as they stood after unsloth's import
+read: dict[str, str | None] = {}  # the variables' values when unsloth had been imported
 
 
 def put_in_force() -> None:
-    """Make unsloth the first of its kind in this process; called by ``import rloo_kit``."""
+    """Install the import order in this process; called by ``import rloo_kit``."""
     global imported_too_early
+    drop_logged_noise()
     if "unsloth" in sys.modules:
         return
     imported_too_early = tuple(name for name in PATCHED_BY_UNSLOTH if name in sys.modules)
@@ -177,26 +168,25 @@ def import_unsloth() -> ModuleType:
         return unsloth
     except BaseException as error:
         if sys.modules.get("unsloth") is None:
-            _hook.install()  # the next import must not slip past
+            _hook.install()  # for the next attempt
         if isinstance(error, NotImplementedError):
             raise VersionError(
                 "this unsloth finds no device it can run on",
                 where=f"unsloth {version_of('unsloth')}: {error}",
-                todo=f"install unsloth {TESTED['unsloth'][-1]}, the first with a CPU backend: make install",
+                todo=f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install",
             ) from error
         raise
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's mallopt (malloc.h)."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
 
 
 def _keep_freed_memory() -> None:
-    """Answers: on a CPU each token sampled needs buffers of 20 MB at Qwen3's vocabulary, which glibc hands back
-    to the system and faults in anew, page by page: a third of a training step.
+    """Works around: on a CPU each sampled token needs buffers of 20 MB at Qwen3's vocabulary.  glibc returns them to
+    the system and faults them in again page by page, a third of a training step.
 
-    Up to 1 GiB that is free stays with the process, until ``release()`` trims it; unsloth's tiles of
-    log-probabilities are made small enough to be kept.  RLOO_KIT_KEEP_MEMORY=0 leaves everything as it is.
+    Up to 1 GiB of free memory stays with the process until ``release()`` trims it, and unsloth's tiles of
+    log-probabilities are made small enough to be kept.  RLOO_KIT_KEEP_MEMORY=0 changes nothing.
     """
     if os.environ.get("RLOO_KIT_KEEP_MEMORY") == "0" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return
@@ -218,9 +208,9 @@ def cpu_tile_logits() -> int:
 
 
 def apply_settings() -> None:
-    """Set the kit's variables where the user set nothing and they still matter.
+    """Set the kit's variables where the user set nothing and the library has not read them yet.
 
-    unsloth sets some itself when it is imported: one that is there before is the user's.
+    unsloth sets some itself when it is imported; one that is there before is the user's.
     """
     whose = "was set before prepare()" if "unsloth" in sys.modules else "yours, left as it is"
     for name, setting in settings().items():
@@ -245,6 +235,6 @@ def version_of(package: str) -> str:
 
 def cache_folder() -> Path:
     """The kit's folder in the user's cache."""
-    # An empty or relative value is to be ignored, says the XDG base directory specification.
+    # The XDG base directory specification: an empty or relative value is ignored.
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (cache if cache.is_absolute() else Path.home() / ".cache") / "rloo-kit"

@@ -1,6 +1,6 @@
-"""Start-up lines of the stack that are known, harmless and always there: they are not shown.
+"""Drops start-up lines of the stack that are known, harmless and always there.
 
-For whatever imports or loads.  Every other line gets through unchanged.
+For code that imports the stack or loads a model.  Every other line gets through unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Noise(NamedTuple):
-    """A start-up line that is known, harmless and always there, so that it says nothing."""
+    """A line to drop: its pattern, "print" or the name of its logger, and why it tells the user nothing."""
 
     pattern: str
     source: str
@@ -26,7 +26,12 @@ class Noise(NamedTuple):
 NOISE = (
     Noise(r"^🦥", "print", "unsloth's banner"),
     Noise(r"^Unsloth \S+: no GPU found, training on CPU", "print", "prepare() says which device it is"),
-    Noise(r"^Unsloth \(CPU\): \w+ on \d+ CPU threads", "print", "the policy's card says it"),
+    Noise(r"^Unsloth \(CPU\): \w+ on \d+ CPU threads", "print", "the policy's checkpoint says it"),
+    Noise(
+        r"^Unsloth \(CPU\): this CPU has no native bfloat16",
+        "print",
+        "said of every CPU under UNSLOTH_CPU_BF16=0, where the user asked load_policy for dtype=bfloat16",
+    ),
     Noise(r"^Unsloth: `?triton`? is not available", "print", "a CPU install does not use it"),
     Noise(r"^On Windows, Triton is published", "print", "the second line of the one above"),
     Noise(
@@ -36,7 +41,7 @@ NOISE = (
     Noise(
         r"^Failed to load CPU gemm_4bit_forward",
         "bitsandbytes.backends.cpu.ops",
-        "one more kernel, for AVX512 alone",
+        "an optional kernel for CPUs with AVX512-BF16; the built-in one is used",
     ),
     Noise(r"Detected no triton", "torchao.kernel.intmm", "a CPU install does not use it"),
     Noise(r"register_constant\(\) on Enum", "torch.utils._pytree", "torchao's call, not the user's"),
@@ -49,9 +54,14 @@ def is_noise(line: str, source: str = "print") -> bool:
     return any(noise.source == source and re.search(noise.pattern, line) for noise in NOISE)
 
 
-class _NoiseFilter(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not is_noise(record.getMessage(), record.name)
+def _not_noise(record: logging.LogRecord) -> bool:
+    return not is_noise(record.getMessage(), record.name)
+
+
+def drop_logged_noise() -> None:
+    """Filter the loggers of :data:`NOISE`, once and for all: some log when they are imported."""
+    for name in {noise.source for noise in NOISE} - {"print"}:
+        logging.getLogger(name).addFilter(_not_noise)
 
 
 class _PrintFilter(io.TextIOBase):
@@ -77,15 +87,11 @@ class _PrintFilter(io.TextIOBase):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Drop the lines of :data:`NOISE` that are printed or logged inside; everything else gets through."""
-    for name in {noise.source for noise in NOISE} - {"print"}:
-        logger = logging.getLogger(name)
-        if not any(isinstance(item, _NoiseFilter) for item in logger.filters):
-            logger.addFilter(_NoiseFilter())
+    """Drop the lines of :data:`NOISE` that are printed inside."""
     out = _PrintFilter(sys.stdout)  # type: ignore[arg-type]
     try:
         with contextlib.redirect_stdout(out), warnings.catch_warnings():
-            # torch's compiled extensions were built with SWIG; nobody can act on it.
+            # From extensions that were built with SWIG; the user cannot act on it.
             warnings.filterwarnings("ignore", message=r"builtin type \w+ has no __module__ attribute")
             yield
     finally:

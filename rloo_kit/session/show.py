@@ -1,7 +1,6 @@
-"""How things are shown, in a notebook and as text: tables, sizes in bytes, figures, and where the process runs.
+"""Tables, sizes in bytes and figures, as text and in a notebook; whether this process is a notebook's.
 
-For every room that prints.  It decides nothing about what is shown.  IPython and matplotlib are never loaded before a
-figure is asked for.
+For every room that prints.  What is shown is decided there.  It never loads IPython, and matplotlib for a figure only.
 """
 
 from __future__ import annotations
@@ -10,16 +9,17 @@ import html
 import io
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.figure import Figure
 
 MIB, GIB = 2**20, 2**30
 
 
 def scale_of(size: int) -> tuple[int, str]:
-    """The unit in which a size in bytes reads best, and its name: GiB, or MiB below one."""
+    """The unit for a size in bytes, and its name: GiB, or MiB below one."""
     return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
 
 
@@ -53,13 +53,19 @@ def html_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-def shown_figure(caption: str, text: Callable[[], str] | None = None, **options: Any) -> Figure:
-    """A figure that a notebook shows as a cell's value: pyplot, which would see to that, keeps every figure alive.
+def shown_figure(
+    caption: str,
+    text: Callable[[], str] | None = None,
+    *,
+    figsize: tuple[float, float],
+    layout: Literal["constrained", "tight"],
+) -> Figure:
+    """A figure that a notebook shows as a cell's value, made without pyplot, which keeps every figure alive.
 
     Args:
-        caption: what it is as plain text.
+        caption: its repr.
         text: what it prints as; the caption where None.
-        options: of matplotlib's ``Figure``.
+        figsize, layout: of matplotlib's ``Figure``; inches.
     """
     from matplotlib.figure import Figure
 
@@ -75,16 +81,15 @@ def shown_figure(caption: str, text: Callable[[], str] | None = None, **options:
         def __str__(self) -> str:
             return text() if text else caption
 
-    return Shown(**options)
+    return Shown(figsize=figsize, layout=layout)
 
 
-def running_shell() -> Any:
-    """The running IPython, or None; never loads it."""
-    ipython = sys.modules.get("IPython")
-    get_ipython = getattr(ipython, "get_ipython", None)
+def running_shell() -> InteractiveShell | None:
+    """The running IPython, or None."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return get_ipython() if get_ipython else None
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; never loads IPython."""
+    """Whether this process is a notebook's kernel."""
     return getattr(running_shell(), "kernel", None) is not None

@@ -1,18 +1,17 @@
-"""Tasks with verifiable answers: datasets of prompts, split by problem, and how to read an answer.
+"""Arithmetic tasks of rising difficulty: datasets of prompts with verifiable answers, split by problem.
 
-For whoever trains or evaluates a policy and wants to know whether it got better.  A task holds what the
-trainer needs (conversational ``prompt`` and an ``answer`` column) and what a fair measurement needs: a
-held-out set whose problems, in any order of their operands, never occur in training.
+For training a policy and for measuring it.  A task holds a conversational ``prompt`` and an ``answer`` column,
+and a held-out set whose problems never occur in training, in any order of their operands.
 
-A problem is held out or not by a fixed rule on its operands, whatever the seed.  The bundled tiny Qwen3 was
-trained under the same rule, so a held-out addition is one that it never saw, in its warm start either.
+A fixed rule on its operands decides whether a problem is held out, whatever the seed.  The bundled tiny Qwen3
+was trained under the same rule, so its warm start has seen no held-out addition either.
 
-What this module does not do: grade.  ``answer_of`` extracts the answer that a completion asserts;
-comparing and paying for it is the business of the package ``rewards``.
+It does not grade: ``answer_of`` extracts the answer that a completion asserts, and ``rewards`` compares.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import warnings
@@ -47,7 +46,7 @@ class Task:
         train: problems to train on; columns ``prompt`` (list of messages), ``answer`` and ``problem`` (str).
         held_out: problems to measure on, same columns; shares no problem with ``train``.
         answer_of: completion (str or list of messages) to the answer it asserts, or None.
-        level: the rung of the ladder, see ``LEVELS``.
+        level: a key of ``LEVELS``.
         description: what the problems are, in a few words.
     """
 
@@ -61,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Problem:
-    """One question: its expression as the policy reads it, its operands, and its answer."""
+    """One question: the expression in its prompt, its operands, and its answer."""
 
     expression: str
     operands: tuple[int, ...]
@@ -81,7 +80,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Level:
-    """A rung of the ladder: what its problems are, and how to draw one."""
+    """What the problems of a level are, and how to draw one."""
 
     description: str
     draw: Callable[[random.Random], Problem]
@@ -96,11 +95,6 @@ def sum_of(*operands: int) -> Problem:
     return Problem(" + ".join(map(str, operands)), operands, sum(operands))
 
 
-def draw_addition(rng: random.Random, below: int) -> Problem:
-    """An addition a + b with 0 <= a, b < below."""
-    return sum_of(rng.randrange(below), rng.randrange(below))
-
-
 def draw_long_sum(rng: random.Random) -> Problem:
     """A chain of four three-digit numbers, added and subtracted."""
     operands = tuple(rng.randrange(100, 1000) for _ in range(4))
@@ -113,10 +107,7 @@ def draw_long_sum(rng: random.Random) -> Problem:
 def draw_product(rng: random.Random, *digits: int) -> Problem:
     """A product of numbers that have the given counts of digits."""
     operands = tuple(draw_number(rng, count) for count in digits)
-    answer = 1
-    for operand in operands:
-        answer *= operand
-    return Problem(" * ".join(map(str, operands)), operands, answer)
+    return Problem(" * ".join(map(str, operands)), operands, math.prod(operands))
 
 
 def draw_mixed(rng: random.Random, digits: int) -> Problem:
@@ -130,9 +121,9 @@ def draw_number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
-# From what the bundled tiny Qwen3 can learn up to what a thinking Qwen3-14B gets wrong.
+# From what the bundled tiny Qwen3 can learn to what a thinking Qwen3-14B gets wrong.
 LEVELS: dict[int, Level] = {
-    1: Level("a + b, both under 50", lambda rng: draw_addition(rng, 50)),
+    1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
     2: Level("four three-digit numbers, added and subtracted", draw_long_sum),
     3: Level("a * b, two and three digits", lambda rng: draw_product(rng, 2, 3)),
     4: Level("a * b + c * d - e * f, two digits each", lambda rng: draw_mixed(rng, 2)),
@@ -155,10 +146,10 @@ def answer_of(completion: str | Sequence[Message]) -> str | None:
 
     Only what follows the last ``</think>`` counts; a thought opened and never closed asserts nothing.
     Of several numbers the one in the last ``\boxed{}`` counts, else the first after the last "answer is",
-    else the last one.  Thousands separators, a trailing ``.0`` and leading zeros are taken off.
+    else the last one.  Thousands separators, a trailing ``.0`` and leading zeros are removed.
 
-    Where the chat template opens the thought in the prompt (Qwen3-Thinking-2507), a completion that was cut
-    off inside its thought holds no tag at all and cannot be told from an answer: check that it ended first.
+    Where the chat template opens the thought in the prompt (Qwen3-Thinking-2507), a completion truncated
+    inside its thought has no tag and looks like an answer: check that it ended first.
 
     >>> answer_of("<think>\n7+5=12\n1+2+1=4\n</think>\n\n17 + 25 = 42.")
     '42'
@@ -204,21 +195,21 @@ def canonical(number: str) -> str:
 def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
     """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
 
-    A real Qwen3 solves these always, so RLOO has nothing to learn from them: take ``arithmetic`` there.
+    A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there.
 
     Args:
         n_train: training problems; None for 1000, or as many as there are.
         n_held_out: held-out problems, none of them seen in the tiny model's warm start; None for 200.
-        seed: of the draw, not of the split, which is always the same.
+        seed: of the draw; the split is always the same.
 
     Raises:
-        DatasetError: more problems are asked for than there are on that side of the split.
+        DatasetError: more problems than there are on that side of the split.
     """
     return task_at(1, "addition", n_train, n_held_out, seed)
 
 
 def task_at(level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int) -> Task:
-    """The task of one level of the ladder."""
+    """The task of one level."""
     return Task(
         name=name,
         train=dataset_of(problems_of(level, n_train, held_out=False, seed=seed)),
@@ -246,11 +237,11 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list
     misses = 0
     while len(found) < wanted and misses < EXHAUSTED:
         problem = LEVELS[level].draw(rng)
-        if problem.is_held_out is not held_out or problem.expression in found:
+        if problem.is_held_out is held_out and problem.expression not in found:
+            found[problem.expression] = problem
+            misses = 0
+        else:
             misses += 1
-            continue
-        found[problem.expression] = problem
-        misses = 0
     if n is not None and len(found) < n:
         raise DatasetError(
             f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
@@ -269,12 +260,12 @@ def dataset_of(problems: Iterable[Problem]) -> Dataset:
     )
 
 
-# --- the ladder
+# --- choosing a level
 
 
 @dataclass(frozen=True)
 class PassRate:
-    """How a policy did at one level."""
+    """A policy's result at one level."""
 
     level: int
     correct: int
@@ -304,36 +295,35 @@ def arithmetic(
     n_prompts: int = 16,
     n_samples: int = 2,
 ) -> Task:
-    """Arithmetic at a level that the policy solves sometimes, since RLOO learns nothing from always or never.
+    """Arithmetic at a level that the policy solves sometimes: RLOO learns nothing from always or never.
 
     Where all completions of a prompt earn the same, their advantages are zero; a binary reward's variance
-    p (1 - p) is largest at a pass rate of one half.  ``level="auto"`` samples a few training prompts a level,
-    going up the ladder ``LEVELS`` from its middle where the policy passes and down where it fails, prints one
-    line a level measured, and takes the one nearest one half.
+    p (1 - p) is largest at a pass rate of one half.  ``level="auto"`` finds the level nearest to that by
+    bisection: it samples a few training prompts per level and prints one line for each.
 
     Args:
         level: a key of ``LEVELS``, or ``"auto"``.
-        policy: as ``load_policy`` gives it; needed for ``"auto"`` alone.
+        policy: from ``load_policy``; needed for ``"auto"`` only.
         n_train: training problems; None for 1000, or as many as there are.
         n_held_out: held-out problems; None for 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
-        max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 wants thousands.
-        n_prompts: prompts a level.
-        n_samples: completions a prompt.
+        max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
+        n_prompts: prompts per level.
+        n_samples: completions per prompt.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
-        DatasetError: more problems are asked for than there are.
+        DatasetError: more problems than there are.
     """
     if level == "auto":
         if policy is None:
             raise ConfigError(
-                'level "auto" has to measure a policy, and none was given',
+                'level "auto" measures a policy, and none was given',
                 where="tasks.arithmetic, policy=None",
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
         level = level_near_half(
-            lambda rung: pass_rate(policy, rung, n_prompts, n_samples, max_new_tokens, seed)
+            lambda measured: pass_rate(policy, measured, n_prompts, n_samples, max_new_tokens, seed)
         )
     if level not in LEVELS:
         raise ConfigError(
@@ -349,12 +339,8 @@ def pass_rate(
 ) -> PassRate:
     """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
-    completions = policy.generate(
-        [problem.prompt for problem in problems],
-        max_new_tokens=max_new_tokens,
-        temperature=1.0,
-        seed=seed,
-    )
+    prompts = [problem.prompt for problem in problems]
+    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
     correct = sum(
         completion.finished and answer_of(completion.text) == str(problem.answer)
         for problem, completion in zip(problems, completions, strict=True)
@@ -372,14 +358,12 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
         measured.append(measure(middle))
         print(measured[-1], flush=True)
         low, high = (middle + 1, high) if measured[-1].rate > TARGET_RATE else (low, middle - 1)
-    # The last level measured is where the bisection closed in: it is to win a tie.
+    # The last level measured is where the bisection ended: it wins a tie.
     best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
     if best.correct in (0, best.completions):
-        warnings.warn(without_signal(best), stacklevel=3)
+        todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
+        warnings.warn(
+            f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}.",
+            stacklevel=3,
+        )
     return best.level
-
-
-def without_signal(best: PassRate) -> str:
-    """What to tell the user of a policy that no level suits."""
-    mend = "raise max_new_tokens" if best.truncated else "take another policy or task"
-    return f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {mend}. Nearest: {best}."

@@ -1,10 +1,9 @@
-"""The kit's decoding on a CPU samples what transformers' own would, and leaves out work that changes nothing."""
+"""Decoding on a CPU: the distribution is that of transformers, the work is less."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import sampling
 from rloo_kit.policy.sampling import BLOCK, decode, draw
 
-DRAWS, ROWS = 200_000, 20_000
+ROWS = 20_000
 FULL = 151_936
 # The 0.9999 quantile of chi-square by degrees of freedom, Wilson and Hilferty's approximation.
 Z = 3.719
@@ -39,73 +38,42 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "why"),
-    [
-        (1, "nothing to choose"),
-        (5, "smaller than a block"),
-        (BLOCK, "one block"),
-        (BLOCK + 1, "a second block of one entry"),
-        (3 * BLOCK, "whole blocks"),
-        (3 * BLOCK - 1, "the last block is one short"),
-    ],
+    "vocabulary",
+    [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1],
+    ids=["nothing to choose", "under a block", "a block", "a block and an entry", "a last block one short"],
 )
-def test_draws_follow_softmax(vocabulary: int, why: str) -> None:
+def test_draws_follow_softmax(vocabulary: int) -> None:
     torch.manual_seed(0)
     scores = torch.randn(vocabulary) * 1.5
     counts = torch.zeros(vocabulary)
-    for _ in range(DRAWS // ROWS):
+    for _ in range(4):
         counts += torch.bincount(draw(scores.expand(ROWS, -1)), minlength=vocabulary)
     assert_follows(counts, scores.double().softmax(0))
-
-
-def evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the uniform numbers be the middles of equal parts of [0, 1): counts are then off by one at most."""
-    monkeypatch.setattr(
-        torch, "rand", lambda n, *_, **how: ((torch.arange(n) + 0.5) / n).to(**how).view(n, 1)
-    )
 
 
 def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Half of the mass lies in the last block, the rest everywhere; so the draw is exact where it is hardest."""
-    evenly(monkeypatch)
+    """Half of the mass lies in the last block, the rest everywhere.  The numbers are the middles of 64 equal parts."""
+    middles = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: middles.view(64, 1))
     torch.manual_seed(0)
     scores = torch.randn(FULL)
     scores[-BLOCK:] += scores.logsumexp(0) - scores[-BLOCK:].logsumexp(0)
-    drawn = torch.cat([draw(scores.expand(64, -1))])
+    drawn = draw(scores.expand(64, -1))
     edges = scores.double().softmax(0).cumsum(0)
-    middles = (torch.arange(64) + 0.5) / 64
     slack = 1e-6  # the blocks are summed in float32
     assert (edges[drawn] > middles - slack).all()
     assert (torch.where(drawn > 0, edges[drawn - 1], 0.0) <= middles + slack).all()
     assert (drawn >= FULL - BLOCK).sum() >= 31
 
 
-def test_mass_in_the_last_block_of_the_full_vocabulary_is_drawn_in_proportion() -> None:
-    torch.manual_seed(0)
-    scores = torch.full((FULL,), -torch.inf)
-    scores[-5:] = torch.tensor([0.0, 1.0, -torch.inf, 2.0, 0.5])
-    scores[7] = 1.5
-    counts = torch.zeros(FULL)
-    for _ in range(10):
-        counts += torch.bincount(draw(scores.expand(128, -1)), minlength=FULL)
-    assert_follows(counts, scores.softmax(0))
-
-
 def test_rows_are_drawn_each_from_its_own_distribution_and_independently() -> None:
     torch.manual_seed(0)
     scores = torch.tensor([[0.0, 0.0, -torch.inf], [-torch.inf, 0.0, 0.0]])
-    drawn = torch.stack([draw(scores) for _ in range(2000)])
+    drawn = draw(scores.repeat(4000, 1)).view(4000, 2)
     pairs = torch.bincount(3 * drawn[:, 0] + drawn[:, 1], minlength=9)
     assert_follows(pairs, torch.tensor([0, 0.25, 0.25, 0, 0.25, 0.25, 0, 0, 0]))
-
-
-@pytest.mark.parametrize("place", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK, 299])
-def test_an_entry_of_probability_zero_is_never_drawn(place: int) -> None:
-    scores = torch.full((1000, 300), -torch.inf)
-    scores[:, place] = 0.0
-    assert draw(scores).eq(place).all()
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
@@ -119,7 +87,7 @@ def test_the_smallest_and_the_largest_uniform_number_lie_inside(
 
 
 @given(st.integers(1, 400), st.integers(0, 2**31), st.sampled_from([1.0, 30.0, 1000.0]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_whatever_the_spread_what_is_drawn_is_possible(vocabulary: int, seed: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(32, vocabulary, generator=generator) * spread
@@ -131,7 +99,7 @@ def test_whatever_the_spread_what_is_drawn_is_possible(vocabulary: int, seed: in
 
 
 @pytest.mark.parametrize("bad", [[0.0, torch.nan], [0.0, torch.inf], [-torch.inf, -torch.inf]])
-def test_scores_that_are_no_distribution_are_refused_in_words(bad: list[float]) -> None:
+def test_scores_that_are_no_distribution_are_an_error(bad: list[float]) -> None:
     with pytest.raises(NonFiniteError, match=r"(?s)logits are not finite.*1 of 2 completions"):
         draw(torch.tensor([[0.0, 0.0], bad]))
 
@@ -201,56 +169,23 @@ def chance_of_each(model: Any, prompt: list[int], length: int) -> dict[tuple[int
 def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
     """Prompts of mixed length side by side, completions of mixed length: each of the 259 has its own chance."""
     torch.manual_seed(0)
-    length, rows = 3, 6000
-    seen: list[dict[tuple[int, ...], int]] = [{} for _ in PROMPTS]
-    for _ in range(3):
-        output = complete(small, PROMPTS * rows, max_new_tokens=length, custom_generate=decode)
-        for index, row in enumerate(output[:, 5:].tolist()):
-            end = row.index(EOS) + 1 if EOS in row else length
-            assert row[end:] == [NOTHING] * (length - end), "padded on the right"
-            counts = seen[index % len(PROMPTS)]
-            counts[tuple(row[:end])] = counts.get(tuple(row[:end]), 0) + 1
+    length, rows = 3, 8000
+    seen: list[Counter[tuple[int, ...]]] = [Counter() for _ in PROMPTS]
+    output = complete(small, PROMPTS * rows, max_new_tokens=length, custom_generate=decode)
+    for index, row in enumerate(output[:, 5:].tolist()):
+        end = row.index(EOS) + 1 if EOS in row else length
+        assert row[end:] == [NOTHING] * (length - end), "padded on the right"
+        seen[index % len(PROMPTS)][tuple(row[:end])] += 1
     for prompt, counts in zip(PROMPTS, seen, strict=True):
         chances = chance_of_each(small, prompt, length)
         assert set(counts) <= set(chances)
-        assert_follows(
-            torch.tensor([counts.get(c, 0) for c in chances]), torch.tensor(list(chances.values()))
-        )
-
-
-def warped(
-    logits: torch.Tensor,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    said: tuple[int, ...] = (),
-) -> torch.Tensor:
-    """Probabilities after the warpers, written from their definitions, in the order that generate has them."""
-    scores = logits.double().clone()
-    for token in set(said):  # Keskar et al. 2019, arXiv 1909.05858
-        scores[token] *= repetition_penalty if scores[token] < 0 else 1 / repetition_penalty
-    probabilities = (scores / temperature).softmax(0)
-    order = probabilities.argsort(descending=True).tolist()
-    kept = order[: top_k or None]
-    total, nucleus = probabilities[kept].sum(), []
-    for token in kept:  # the smallest set that reaches top_p (Holtzman et al. 2020, arXiv 1904.09751)
-        if probabilities[nucleus].sum() / total >= top_p:
-            break
-        nucleus.append(token)
-    likely = [t for t in nucleus if probabilities[t] >= min_p * probabilities[order[0]]]
-    out = torch.zeros_like(probabilities)
-    out[likely] = probabilities[likely] / probabilities[likely].sum()
-    return out
+        assert_follows(torch.tensor([counts[c] for c in chances]), torch.tensor([*chances.values()]))
 
 
 @pytest.mark.parametrize(
     "how",
     [
-        {},
         {"temperature": 0.6},
-        {"temperature": 1.7},
         {"top_k": 3},
         {"top_p": 0.8},
         {"min_p": 0.3},
@@ -259,114 +194,67 @@ def warped(
     ],
     ids=str,
 )
-def test_the_settings_of_sampling_mean_what_they_mean_in_transformers(small: Any, how: Any) -> None:
-    torch.manual_seed(0)
-    prompt = [1]
-    with torch.no_grad():
-        logits = small(input_ids=torch.tensor([prompt])).logits[0, -1]
-    expected = warped(logits, **how, said=tuple(prompt))
-    counts = torch.zeros(WORDS)
-    for _ in range(DRAWS // 2 // ROWS):
-        output = complete(small, [prompt] * ROWS, max_new_tokens=1, custom_generate=decode, **how)
-        counts += torch.bincount(output[:, -1], minlength=WORDS)
-    assert_follows(counts, expected)
+def test_the_settings_of_sampling_change_the_scores_as_in_transformers(
+    small: Any, how: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(sampling, "draw", lambda scores: seen.append(scores) or scores.argmax(-1))
+    complete(small, PROMPTS, max_new_tokens=1, custom_generate=decode, **how)
+    returned = {"output_scores": True, "return_dict_in_generate": True}
+    theirs: Any = complete(small, PROMPTS, max_new_tokens=1, **returned, **how)
+    assert torch.equal(seen[0], theirs.scores[0])
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
         ({"max_new_tokens": 1}, "one token"),
-        ({"max_new_tokens": 12}, "rows end at different tokens, some never"),
-        ({"max_new_tokens": 12, "eos_token_id": [0, 1, 2, 3]}, "several tokens end a completion"),
-        ({"max_new_tokens": 12, "eos_token_id": list(range(WORDS))}, "all end at once"),
-        ({"max_new_tokens": 6, "eos_token_id": None}, "none ever ends"),
-        ({"max_new_tokens": 12, "min_new_tokens": 4}, "none may end before"),
-        (
-            {"max_new_tokens": 12, "repetition_penalty": 1.5},
-            "what was said weighs, also after rows have gone",
-        ),
-        ({"max_new_tokens": 12, "pad_token_id": EOS}, "padded with the token that ends"),
-        ({"max_length": 9}, "the prompt counts"),
-        ({"max_new_tokens": 4, "num_return_sequences": 2}, "prompts are repeated"),
+        ({"eos_token_id": [0, 1, 2, 3]}, "several tokens end a completion, rows end at different ones"),
+        ({"eos_token_id": list(range(WORDS))}, "all end at once"),
+        ({"eos_token_id": None}, "none ever ends"),
+        ({"min_new_tokens": 4}, "none may end before"),
+        ({"repetition_penalty": 1.5}, "earlier tokens weigh, also after rows have gone"),
+        ({"pad_token_id": EOS}, "padded with the token that ends"),
+        ({"max_new_tokens": None, "max_length": 9}, "the prompt counts"),
+        ({"num_return_sequences": 2, "do_sample": True, "top_k": 1}, "prompts are repeated"),
+        ({"use_cache": False, "disable_compile": True}, "no cache to drop rows from"),
+        ({"cache_implementation": "static", "disable_compile": True}, "a cache that cannot drop rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: Any, why: str) -> None:
     generator = torch.Generator().manual_seed(4)
-    lengths = torch.randint(1, 9, (24,), generator=generator).tolist()
-    lengths = [min(length, 6) for length in lengths]
+    lengths = [*range(1, 7)] * 4
     prompts = [torch.randint(0, WORDS, (length,), generator=generator).tolist() for length in lengths]
-    greedy = {"do_sample": "num_return_sequences" in how} | how
-    if greedy["do_sample"]:
-        greedy["top_k"] = 1  # greedy search itself repeats no prompt
-    expected = complete(small, prompts, **greedy)
-    assert torch.equal(complete(small, prompts, custom_generate=decode, **greedy), expected), why
-
-
-@contextmanager
-def rows_computed(model: Any) -> Iterator[list[int]]:
-    """The rows of each forward pass while inside."""
-    seen: list[int] = []
-    hook = model.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
-    try:
-        yield seen
-    finally:
-        hook.remove()
+    settings = {"max_new_tokens": 12, "do_sample": False} | how
+    expected = complete(small, prompts, **settings)
+    assert torch.equal(complete(small, prompts, custom_generate=decode, **settings), expected), why
 
 
 def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     torch.manual_seed(0)
-    with rows_computed(small) as rows:
-        output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
+    rows: list[int] = []
+    hook = small.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
+    hook.remove()
     lengths = [row.index(EOS) + 1 if EOS in row else 8 for row in output[:, 5:].tolist()]
     assert rows == [sum(length > step for length in lengths) for step in range(max(lengths))]
     assert len(set(lengths)) > 2, "the test has completions of several lengths"
 
 
-@pytest.mark.parametrize(
-    ("how", "why"),
-    [
-        ({"use_cache": False}, "no cache to drop rows from"),
-        ({"cache_implementation": "static"}, "a cache that cannot drop rows"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_with_another_cache_completions_are_the_same(small: Any, how: Any, why: str) -> None:
-    settings = {"do_sample": False, "max_new_tokens": 8, "disable_compile": True}
-    expected = complete(small, PROMPTS * 2, **settings)
-    assert torch.equal(complete(small, PROMPTS * 2, custom_generate=decode, **settings, **how), expected), why
-
-
 # --- the tiny policy and the trainer ------------------------------------------------------------------------
 
 
-def test_the_policys_greedy_completions_are_those_of_transformers(policy: Any, task: Any) -> None:
-    prompts = [
-        *task.held_out["prompt"][:7],
-        "A prompt of its own, longer than all the others, that ends where?",
-    ]
+def test_the_policys_greedy_completions_are_those_of_transformers(
+    policy: Any, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)
-    rows = policy.tokenize(prompts)
-    width = max(map(len, rows))
-    pad = policy.tokenizer.pad_token_id
-    policy.model.eval()
-    with torch.no_grad():
-        theirs = policy.model.generate(
-            input_ids=torch.tensor([[pad] * (width - len(row)) + row for row in rows]),
-            attention_mask=torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows]),
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            max_new_tokens=24,
-            pad_token_id=pad,
-            eos_token_id=list(policy.eos_ids),
-        )
-    for mine, row in zip(ours, theirs[:, width:].tolist(), strict=True):
-        assert list(mine.ids) == row[: len(mine.ids)]
-    assert len({len(row) for row in rows}) > 1, "prompts of mixed length"
+    monkeypatch.setattr(sampling, "options", lambda device: {})
+    assert policy.generate(prompts, greedy=True, max_new_tokens=24) == ours
+    assert len({len(row) for row in policy.tokenize(prompts)}) > 1, "prompts of mixed length"
     assert len({len(mine.ids) for mine in ours}) > 1, "completions of mixed length"
 
 

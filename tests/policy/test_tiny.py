@@ -1,4 +1,4 @@
-"""What the bundled tiny Qwen3 promises: small, whole, Qwen3's own ids, and as good as its table says."""
+"""The bundled tiny Qwen3: small, whole, with Qwen3's own ids, and as accurate as its table says."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from rloo_kit import tasks
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import tiny
+from rloo_kit.tasks import ladder
 
 ROOT = Path(rloo_kit.__file__).parent.parent
 REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
@@ -49,12 +49,9 @@ def model(folder: Path) -> Any:
 # --- the files
 
 
-def test_the_shipped_files_are_under_500_kilobytes() -> None:
-    assert sum(path.stat().st_size for path in tiny.DATA.iterdir()) < 500_000
-
-
-def test_the_shipped_files_lie_inside_the_package() -> None:
+def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() -> None:
     assert tiny.DATA.is_relative_to(Path(rloo_kit.__file__).parent)
+    assert sum(path.stat().st_size for path in tiny.DATA.iterdir()) < 500_000
 
 
 def test_importing_the_module_imports_nothing_heavy() -> None:
@@ -70,14 +67,10 @@ def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPa
         assert tiny.default_folder().parent == Path.home() / ".cache" / "rloo-kit"
 
 
-def stamps(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-
-
 def test_a_second_call_changes_nothing(folder: Path) -> None:
-    before = stamps(folder)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert tiny.checkpoint(folder) == folder
-    assert stamps(folder) == before
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 def flip_one_byte(path: Path) -> None:
@@ -90,8 +83,16 @@ def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("damage", [flip_one_byte, cut_in_half, Path.unlink])
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", tiny.MANIFEST])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.safetensors", flip_one_byte),
+        ("tokenizer.json", cut_in_half),
+        ("config.json", Path.unlink),
+        (tiny.MANIFEST, cut_in_half),
+        (tiny.MANIFEST, Path.unlink),
+    ],
+)
 def test_a_damaged_cache_is_repaired(
     name: str, damage: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,38 +119,35 @@ def test_a_place_that_cannot_be_written_is_an_error_that_says_what_to_set(tmp_pa
         tiny.checkpoint(tmp_path / "file" / "folder")
 
 
-def test_processes_that_expand_at_once_all_get_a_whole_folder(folder: Path, tmp_path: Path) -> None:
-    code = "from rloo_kit import tiny; print(tiny.is_whole(tiny.checkpoint()))"
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["True"] * 3
+def test_processes_that_expand_at_once_all_get_a_whole_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    children = []
+    for _ in range(3):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os._exit(not tiny.is_whole(tiny.checkpoint()))
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
     (expanded,) = (tmp_path / "rloo-kit").iterdir()
-    assert {p.name: tiny.file_hash(p) for p in expanded.iterdir()} == {
-        p.name: tiny.file_hash(p) for p in folder.iterdir()
-    }
+    hashes = [{p.name: tiny.file_hash(p) for p in place.iterdir()} for place in (expanded, folder)]
+    assert hashes[0] == hashes[1]
 
 
 # --- the tokenizer
 
 
-@pytest.mark.parametrize(
-    ("token", "index"),
-    [
-        ("<|endoftext|>", 151643),
-        ("<|im_start|>", 151644),
-        ("<|im_end|>", 151645),
-        ("<|vision_pad|>", 151654),
-        ("<think>", 151667),
-        ("</think>", 151668),
-    ],
-)
-def test_the_special_tokens_have_their_true_ids(tokenizer: Any, token: str, index: int) -> None:
-    assert tokenizer.convert_tokens_to_ids(token) == index
-    assert tokenizer.encode(token) == [index]
-    assert tokenizer.decode([index]) == token
+def test_the_special_tokens_have_their_true_ids(tokenizer: Any) -> None:
+    ids = {
+        "<|endoftext|>": 151643,
+        "<|im_start|>": 151644,
+        "<|im_end|>": 151645,
+        "<|vision_pad|>": 151654,
+        "<think>": 151667,
+        "</think>": 151668,
+    }
+    for token, index in ids.items():
+        assert (tokenizer.encode(token), tokenizer.decode([index])) == ([index], token)
 
 
 def test_padding_differs_from_the_end_of_a_turn(folder: Path, tokenizer: Any) -> None:
@@ -186,24 +184,14 @@ def true_tokenizer() -> Iterator[Any]:
         yield AutoTokenizer.from_pretrained(Path(place) / "package" / "models")
 
 
-def texts_of_tasks() -> list[str]:
-    problems = [
-        problem
-        for level in tasks.LEVELS
-        for held_out in (False, True)
-        for problem in tasks.problems_of(level, None, held_out=held_out, seed=1)
-    ]
-    thoughts = [
+def test_the_tasks_texts_are_tokenized_as_qwen3_does(tokenizer: Any, true_tokenizer: Any) -> None:
+    problems = [p for level in ladder.LEVELS for p in ladder.problems_of(level, 200, held_out=False, seed=1)]
+    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
         "<think>\n9+9=18\n4+4=8\n</think>\n\n88<|im_end|>",
         "<think>\n0+0=0",
         "<think>\n\n</think>\n\n-42.",
     ]
-    return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + thoughts
-
-
-def test_the_tasks_texts_are_tokenized_as_qwen3_does(tokenizer: Any, true_tokenizer: Any) -> None:
-    texts = texts_of_tasks()
     assert tokenizer(texts)["input_ids"] == true_tokenizer(texts)["input_ids"]
 
 
@@ -213,14 +201,12 @@ def test_prompts_are_templated_as_qwen3_does(
     tokenizer: Any, true_tokenizer: Any, settings: dict[str, bool], system: str | None
 ) -> None:
     opening = [{"role": "system", "content": system}] if system else []
-    for problem in tasks.problems_of(1, 20, held_out=True, seed=0):
-        messages = opening + problem.prompt
-        ids = [
-            t.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **settings)
-            for t in (tokenizer, true_tokenizer)
-        ]
-        assert ids[0] == ids[1]
-        assert tokenizer.decode(ids[0]) == true_tokenizer.decode(ids[0])
+    for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
+        ours, theirs = (
+            each.apply_chat_template(opening + problem.prompt, add_generation_prompt=True, **settings)
+            for each in (tokenizer, true_tokenizer)
+        )
+        assert ours["input_ids"] == theirs["input_ids"]
 
 
 def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
@@ -242,7 +228,7 @@ def test_logits_are_finite_and_hardly_any_mass_lies_on_ids_that_no_text_uses(
 ) -> None:
     import torch
 
-    prompt = tasks.sum_of(17, 25).prompt
+    prompt = ladder.sum_of(17, 25).prompt
     ids = tokenizer.apply_chat_template(
         prompt, add_generation_prompt=True, return_dict=False, return_tensors="pt"
     )
@@ -264,24 +250,20 @@ def test_the_start_leaves_rloo_something_to_learn_and_something_to_learn_from() 
     assert 0.2 < committed_accuracy("sampled") < 0.45
 
 
-def greedy_answers(model: Any, tokenizer: Any, problems: list[tasks.Problem]) -> list[str | None]:
+def test_held_out_accuracy_is_what_the_committed_table_says(model: Any, tokenizer: Any) -> None:
+    """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
     import torch
 
+    accuracy = committed_accuracy("greedy")
+    problems = ladder.problems_of(1, 96, held_out=True, seed=0)
     texts = [
         tokenizer.apply_chat_template(p.prompt, add_generation_prompt=True, tokenize=False) for p in problems
     ]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
-        ids = model.generate(**batch, do_sample=False, max_new_tokens=32)
+        ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
     completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    return [tasks.answer_of(text.replace("<|endoftext|>", "")) for text in completions]
-
-
-def test_held_out_accuracy_is_what_the_committed_table_says(model: Any, tokenizer: Any) -> None:
-    """On 128 of the table's 467 problems, so within three standard errors of a sample of that size."""
-    accuracy = committed_accuracy("greedy")
-    problems = tasks.problems_of(1, 128, held_out=True, seed=0)
-    answers = greedy_answers(model, tokenizer, problems)
+    answers = [ladder.answer_of(text.replace("<|endoftext|>", "")) for text in completions]
     right = sum(answer == str(p.answer) for answer, p in zip(answers, problems, strict=True))
     error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
     assert abs(right / len(problems) - accuracy) < 3 * error

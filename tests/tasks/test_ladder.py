@@ -1,48 +1,34 @@
-"""What the tasks promise: a split by problem, answers as asserted, a level that can be learned from."""
+"""The ladder of arithmetic: a split by problem, the answer that is asserted, a level that can be learned from."""
 
 from __future__ import annotations
 
-import rloo_kit  # isort: skip  # first, so that unsloth is imported before transformers
-
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
-
-
-def operands_of(dataset: Any) -> set[frozenset[int]]:
-    return {frozenset(int(n) for n in problem.split(" + ")) for problem in dataset["problem"]}
-
+from rloo_kit.tasks import ladder
 
 # --- the split
 
 
-def test_no_addition_crosses_the_split_in_either_order() -> None:
-    task = tasks.addition(2033, 467)
-    assert not operands_of(task.train) & operands_of(task.held_out)
-
-
-def test_held_out_stays_held_out_whatever_the_seed() -> None:
-    held_out = set().union(*(operands_of(tasks.addition(seed=seed).held_out) for seed in range(5)))
-    for seed in range(5):
-        assert not operands_of(tasks.addition(seed=seed).train) & held_out
-
-
 @pytest.mark.parametrize("level", tasks.LEVELS)
 def test_no_problem_of_any_level_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
-    train = tasks.problems_of(level, None, held_out=False, seed=0)
-    held_out = tasks.problems_of(level, None, held_out=True, seed=1)
+    """Whatever the seed; at level 1 these are all problems there are."""
+    everything = level == 1
+    train = ladder.problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
+    held_out = ladder.problems_of(level, 467 if everything else 100, held_out=True, seed=1)
     assert not {tuple(sorted(p.operands)) for p in train} & {tuple(sorted(p.operands)) for p in held_out}
+    assert len({p.expression for p in train}) == len(train), "no problem comes twice"
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
 def test_answers_are_what_python_computes_from_the_expression(level: int) -> None:
-    for problem in tasks.problems_of(level, 50, held_out=False, seed=0):
+    for problem in ladder.problems_of(level, 20, held_out=False, seed=0):
         assert problem.answer == eval(problem.expression)
 
 
@@ -55,13 +41,8 @@ def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
 
 
 def test_a_seed_fixes_the_draw_and_another_changes_it() -> None:
-    draws = [tasks.addition(50, 50, seed=seed).train["problem"][:] for seed in (3, 3, 4)]
+    draws = [ladder.problems_of(1, 50, held_out=False, seed=seed) for seed in (3, 3, 4)]
     assert draws[0] == draws[1] != draws[2]
-
-
-def test_no_problem_comes_twice() -> None:
-    problems = tasks.addition(2033, 467).train["problem"][:]
-    assert len(set(problems)) == len(problems) == 2033
 
 
 @pytest.mark.parametrize(
@@ -125,12 +106,6 @@ def test_no_message_asserts_nothing() -> None:
 # --- the ladder
 
 
-@dataclass
-class Said:
-    text: str
-    finished: bool = True
-
-
 class Pupil:
     """Answers a level's problems at a given rate, by a generator of its own."""
 
@@ -138,34 +113,39 @@ class Pupil:
         self.rate_at, self.finished, self.levels_asked = rate_at, finished, []
         self.rng = random.Random(0)
 
-    def generate(self, prompts: Sequence[Any], **settings: Any) -> list[Said]:
+    def generate(self, prompts: Sequence[Any], **settings: Any) -> list[SimpleNamespace]:
         assert settings["temperature"] == 1.0
         answers = {
             problem.prompt[0]["content"]: (level, problem.answer)
             for level in tasks.LEVELS
-            for problem in tasks.problems_of(level, 16, held_out=False, seed=0)
+            for problem in ladder.problems_of(level, 16, held_out=False, seed=0)
         }
         said = []
         for prompt in prompts:
             level, answer = answers[prompt[0]["content"]]
             right = self.rng.random() < self.rate_at(level)
-            said.append(Said(str(answer if right else answer + 1), self.finished))
+            text = str(answer if right else answer + 1)
+            said.append(SimpleNamespace(text=text, finished=self.finished))
         self.levels_asked.append(level)
         return said
 
 
-@pytest.mark.parametrize("solved_up_to", range(1, 7))
-def test_auto_takes_the_level_nearest_one_half(solved_up_to: int) -> None:
-    half_at = solved_up_to + 1
-    pupil = Pupil(lambda level: 1.0 if level < half_at else 0.5 if level == half_at else 0.0)
-    assert tasks.arithmetic(policy=pupil).level == half_at
+def rates(level: int, rate: float) -> ladder.PassRate:
+    return ladder.PassRate(level, round(32 * rate), 0, 32)
+
+
+@pytest.mark.parametrize("half_at", range(1, 8))
+def test_auto_takes_the_level_nearest_one_half(half_at: int) -> None:
+    rate = {False: 0.0, True: 1.0}
+    found = ladder.level_near_half(lambda n: rates(n, 0.5 if n == half_at else rate[n < half_at]))
+    assert found == half_at
 
 
 def test_auto_measures_at_most_three_of_seven_levels_and_prints_one_line_each(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pupil = Pupil(lambda level: 1.0 if level < 5 else 0.3)
-    tasks.arithmetic("auto", policy=pupil)
+    pupil: Any = Pupil(lambda level: 1.0 if level < 5 else 0.3)
+    tasks.arithmetic("auto", policy=pupil, n_train=8, n_held_out=8)
     assert len(pupil.levels_asked) <= 3
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in pupil.levels_asked]
@@ -173,19 +153,20 @@ def test_auto_measures_at_most_three_of_seven_levels_and_prints_one_line_each(
 
 def test_a_policy_that_no_level_suits_is_told_so() -> None:
     with pytest.warns(UserWarning, match="take another policy"):
-        assert tasks.arithmetic(policy=Pupil(lambda level: 0.0)).level == 1
+        assert ladder.level_near_half(lambda level: rates(level, 0.0)) == 1
 
 
-def test_a_completion_that_was_cut_off_is_not_right_and_the_warning_names_the_limit() -> None:
+def test_a_truncated_completion_is_not_right_and_the_warning_names_the_limit() -> None:
+    pupil: Any = Pupil(lambda level: 1.0, finished=False)
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
-        tasks.arithmetic(policy=Pupil(lambda level: 1.0, finished=False))
+        tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8)
 
 
-def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes() -> None:
-    policy = rloo_kit.load_policy("tiny", max_seq_length=128)
-    level = tasks.arithmetic(policy=policy, max_new_tokens=32).level
-    fresh = tasks.pass_rate(policy, level, n_prompts=128, n_samples=1, max_new_tokens=32, seed=1)
-    assert 0.2 <= fresh.rate <= 0.8, fresh
+def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
+    options: Any = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
+    assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
+    fresh = ladder.pass_rate(policy, 1, n_prompts=48, n_samples=1, max_new_tokens=24, seed=1)
+    assert 0.1 <= fresh.rate <= 0.8, fresh
 
 
 def test_a_given_level_needs_no_policy() -> None:
@@ -195,7 +176,7 @@ def test_a_given_level_needs_no_policy() -> None:
 
 
 @pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5])
-def test_a_level_that_is_none_is_an_error_that_gives_the_range(level: Any) -> None:
+def test_a_level_that_does_not_exist_is_an_error_that_gives_the_range(level: Any) -> None:
     with pytest.raises(ConfigError, match="from 1 to 7"):
         tasks.arithmetic(level)
 

@@ -1,0 +1,102 @@
+"""Policy: completions, and what generate and save promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit import catalogue
+from rloo_kit.errors import ConfigError
+
+QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
+
+
+def test_n_completions_of_a_prompt_are_adjacent(policy: Any) -> None:
+    other = [{"role": "user", "content": "What is 1 + 2?"}]
+    completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
+    assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
+    for completion in completions:
+        assert len(completion.ids) <= 8
+        assert completion.finished == (completion.ids[-1] in policy.eos_ids)
+
+
+def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: Any) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    first = policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+    assert torch.rand(1) == expected
+    assert first == policy.generate([QUESTION], n=4, max_new_tokens=8, seed=5)
+
+
+def test_a_padded_row_gives_the_completion_of_the_row_alone(policy: Any) -> None:
+    longer = [{"role": "user", "content": "What is 17 + 25 + 13 + 12 + 11 + 10?"}]
+    together = policy.generate([QUESTION, longer], greedy=True, max_new_tokens=16)
+    assert together[0] == policy.generate([QUESTION], greedy=True, max_new_tokens=16)[0]
+
+
+def test_the_thought_can_be_switched_off_through_the_template(policy: Any) -> None:
+    thinking = policy.tokenize([QUESTION])[0]
+    switched_off = policy.tokenize([QUESTION], enable_thinking=False)[0]
+    assert switched_off[: len(thinking)] == thinking
+    assert 151668 in switched_off[len(thinking) :]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("What is 1 + 1?", {}, "a list of prompts"),
+        (QUESTION, {}, "a list of prompts"),
+        ([], {}, "a list of prompts"),
+        ([QUESTION], {"n": 0}, "at least 1"),
+        ([QUESTION], {"batch_size": -1}, "at least 1"),
+        ([QUESTION], {"temperature": 0.0}, "greedy=True"),
+    ],
+)
+def test_generate_refuses_what_it_cannot_sample(
+    policy: Any, prompts: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policy.generate(prompts, **options)
+
+
+def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, monkeypatch: Any) -> None:
+    tokens = len(policy.tokenize(["What is 1 + 2?"])[0])
+    monkeypatch.setattr(policy.model, "max_seq_length", tokens, raising=False)
+    with pytest.raises(ConfigError, match=rf"prompts\[0\] has {tokens} tokens"):
+        policy.generate(["What is 1 + 2?"], max_new_tokens=1)
+    monkeypatch.setattr(policy.model, "max_seq_length", tokens + 1, raising=False)
+    assert policy.generate(["What is 1 + 2?"], max_new_tokens=1)
+
+
+def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = catalogue.CATALOGUE["qwen3-4b"]
+    row = checkpoint.kv_bytes_per_token * 1024
+    on_gpu: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    policy = rloo_kit.Policy(on_gpu, None, checkpoint)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20 * row, 40 * row))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 6 * row)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2 * row)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    assert policy.fitting_batch_size(1024) == 12, "what torch has cached counts as free"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 40 * row))
+    assert policy.fitting_batch_size(8192) == 1
+
+
+def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder_whole(
+    policy: Any, tmp_path: Path
+) -> None:
+    policy.model.add_adapter("ref", policy.model.peft_config["default"])
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "leftover").touch()
+    policy.save(folder)
+    names = {path.name for path in folder.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
+    assert not {"ref", "leftover"} & names
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]

@@ -1,0 +1,182 @@
+"""Names, folders and hub ids: what they resolve to, and what the error says where they do not exist."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import PolicyNotFoundError
+from rloo_kit.policy import source, tiny
+
+ELSEWHERE = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
+
+
+def resolve(name: str | Path) -> source.Source:
+    return source.resolve(name, four_bit=True, token=None)
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``online(model_info)``: a hub that answers so."""
+
+    def answer(model_info: Any) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+
+    return answer
+
+
+def raising(error: Exception) -> Any:
+    def model_info(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return model_info
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    return kind("refused", response=SimpleNamespace(headers={}, request=None, status_code=404))  # type: ignore[call-arg]
+
+
+def test_a_wrong_name_gets_the_nearest_ones() -> None:
+    with pytest.raises(PolicyNotFoundError, match="did you mean qwen3-4b-thinking"):
+        resolve("qwen3-4b-thinkin")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{}/run/checkpoint-25",
+        "./adaptor",
+        "~/adaptor",
+        "my runs/adaptor",
+        "out/run/checkpoint-25",
+        "a/b/",
+        Path("somebody/something"),
+    ],
+    ids=str,
+)
+def test_a_path_that_is_no_hub_id_is_a_missing_folder(
+    name: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    name = name.format(tmp_path) if isinstance(name, str) else name
+    with pytest.raises(PolicyNotFoundError, match=rf"there is no folder '{name}'") as caught:
+        resolve(name)
+    assert f"{tmp_path} holds adapter." in str(caught.value)
+
+
+def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "config.json").touch()
+    assert resolve("~/adapter").path == str(tmp_path / "adapter")
+
+
+def test_a_folder_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(PolicyNotFoundError, match=r"no config\.json"):
+        resolve(tmp_path)
+
+
+# --- the hub
+
+
+def test_offline_a_hub_id_fails_at_once_and_the_message_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub, "model_info", raising(AssertionError("the hub was asked")))
+    with pytest.raises(PolicyNotFoundError, match="cannot be reached") as caught:
+        resolve("qwen3-4b")
+    assert "nor is there a folder of that name" in str(caught.value)
+    assert "prepare(offline=False)" in str(caught.value)
+
+
+def test_a_hub_that_accepts_the_connection_and_never_answers_fails_after_its_time(
+    online: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(source, "HUB_SECONDS", 0.2)
+    online(lambda *args, **kwargs: answer.wait(60))
+    with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
+        resolve("somebody/something")
+    answer.set()
+
+
+def test_a_network_error_is_a_hub_that_cannot_be_reached_and_another_error_is_raised(online: Any) -> None:
+    import httpx
+
+    for error in (httpx.ConnectError("refused"), OSError("no route"), errors.OfflineModeIsEnabled("offline")):
+        online(raising(error))
+        with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
+            resolve("somebody/something")
+    online(raising(KeyError("a fault of its own")))
+    with pytest.raises(KeyError):
+        resolve("somebody/something")
+
+
+@pytest.mark.parametrize("name", ["somebody/else", "qwen3-8b"])
+def test_a_missing_repository_and_a_gated_one_are_told_apart(name: str, online: Any) -> None:
+    online(raising(hub_error(errors.RepositoryNotFoundError)))
+    with pytest.raises(PolicyNotFoundError, match="no repository"):
+        resolve(name)
+    online(raising(hub_error(errors.GatedRepoError)))
+    with pytest.raises(PolicyNotFoundError, match="is gated"):
+        resolve(name)
+
+
+@pytest.mark.parametrize(("file", "adapter"), [("config.json", False), (source.ADAPTER_CONFIG, True)])
+def test_a_repository_is_recognised_as_a_model_or_an_adapter(file: str, adapter: bool, online: Any) -> None:
+    found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
+    online(lambda *args, **kwargs: found)
+    assert resolve("somebody/else").is_adapter is adapter
+
+
+# --- adapters
+
+
+@pytest.fixture
+def adapter(policy: Any, tmp_path: Path) -> Any:
+    """``adapter(base)``: the tiny policy's adapter, saved over that base."""
+
+    def save(base: str) -> Path:
+        folder: Path = policy.save(tmp_path / "adapter")
+        file = folder / source.ADAPTER_CONFIG
+        file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
+        return folder
+
+    return save
+
+
+def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:
+    folder = adapter(ELSEWHERE)
+    (folder / "optimizer.pt").touch()
+    assert resolve(folder) == source.Source(str(folder), CATALOGUE["tiny"], is_adapter=True)
+    with source.portable(str(folder)) as copy:
+        config = json.loads((Path(copy) / source.ADAPTER_CONFIG).read_text())
+        assert config["base_model_name_or_path"] == str(tiny.checkpoint())
+        assert {file.name for file in folder.iterdir()} - {file.name for file in Path(copy).iterdir()} == {
+            "optimizer.pt"
+        }
+    assert not Path(copy).exists()
+
+
+def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(adapter: Any) -> None:
+    with pytest.raises(PolicyNotFoundError, match=r"no folder '/gone/base'[\s\S]*base_model_name_or_path"):
+        source.trained_length(str(adapter("/gone/base")), True, {})
+
+
+def test_an_adapter_was_trained_for_the_length_of_its_base(policy: Any, adapter: Any) -> None:
+    base = str(tiny.checkpoint())
+    trained = policy.model.config.max_position_embeddings
+    assert source.trained_length(base, False, {}) == trained
+    assert source.trained_length(str(adapter(base)), True, {"revision": "of the adapter"}) == trained

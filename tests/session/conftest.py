@@ -1,0 +1,250 @@
+"""What the tests of this room share: two recorded processes that import the stack, and kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+SECRET = "hf_" + "x" * 30
+NO_PROXY = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"), "")
+NOWHERE = "http://127.0.0.1:9"  # nothing listens on the discard port
+
+# What these tests set or expect unset, whatever the caller's environment has.
+OWN = "HF_TOKEN HF_HUB_OFFLINE TRANSFORMERS_OFFLINE PYTORCH_ALLOC_CONF UNSLOTH_CPU_BF16 UNSLOTH_COMPILE_LOCATION"
+UNSET = f"import os\nfor name in {OWN.split()}: os.environ.pop(name, None)\n"
+
+# The first cells of a notebook in a new process; a line "--- name" begins what a cell prints.
+FIRST_CELLS = """
+import json, os, sys
+import rloo_kit
+print(json.dumps([name for name in sys.argv[1].split() if name in sys.modules]))
+
+print("--- look-up")
+import importlib.util
+found = importlib.util.find_spec("transformers")
+print(found.origin.endswith("__init__.py"), bool(found.submodule_search_locations), "unsloth" in sys.modules)
+
+print("--- prepare")
+env = rloo_kit.prepare(offline=True, seed=7)
+
+print("--- state")
+from huggingface_hub import constants
+names = ("MINE", "ABOVE", "HF_TOKEN", "UNSLOTH_CPU_BF16")
+print(json.dumps({name: os.environ[name] for name in names} | {
+    "env.offline": env.offline, "hub.offline": constants.HF_HUB_OFFLINE, "env.bf16": env.bf16, "repr": repr(env)}))
+
+print("--- late")
+os.environ["OMP_NUM_THREADS"] = "7"
+open("late.env", "w").write("UNSLOTH_COMPILE_LOCATION=elsewhere\\n")
+rloo_kit.prepare(dotenv="late.env")
+print(os.environ["UNSLOTH_COMPILE_LOCATION"] == "elsewhere")
+
+print("--- missing")
+rloo_kit.prepare(dotenv="nowhere.env")
+
+print("--- load")
+policy = rloo_kit.load_policy()
+
+print("--- dtype")
+print(policy.model.dtype)
+
+import logging
+log = logging.getLogger("bitsandbytes.backends.cpu.ops").warning
+log("Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure", "No module named 'kernels'")
+log("another line of the same logger")
+"""
+
+# Loads what no import order concerns, then forks: each child imports the rest of the stack in its own way.
+# An audit hook sees when a library's own code begins to run.
+FORKS = """
+import datasets, huggingface_hub, pandas, sympy, tokenizers, torch, torch._inductor.lowering, torchao
+import contextlib, io, json, os, sys, tempfile, warnings
+
+PATCHED = ("trl", "transformers", "peft", "accelerate")
+for name in (*PATCHED, "unsloth", "bitsandbytes"):
+    assert name not in sys.modules, name
+
+BEGUN = []
+def watch(event, arguments):
+    if event == "exec":
+        *_, place, name, file = ["", "", *arguments[0].co_filename.split("/")]
+        if place == "site-packages" and file == "__init__.py" and name in (*PATCHED, "unsloth"):
+            BEGUN.append(name)
+
+class Watch:
+    asked = []
+    def find_spec(self, name, path=None, target=None):
+        self.asked.append(name)
+
+def import_first(first, with_kit):
+    if with_kit:
+        import rloo_kit
+        sys.meta_path.insert(1, Watch())
+    sys.addaudithook(watch)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        __import__(first)
+        import unsloth
+    import transformers
+    import trl.trainer.rloo_trainer as user
+    return {
+        "told": any("should be imported before" in str(item.message) for item in caught),
+        "late": BEGUN[: BEGUN.index("unsloth")],
+        "loaded": sorted({*PATCHED, "unsloth"} & {*sys.modules}),
+        "hooks": sum(type(hook).__name__ == "_UnslothFirst" for hook in sys.meta_path),
+        "asked": first in Watch.asked,
+        "same": user.transformers is transformers is sys.modules["transformers"],
+        "specs": bool(transformers.__spec__.origin and unsloth.__spec__.origin),
+    }
+
+def too_early():
+    sys.modules["trl"] = type(sys)("trl")  # as good as imported
+    import rloo_kit
+    try:
+        rloo_kit.prepare(dotenv=None)
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+
+def failing():
+    import rloo_kit
+    sys.modules["unsloth"] = None  # import unsloth now raises
+    refused = []
+    for name in ("transformers", "trl"):
+        try:
+            __import__(name)
+        except ImportError:
+            refused.append(name)
+    return refused
+
+def prepare_in_cells():
+    import rloo_kit, trl
+    assert "PYTORCH_ALLOC_CONF" in os.environ, "unsloth has set it"
+    from IPython.testing.globalipapp import start_ipython
+    shell = start_ipython()
+    shell.run_cell("import rloo_kit", store_history=True)
+    shown = []
+    for cell in ("rloo_kit.prepare(dotenv=None)", "env = rloo_kit.prepare(dotenv=None)\\nenv", "env"):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            shell.run_cell(cell, store_history=True)
+        shown.append(out.getvalue())
+    return shown
+
+def in_a_child(action, *arguments):
+    said, result = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    if (pid := os.fork()) == 0:
+        os.dup2(said.fileno(), 1)
+        os.dup2(1, 2)
+        print(json.dumps(action(*arguments)), file=result, flush=True)
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return {"said": said.seek(0) or said.read(), "result": json.loads(result.seek(0) or result.read() or "null")}
+
+children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers", "trl", "peft")}
+children["without the kit"] = in_a_child(import_first, "transformers", False)
+children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing), "cells": in_a_child(prepare_in_cells)}
+print(json.dumps(children))
+"""
+HEAVY = "torch transformers accelerate trl peft unsloth datasets matplotlib IPython"
+
+
+@pytest.fixture(scope="session")
+def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What a new process prints: ``shown`` by cell, and ``stderr``; its .env lies in the folder above."""
+    above = tmp_path_factory.mktemp("project")
+    (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
+    (above / "notebooks").mkdir()
+    done = script(
+        f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
+        HEAVY,
+        MINE="from-shell",
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
+        XDG_CACHE_HOME=str(above),
+    )
+    cells = ("--- import\n" + done.stdout).split("--- ")[1:]
+    return SimpleNamespace(shown=dict(cell.split("\n", 1) for cell in cells), stderr=done.stderr)
+
+
+@pytest.fixture(scope="session")
+def children(script: Any) -> dict[str, Any]:
+    """By child: what it ``said`` on stdout and stderr, and its ``result``; the hub cannot be reached."""
+    record: dict[str, Any] = json.loads(script(UNSET + FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
+    return record
+
+
+@pytest.fixture
+def package() -> Path:
+    """The folder of rloo_kit's source."""
+    import rloo_kit
+
+    return Path(rloo_kit.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A Jupyter of our own: this interpreter's kernel, no settings of the user, no VS Code."""
+    home = tmp_path_factory.mktemp("jupyter")
+    spec = home / "data" / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": argv, "display_name": "Python 3", "language": "python"}))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [n for n in os.environ if n.startswith(("JUPYTER", "JPY_", "VSCODE_", "IPYTHON"))]:
+            patch.delenv(name)
+        patch.setenv("JUPYTER_PATH", str(home / "data"))
+        patch.setenv("JUPYTER_RUNTIME_DIR", str(home / "runtime"))
+        patch.setenv("JUPYTER_CONFIG_DIR", str(home / "config"))
+        patch.setenv("IPYTHONDIR", str(home / "ipython"))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+        patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+        yield home
+
+
+@contextlib.contextmanager
+def run_kernel(**variables: str) -> Iterator[tuple[int, Callable[[str], str]]]:
+    """A kernel without a server: its process id, and a function that runs a cell and gives its output."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(env=os.environ | variables)
+
+    def run(code: str) -> str:
+        shown: list[str] = []
+
+        def keep(message: dict[str, Any]) -> None:
+            content = message["content"]
+            shown.append(content.get("text", "") or content.get("data", {}).get("text/plain", ""))
+
+        answer = client.execute_interactive(code, timeout=90, output_hook=keep)["content"]
+        return "".join(shown) if answer["status"] == "ok" else answer["ename"]
+
+    try:
+        yield manager.provisioner.pid, run
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def only_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Objects of earlier tests are hidden from the collector, and pytest's frames from the search for holders."""
+    from rloo_kit.session import holders
+
+    frames = holders._frames
+    here = str(Path(__file__).parent)
+    monkeypatch.setattr(
+        holders, "_frames", lambda: (f for f in frames() if f.f_code.co_filename.startswith(here))
+    )
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

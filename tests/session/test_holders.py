@@ -1,0 +1,72 @@
+"""The search behind `release`: bytes counted once, and a name for what still holds a model."""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from types import ModuleType
+
+import pytest
+import torch
+
+from rloo_kit.session.release import Released, release
+
+MIB = 2**20
+pytestmark = pytest.mark.usefixtures("only_this_test")
+
+
+def four_mib() -> torch.nn.Linear:
+    return torch.nn.Linear(1024, 1024, bias=False)
+
+
+def named(result: Released) -> dict[str, int]:
+    """MiB by holder, without line numbers."""
+    return {re.sub(r", line \d+", "", who): held // MIB for who, held in result.holders if held >= MIB}
+
+
+def test_a_storage_counts_once_and_a_gradient_counts() -> None:
+    namespace = {"model": four_mib()}
+    namespace["view"] = namespace["model"].weight.detach()[:10]
+    namespace["model"].weight.sum().backward()
+    first = release(namespace=namespace)
+    assert first.freed_bytes == 4 * MIB  # the gradient: the weight lives on in its view
+    assert named(first)["view (name in the notebook)"] == 4
+    namespace.clear()
+    second = release(namespace=namespace)
+    assert first.held_bytes - second.held_bytes == 4 * MIB
+    assert "view (name in the notebook)" not in named(second)
+
+
+def test_what_still_holds_a_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = four_mib()
+    library = ModuleType("library")
+    library.CACHE = {"models": [model]}
+    library.Registry = type("Registry", (), {"__module__": "library", "entries": [four_mib()]})
+    monkeypatch.setitem(sys.modules, "library", library)
+
+    def closure() -> object:
+        return model
+
+    namespace = {"generate": closure, "kept": {"in": (model,)}, "free": [1, 2]}
+    test = "test_what_still_holds_a_model_is_named()"
+    found = named(release(namespace=namespace))
+    assert (
+        found.items()
+        >= {
+            "generate (name in the notebook)": 4,
+            "kept (name in the notebook)": 4,
+            f"model (variable of {test})": 4,
+            "library.CACHE (global of a module)": 4,
+            "library.Registry.entries (attribute of a class)": 4,
+        }.items()
+    )
+    assert "free (name in the notebook)" not in found
+
+
+def test_looking_at_a_functions_variables_does_not_hold_them() -> None:
+    model = four_mib()
+    assert any(who.startswith("model (") for who in named(release(namespace={})))
+    gone_model = weakref.ref(model)
+    del model
+    assert gone_model() is None

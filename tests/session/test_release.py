@@ -1,0 +1,261 @@
+"""release(): what it drops, what it leaves, and what it prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from rloo_kit.session.release import Released, release
+
+from .conftest import run_kernel
+
+MIB = 2**20
+pytestmark = pytest.mark.usefixtures("only_this_test")
+
+
+TRAINED = """
+import logging, warnings
+warnings.simplefilter("ignore"); logging.disable()
+from transformers import Trainer, TrainingArguments  # before rloo_kit, which would bring unsloth: 8 s
+import rloo_kit, torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.lin = torch.nn.Embedding(1024, 1024), torch.nn.Linear(1024, 1024, bias=False)
+    def forward(self, x, labels=None):
+        return {"loss": self.lin(self.emb(x)).square().mean()}
+def train():
+    args = TrainingArguments(FOLDER, max_steps=1, report_to=[], disable_tqdm=True, use_cpu=True,
+                             save_strategy="no", per_device_train_batch_size=2)
+    data = [{"x": torch.tensor(i), "labels": torch.tensor(0)} for i in range(8)]
+    trainer = Trainer(model=Model(), args=args, train_dataset=data)
+    trainer.train()
+    return trainer
+"""
+
+
+@pytest.mark.usefixtures("jupyter")
+def test_after_a_real_training_run_in_a_notebook_nothing_of_the_model_is_left(tmp_path: Path) -> None:
+    """8 MiB of weights and twice that of Adam's moments; kept by names, Out, a traceback and a list."""
+    with run_kernel() as (_, run):
+        run(TRAINED.replace("FOLDER", repr(str(tmp_path))))
+        run("trainer = train()")
+        assert "Model" in run("model = trainer.model; model")
+        assert "Embedding" in run("[model.emb]")
+        assert run("def fail(m): 1 / 0\nfail(trainer.model)") == "ZeroDivisionError"
+        run("keeper = [trainer]")
+        assert run("rloo_kit.release()") == "Released 24 MiB; <1 MiB still held."
+        assert run("[n for n in ('trainer', 'model', 'keeper') if n in globals()]") == "['keeper']"
+        assert run("rloo_kit.release()") == "Released 0 MiB; <1 MiB still held."
+        assert run("keeper[0].state.global_step") == "1"
+        assert run("_") == "1"  # IPython goes on numbering and keeping outputs
+
+
+def four_mib() -> torch.nn.Linear:
+    return torch.nn.Linear(1024, 1024, bias=False)
+
+
+@dataclass(frozen=True)
+class Policy:
+    model: Any
+    tokenizer: object = None
+
+
+class Trainer:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = self.model_wrapped = model
+        self.optimizer = torch.optim.SGD(model.parameters())
+        self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer)
+        kept = [model]  # as accelerate keeps what it prepared
+        self.accelerator = SimpleNamespace(models=kept, free_memory=kept.clear)
+        self.callback_handler = SimpleNamespace(model=model, callbacks=[SimpleNamespace(model=model)])
+        self.reward_funcs = [len, four_mib()]
+        self.state = "kept"
+
+
+def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
+    model = four_mib()
+    optimizer = torch.optim.SGD(model.parameters())
+    goes = {
+        "model": model,
+        "policy": Policy(four_mib()),
+        "trainer": Trainer(four_mib()),
+        "optimizer": optimizer,
+        "schedule": torch.optim.lr_scheduler.ConstantLR(optimizer),
+    }
+    stays = {"answer": 42, "nothing": None, "torch": torch, "Linear": torch.nn.Linear, "make": four_mib}
+    stays |= {"batch": torch.zeros(3), "text": "x", "of_text": Policy("a name"), "rows": [1, 2]}
+    namespace = goes | stays
+    release(namespace=namespace)
+    assert namespace.keys() == stays.keys()
+
+
+def test_with_holders_only_their_names_and_those_of_their_parts_go() -> None:
+    policy, other = Policy(torch.nn.Sequential(four_mib())), Policy(four_mib())
+    namespace = {"policy": policy, "again": policy, "model": policy.model, "layer": policy.model[0]}
+    stays = {"other": other, "nothing": None, "answer": 42}
+    namespace |= stays
+    release(policy, namespace=namespace)
+    assert namespace == stays
+
+
+def test_a_holder_that_can_hold_nothing_takes_no_name_with_it() -> None:
+    values = [None, 42, "x", torch, torch.nn.Linear, len, four_mib]
+    namespace = {f"name{i}": value for i, value in enumerate(values)}
+    release(*values, namespace=namespace)
+    assert list(namespace.values()) == values
+
+
+def test_a_trainer_that_something_else_keeps_is_emptied() -> None:
+    keeper = [Trainer(four_mib())]
+    assert release(keeper[0], namespace={}).freed_bytes == 8 * MIB  # the policy, and a model as a reward
+    assert keeper[0].state == "kept"
+    assert keeper[0].model is None
+
+
+def test_an_error_that_is_being_handled_or_was_shown_last_lets_go_of_its_variables() -> None:
+    def fail(size: int) -> None:
+        activations = torch.ones(size, MIB // 4)
+        raise MemoryError(len(activations))
+
+    def wrap() -> None:
+        try:
+            fail(4)
+        except MemoryError as error:
+            more = torch.ones(2, MIB // 4)
+            raise RuntimeError(len(more)) from error
+
+    try:
+        wrap()
+    except RuntimeError as error:
+        assert release(namespace={}).freed_bytes == 6 * MIB
+        sys.last_value = error
+        sys.last_traceback = error.__traceback__
+    release(namespace={})
+    assert sys.last_value is sys.last_traceback is None
+
+
+def test_outside_ipython_an_underscore_is_the_users_own() -> None:
+    model = four_mib()
+    namespace = {"_": str.upper, "_7": 1}
+    release(namespace=namespace)
+    assert namespace == {"_": str.upper, "_7": 1}
+    history = {7: model}
+    namespace = {"_oh": history, "Out": history, "_": model, "__": 1, "___": 2, "_7": model, "_i7": "model"}
+    release(namespace=namespace)
+    assert namespace == {"_oh": {}, "Out": {}, "__": "", "___": "", "_i7": "model"}
+
+
+class Odd:
+    """Raises whatever it is asked."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None
+
+
+ODD: dict[str, Callable[[], object]] = {  # made in the test: pytest itself stumbles over some
+    "raises at every attribute": Odd,
+    "holds what raises": lambda: SimpleNamespace(accelerator=Odd(), model=Odd()),
+    "raises when freed": lambda: SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0)),
+    "has every attribute": MagicMock,
+    "a tensor without storage": lambda: torch.zeros(2, device="meta"),
+    "a sparse tensor": lambda: torch.zeros(2, 2).to_sparse(),
+    "a model without storage": lambda: torch.nn.Linear(2, 2, device="meta"),
+}
+
+
+def test_odd_holders_are_passed_over() -> None:
+    odd = {kind: make() for kind, make in ODD.items()}
+    namespace = odd | {"model": four_mib()}
+    assert release(namespace=namespace).freed_bytes == 4 * MIB
+    assert "a tensor without storage" in namespace
+    release(*odd.values(), namespace=odd)
+
+
+def test_bitsandbytes_forgets_the_embeddings_of_what_is_released_and_keeps_others() -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.initialize()
+    model, other = torch.nn.Sequential(torch.nn.Embedding(1024, 1024)), torch.nn.Embedding(2, 2)
+    for embedding in (model[0], other):  # as transformers' Trainer does for an 8-bit optimizer
+        manager.register_module_override(embedding, "weight", {"optim_bits": 32})
+    del embedding
+    namespace = {"model": model}
+    del model
+    result = release(namespace["model"], namespace=namespace)
+    assert result.freed_bytes == 4 * MIB
+    assert [triple[0] for triple in manager.module_weight_config_triple] == [other]
+    manager.initialize()
+
+
+WITHOUT_TORCH = """
+import sys, rloo_kit
+rloo_kit.shutdown_kernel()
+model = [1]
+print(rloo_kit.release(model), "torch" in sys.modules, "IPython" in sys.modules, "model" in globals())
+
+from pathlib import Path
+from rloo_kit.session import imports, release
+
+def resident():
+    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
+
+if sys.platform == "linux":
+    imports._keep_freed_memory()
+    blocks = [bytearray(20 * 2**20) for _ in range(10)]
+    del blocks
+    kept = resident()
+    release.release()
+    print(kept >> 20, resident() >> 20)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_torch(script: Any) -> list[str]:
+    lines: list[str] = script(WITHOUT_TORCH).stdout.splitlines()
+    return lines
+
+
+def test_torch_and_ipython_are_not_loaded_for_it(without_torch: list[str]) -> None:
+    assert without_torch[0] == "Released 0 MiB; 0 MiB still held. False False False"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
+def test_freed_memory_that_the_kit_lets_the_process_keep_goes_back(without_torch: list[str]) -> None:
+    kept, left = map(int, without_torch[1].split())
+    assert kept > 200, "nothing was kept, so this shows nothing"
+    assert left < 50
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Released(0, 0, ()), "Released 0 MiB; 0 MiB still held."),
+        (Released(5 * MIB + 1000, 100, ()), "Released 5 MiB; <1 MiB still held."),
+        (
+            Released(3 * 1024 * MIB, 700 * MIB, (("cache (name in the notebook)", 699 * MIB),)),
+            "Released 3072 MiB; 700 MiB still held.\n    699 MiB  cache (name in the notebook)",
+        ),
+    ],
+)
+def test_the_text_is_in_whole_mib_so_that_it_repeats(result: Released, text: str) -> None:
+    assert str(result) == repr(result) == text
+
+
+def test_the_text_fits_on_a_screen() -> None:
+    text = str(Released(0, 99 * MIB, tuple((f"name{i}", MIB) for i in range(99))))
+    assert len(text.splitlines()) == 10
+    assert text.endswith("and 91 more in .holders")
