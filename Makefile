@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint types pytest notebooks gpu-check lock clean
+.PHONY: help install quickstart test lint types pytest notebooks docs gpu-check lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,10 @@ pytest: $(STAMP)
 notebooks: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout=420 \
 	    -o addopts= -o testpaths=notebooks --timeout=0 --durations=5 notebooks
+
+docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
+	$(BIN)/python scripts/docs.py
+	$(BIN)/mkdocs build --quiet --strict
 
 # PY=python3 takes an interpreter that has the stack, and installs nothing; ARGS="--only speed" runs a part.
 gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 9 minutes at most, offline
