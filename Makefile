@@ -47,7 +47,7 @@ notebooks: $(STAMP)
 
 docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
 	$(BIN)/python scripts/docs.py
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # PY=python3 takes an interpreter that has the stack, and installs nothing; ARGS="--only speed" runs a part.
 gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 9 minutes at most, offline

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -167,7 +168,8 @@ def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     from rloo_kit.watch.log import Known, Log, rounds
 
     file = ROOT / "tests/data/health" / f"{name.replace(', ', ' ').replace(' ', '_')}.ill.json"
-    run = json.loads(file.read_text()) if file.exists() else {"config": {}, "log_history": MADE_UP[name]}
+    made_up: dict[str, Any] = {"config": {}, "log_history": MADE_UP.get(name)}
+    run = json.loads(file.read_text()) if file.exists() else made_up
     known = Known.of(SimpleNamespace(**{**DEFAULTS, **run["config"]}))
     log = Log(rounds(run["log_history"]), known)
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
