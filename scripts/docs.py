@@ -75,19 +75,19 @@ def defaults(config_class: type) -> dict[str, object]:
     }
 
 
+def trls(config_class: type) -> type:
+    """TRL's own class behind the kit's: on a GPU unsloth's generated one stands between them."""
+    return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
+
+
 def own_settings() -> str:
     """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
-    import trl
-
     from rloo_kit import RLOOConfig
 
     said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
-    trls = defaults(trl.RLOOConfig)
-    rows = [
-        (f"`{name}`", shown(value), said[name][:1].upper() + said[name][1:])
-        for name, value in defaults(RLOOConfig).items()
-        if name not in trls
-    ]
+    ours = defaults(RLOOConfig)
+    added = [name for name in inspect.get_annotations(RLOOConfig) if name not in defaults(trls(RLOOConfig))]
+    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in added]
     return markdown_table(("setting", "default", "meaning"), rows)
 
 
@@ -108,11 +108,9 @@ def trl_settings() -> str:
 
 def changed_defaults() -> str:
     """Where ``RLOOConfig()`` differs from TRL's config as it is without unsloth."""
-    import trl
-
     from rloo_kit import RLOOConfig
 
-    ours, theirs = defaults(RLOOConfig), defaults(trl.RLOOConfig)
+    ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
     rows = [
         (f"`{name}`", shown(ours[name]), shown(value))
         for name, value in theirs.items()
