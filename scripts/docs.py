@@ -235,41 +235,46 @@ def rooms() -> str:
 
 
 def kit_names() -> str:
-    """The public names of ``rloo_kit``."""
+    """The public names of ``rloo_kit``, of which ``tasks`` is a room with names of its own."""
     import rloo_kit
 
-    return names_table(rloo_kit, {name: f"rloo_kit.{room}" for name, room in rloo_kit._ROOM_OF.items()})
+    return names_table(rloo_kit, [name for name in rloo_kit.__all__ if name != "tasks"])
 
 
 def task_names() -> str:
     """The public names of ``rloo_kit.tasks``."""
     from rloo_kit import tasks
 
-    return names_table(tasks, dict.fromkeys(tasks.__all__, tasks.arithmetic.__module__))
+    return names_table(tasks, tasks.__all__)
 
 
 def reward_names() -> str:
     """The public names of ``rewards``."""
     import rewards
 
-    return names_table(rewards, {name: f"rewards.{home}" for name, home in rewards._HOME.items()})
+    return names_table(rewards, rewards.__all__)
 
 
-def names_table(package: ModuleType, homes: dict[str, str]) -> str:
-    """Names with the first sentence of their docstring, and for the site mkdocstrings' directives in comments.
-
-    Args:
-        package: has the names.
-        homes: name -> the module of a constant; classes and functions know theirs.
-    """
+def names_table(package: ModuleType, names: Sequence[str]) -> str:
+    """Names with the first sentence of their docstring, and for the site mkdocstrings' directives in comments."""
     rows, directives = [], []
-    for name, home in homes.items():
-        value = getattr(package, name)
-        module = value.__module__ if isinstance(value, type | FunctionType) else home
+    for name in names:
+        module = home_of(package, name)
         file = source_of(module)
         rows.append((f"[`{name}`](../{file})", plain(first_sentence(docstring_of(ROOT / file, name)))))
         directives.append(f"<!-- ::: {module}.{name} -->")
     return "\n\n".join([markdown_table(("name", "what it is"), rows), *directives])
+
+
+def home_of(package: ModuleType, name: str) -> str:
+    """The module that defines a public name: classes and functions know theirs, a constant's is looked for."""
+    value = getattr(package, name)
+    if isinstance(value, type | FunctionType):
+        return value.__module__
+    for file in sorted(Path(package.__path__[0]).rglob("*.py")):
+        if re.search(rf"^{name}\b.*? = ", file.read_text(), re.MULTILINE):
+            return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    raise LookupError(f"{package.__name__} defines no {name}")
 
 
 def source_of(module: str) -> str:
