@@ -121,10 +121,10 @@ def changed_defaults() -> str:
 
 def old_names() -> str:
     """Arguments of older recipes: those with another name today, and those that are gone."""
-    from rloo_kit.train import arguments, config
+    from rloo_kit.train import names
 
-    renamed = {**config.OLD_NAMES, **arguments.OLD_NAMES}
-    gone = {**config.GONE, **arguments.GONE}
+    renamed = {**names.CONFIG_OLD, **names.TRAINER_OLD}
+    gone = {**names.CONFIG_GONE, **names.TRAINER_GONE}
     rows = [(f"`{old}`", f"`{new}`") for old, new in renamed.items()]
     rows += [(f"`{old}`", f"gone; {plain(todo).removeprefix('remove it: ')}") for old, todo in gone.items()]
     return markdown_table(("older name", "today"), rows)

@@ -37,10 +37,9 @@ def loaded_once() -> tuple[Any, dict[str, Any]]:
     return policy, {name: p.detach().clone() for name, p in lora.items()}
 
 
-@pytest.fixture
-def policy(loaded_once: tuple[Any, dict[str, Any]]) -> Any:
-    """The tiny policy with its weights as loaded: workers share out the tests, so no order is to be relied on."""
-    policy, lora = loaded_once
+def as_loaded(loaded: tuple[Any, dict[str, Any]]) -> Any:
+    """The shared policy with its weights as loaded: workers share out the tests, so no order is to be relied on."""
+    policy, lora = loaded
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
     policy.model.set_adapter("default")
@@ -48,6 +47,12 @@ def policy(loaded_once: tuple[Any, dict[str, Any]]) -> Any:
         parameter = policy.model.get_parameter(name)
         parameter.data, parameter.grad = weight.clone(), None
     return policy
+
+
+@pytest.fixture
+def policy(loaded_once: tuple[Any, dict[str, Any]]) -> Any:
+    """The tiny policy as loaded."""
+    return as_loaded(loaded_once)
 
 
 @pytest.fixture
@@ -68,6 +73,11 @@ def right_after_thought(completions: Any, answer: Any, **kwargs: Any) -> list[fl
         closed = completion[0]["content"].count("</think>") == 1
         scores.append(0.2 * closed + 0.8 * (closed and rloo_kit.tasks.answer_of(completion) == gold))
     return scores
+
+
+def random_rewards(completions: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
+    """Differs within any group whose completions differ, and by nothing but them."""
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """What ``RLOOTrainer`` is given, checked and completed before TRL sees it.
 
-For the trainer.  Names of older releases, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded
-rewards, and for informative sampling a dataset whose rows tell their place.  Whether values make sense is
-:mod:`rloo_kit.train.guards`' business.
+For the trainer: old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded rewards, and for
+informative sampling a dataset whose rows carry their index.  Configurations are checked by :mod:`.guards`, datasets and
+rewards by :mod:`rloo_kit.inputs`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import datasets
 import torch
 import trl
 
@@ -17,25 +18,15 @@ import rewards
 from rloo_kit import inputs
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment
-from rloo_kit.train import config as _config
-from rloo_kit.train import guards, prompts
+from rloo_kit.train import guards
+from rloo_kit.train.config import RLOOConfig
+from rloo_kit.train.names import TRAINER_GONE, TRAINER_OLD, modern_names
+from rloo_kit.train.own import Own
+from rloo_kit.train.prompts import PromptHistory
 
-OLD_NAMES = {
-    "policy": "model",
-    "tokenizer": "processing_class",
-    "reward_model": "reward_funcs",
-    "config": "args",
-}
-"""Arguments of older TRL trainers, and what they are called today."""
-
-GONE = {
-    "ref_policy": "remove it: the reference is the policy as it was when the trainer was made",
-    "ref_model": "remove it: the reference is the policy as it was when the trainer was made",
-    "value_model": "remove it: the leave-one-out baseline needs no value model",
-    "data_collator": "remove it: prompts are tokenized by the trainer",
-}
-"""Trainer arguments without an equal today, and what to do instead."""
+Arguments = dict[str, Any]
 
 ARGUMENTS = (
     "model",
@@ -56,44 +47,38 @@ ROW = "rloo_kit_row"
 """The dataset column that tells an informative sampler which prompt a group was of; rewards do not see it."""
 
 
-def completed(given: dict[str, Any]) -> tuple[dict[str, Any], prompts.PromptHistory | None]:
+def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
     """The trainer's arguments as TRL takes them.
 
     Returns:
         The arguments by today's names, and the prompts' history where ``prompt_sampling`` is "informative".
 
     Raises:
-        ArgumentError, ConfigError, DatasetError, RewardError: see :mod:`rloo_kit.train.guards`.
+        ArgumentError, ConfigError, DatasetError, RewardError: the first argument that is wrong.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
-    given = _config.modern_names(given, OLD_NAMES, GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
-    given = _unwrap_policy(given)
-    if "args" not in given:
-        given["args"] = _config.RLOOConfig()
-    _check_arguments(given)
-    if not isinstance(given["args"], _config.RLOOConfig):  # ours has spoken already
-        for doubt in guards.doubts(given["args"]):
+    given = modern_names(given, TRAINER_OLD, TRAINER_GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
+    if isinstance(policy := given.get("model"), Policy):
+        given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
+    given.setdefault("args", RLOOConfig())
+    _check(given)
+    args = given["args"]
+    own = Own.of(args)
+    if not isinstance(args, RLOOConfig):  # ours has warned already
+        for doubt in guards.doubts(args, own):
             warnings.warn(doubt, stacklevel=3)
-    given["reward_funcs"] = _guarded_rewards(given)
-    return given, _prompt_history(given)
+    given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
+    if own.prompt_sampling == "uniform":
+        return given, None
+    given["train_dataset"] = _with_rows(given["train_dataset"], args)
+    return given, PromptHistory(args.num_generations)
 
 
-def _unwrap_policy(given: dict[str, Any]) -> dict[str, Any]:
-    from rloo_kit.policy.policy import Policy
-
-    policy = given.get("model")
-    if isinstance(policy, Policy):
-        return {"processing_class": policy.tokenizer, **given, "model": policy.model}
-    return given
-
-
-def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
+def _guarded_rewards(given: Arguments, limit: float) -> list[Any]:
     funcs = given.get("reward_funcs")
     funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
     inputs.check_rewards(funcs, given["args"].reward_weights, where="RLOOConfig")
-    limit = _config.own(given["args"], "reward_limit")
-    dataset = given.get("train_dataset")
-    columns = inputs.reward_columns(dataset)
+    columns = inputs.reward_columns(given["train_dataset"])
     kept = (str, torch.nn.Module)  # reward models: TRL calls them itself
     guarded = [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
     callables = [f for f in guarded if not isinstance(f, kept)]
@@ -103,12 +88,13 @@ def _guarded_rewards(given: dict[str, Any]) -> list[Any]:
     return guarded
 
 
-def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
-    """For informative sampling: the history, and a dataset whose rows tell their place."""
-    args, dataset = given["args"], given["train_dataset"]
-    if _config.own(args, "prompt_sampling") == "uniform":
-        return None
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "add_column")) or args.remove_unused_columns:
+def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Dataset:
+    """The dataset with the column :data:`ROW`.
+
+    Raises:
+        ConfigError: its rows cannot be drawn in any order, or their columns do not reach the trainer.
+    """
+    if not isinstance(dataset, datasets.Dataset) or args.remove_unused_columns:
         raise ConfigError(
             "informative sampling needs a dataset whose rows can be drawn in any order, with all its columns",
             where="RLOOConfig(prompt_sampling='informative')",
@@ -116,41 +102,36 @@ def _prompt_history(given: dict[str, Any]) -> prompts.PromptHistory | None:
         )
     if ROW in dataset.column_names:  # of another trainer
         dataset = dataset.remove_columns(ROW)
-    given["train_dataset"] = dataset.add_column(ROW, list(range(len(dataset))))
-    return prompts.PromptHistory(args.num_generations)
+    return dataset.add_column(ROW, list(range(len(dataset))))
 
 
-def _check_arguments(given: dict[str, Any]) -> None:
+def _check(given: Arguments) -> None:
     for name in ("model", "train_dataset"):
         if given.get(name) is None:
             raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
     args = given["args"]
-    for name, wrong, todo in (
-        ("args", not hasattr(args, "reward_clip_range"), "args=rloo_kit.RLOOConfig(...)"),
-        (
-            "callbacks",
-            not isinstance(given.get("callbacks", []), list | tuple),
-            "a list: callbacks=[callback]",
-        ),
-    ):
-        if wrong:
-            kind = type(given[name]).__name__
-            raise ArgumentError(f"{name} cannot be a {kind}", where=f"RLOOTrainer({name}=...)", todo=todo)
+    if not isinstance(args, trl.RLOOConfig):
+        _refuse_kind("args", args, "args=rloo_kit.RLOOConfig(...)")
+    if not isinstance(given.get("callbacks", []), list | tuple):
+        _refuse_kind("callbacks", given["callbacks"], "a list: callbacks=[callback]")
     _check_model(given)
-    guards.check_config(args, environment.process_count())
+    guards.check_config(args, Own.of(args), environment.process_count())
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
-    datasets = {"train_dataset": given["train_dataset"]}
-    datasets |= {
-        f"eval_dataset[{part!r}]" if part else "eval_dataset": dataset for part, dataset in parts.items()
-    }
-    for name, dataset in datasets.items():
+    named = {"train_dataset": given["train_dataset"]}
+    named |= {f"eval_dataset[{part!r}]" if part else "eval_dataset": one for part, one in parts.items()}
+    for name, dataset in named.items():
         if dataset is not None:
             inputs.check_dataset(dataset, args, given.get("processing_class"), name)
 
 
-def _check_model(given: dict[str, Any]) -> None:
-    """Answers: on a GPU unsloth's trainer cannot take a name, and ignores peft_config without a word; a catalogue name
+def _refuse_kind(name: str, value: object, todo: str) -> None:
+    kind = type(value).__name__
+    raise ArgumentError(f"{name} cannot be a {kind}", where=f"RLOOTrainer({name}=...)", todo=todo)
+
+
+def _check_model(given: Arguments) -> None:
+    """Works around: on a GPU unsloth's trainer cannot take a name, and ignores peft_config silently; a catalogue name
     means nothing to the hub."""
     generated, model = trl.RLOOTrainer.__name__.startswith("Unsloth"), given["model"]
     if isinstance(model, str) and (generated or model in CATALOGUE):
@@ -166,7 +147,7 @@ def _check_model(given: dict[str, Any]) -> None:
             todo="attach the LoRA before: load_policy(name, lora_rank=...), or FastLanguageModel.get_peft_model",
         )
     tokenizer = given.get("processing_class")
-    if tokenizer is not None and getattr(tokenizer, "eos_token_id", 0) is None:
+    if tokenizer is not None and tokenizer.eos_token_id is None:
         raise ConfigError(
             "the tokenizer has no end-of-sequence token, so no completion would ever end",
             where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",

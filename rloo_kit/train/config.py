@@ -1,6 +1,6 @@
 """``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
 
-For everybody who trains.  On a GPU unsloth replaces TRL's config by one of its own with other defaults
+On a GPU unsloth replaces TRL's config by one of its own with other defaults
 (learning rate, optimizer, batch, warm-up, seed, ...), so that one notebook means two things; here every such
 default is set.  Names of older TRL releases that have an equal today are taken, once with a warning, so that
 published recipes run as pasted.
@@ -9,141 +9,24 @@ published recipes run as pasted.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
-import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from rloo_kit import advantages
-from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import guards
+from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
+from rloo_kit.train.own import HANDLERS, NAMES, Own
 
 import_unsloth()
 
 import trl  # noqa: E402 - unsloth first
-
-OLD_NAMES = {
-    "kl_coef": "beta",
-    "init_kl_coef": "beta",
-    "rloo_k": "num_generations",
-    "cliprange": "epsilon",
-    "num_ppo_epochs": "num_iterations",
-    "response_length": "max_completion_length",
-    "max_new_tokens": "max_completion_length",
-    "normalize_reward": "normalize_advantages",
-    "normalize_advantage": "normalize_advantages",
-    "push_to_hub_token": "hub_token",
-    "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
-    "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-}
-"""Arguments of older TRL and transformers configs, and what they are called today."""
-
-PLAIN: dict[str, Any] = {
-    "advantage_estimator": "rloo",
-    "kl_placement": "reward",
-    "kl_estimator": "k1",
-    "loss_aggregation": "seq-mean-token-sum",
-    "single_pass": False,
-    "skip_dead_groups": False,
-    "prompt_sampling": "uniform",
-    "fast_sampling": False,
-    "live_plot": False,
-    "on_unhealthy": "warn",
-    "reward_limit": 1e6,
-}
-"""What ``RLOOConfig`` adds to TRL's arguments, with what a plain ``trl.RLOOConfig`` means."""
-
-
-HANDLERS: dict[str, Callable[..., Any]] = {}
-"""Functions given as ``on_unhealthy``, by the name under which a config keeps them: a config is saved with every
-checkpoint, and a notebook's functions cannot be."""
-
-
-def own(args: Any, name: str) -> Any:
-    """One of the kit's own settings, also of a plain ``trl.RLOOConfig``."""
-    return getattr(args, name, PLAIN[name])
-
-
-def on_unhealthy(args: Any) -> str | Callable[..., Any]:
-    """What to do with a finding: "warn", "stop", or the function that was given."""
-    name = own(args, "on_unhealthy")
-    return HANDLERS.get(name, name)
-
-
-GONE = {
-    "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
-    "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
-    "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
-    "num_sample_generations": "set log_completions=True, or look with policy.generate",
-    "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
-    "num_mini_batches": "set steps_per_generation to how often one generation batch is cut",
-    "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
-    "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
-    "stop_token": "remove it: every eos id of the model's generation config ends a completion",
-    "stop_token_id": "put the id into model.generation_config.eos_token_id",
-    "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
-    "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
-    "dataset_num_proc": "map the dataset yourself before training",
-    "reward_clip_value": "use reward_clip_range=(-value, value)",
-    "advantage_clip_range": "clip the rewards instead, with reward_clip_range",
-    "exp_name": "use run_name",
-    "overwrite_output_dir": "remove it: checkpoints are overwritten one by one, and resuming is asked for in train()",
-    "save_safetensors": "remove it: every checkpoint is in safetensors",
-    "use_liger_loss": "remove it: the log-probabilities are fused already",
-}
-"""Config arguments without an equal today, and what to do instead."""
-
-
-def modern_names(
-    given: Mapping[str, Any],
-    old: Mapping[str, str],
-    gone: Mapping[str, str],
-    known: set[str],
-    where: str,
-    stacklevel: int,
-) -> dict[str, Any]:
-    """The same arguments under today's names; an old one is warned of at the line ``stacklevel`` calls up.
-
-    Raises:
-        ArgumentError: a name without an equal, an unknown name, or an old name beside its new one.
-    """
-    renamed = {name: old[name] for name in given if name in old and name not in known}
-    if renamed:
-        pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
-        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=stacklevel)
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        new = renamed.get(name, name)
-        if new not in known:
-            todo = gone.get(name) or _suggestion(name, known, where)
-            state = "has no equal in today's TRL" if name in gone else "is no argument"
-            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={shown(name, value)})", todo=todo)
-        if new in values:
-            raise ArgumentError(
-                f"{new} is given twice", where=f"{where}: {name} is its old name", todo=f"keep {new} alone"
-            )
-        values[new] = value
-    return values
-
-
-def shown(name: str, value: Any) -> str:
-    """A value for a message, cut short; never one that could be a secret."""
-    text = repr(value)
-    if re.search(r"token|key|secret|password", name, re.IGNORECASE) or "hf_" in text:
-        return "(not shown)"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _suggestion(name: str, known: set[str], where: str) -> str:
-    close = difflib.get_close_matches(name, known, n=2)
-    return f"did you mean {' or '.join(close)}?" if close else f"remove it; see help(rloo_kit.{where})"
 
 
 @dataclass(init=False)
@@ -198,17 +81,17 @@ class RLOOConfig(trl.RLOOConfig):
     """
 
     output_dir: str | None = field(default="out/rloo")
-    num_generations: int | None = field(default=4)
-    beta: float = field(default=0.05)
+    num_generations: int | None = field(default=DEFAULTS.num_generations)
+    beta: float = field(default=DEFAULTS.beta)
     learning_rate: float = field(default=1e-5)
-    per_device_train_batch_size: int = field(default=4)
-    gradient_accumulation_steps: int = field(default=2)
+    per_device_train_batch_size: int = field(default=DEFAULTS.per_device_train_batch_size)
+    gradient_accumulation_steps: int = field(default=DEFAULTS.gradient_accumulation_steps)
     logging_steps: float = field(default=1)
     save_steps: float = field(default=25)
     save_total_limit: int | None = field(default=2)
     disable_tqdm: bool | None = field(default=True)
     # What unsloth's generated config changes on a GPU, at TRL's values.
-    optim: str = field(default="adamw_torch_fused")
+    optim: str = field(default=DEFAULTS.optim)
     weight_decay: float = field(default=0.0)
     warmup_steps: float = field(default=0)
     seed: int = field(default=42)
@@ -228,10 +111,12 @@ class RLOOConfig(trl.RLOOConfig):
     )
     prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
     single_pass: bool = field(
-        default=True, metadata={"help": "No pass for old log-probs where they are the new."}
+        default=DEFAULTS.single_pass, metadata={"help": "No pass for old log-probs where they are the new."}
     )
     skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
-    fast_sampling: bool = field(default=True, metadata={"help": "On a CPU, draw tokens by inverse CDF."})
+    fast_sampling: bool = field(
+        default=DEFAULTS.fast_sampling, metadata={"help": "On a CPU, draw tokens by inverse CDF."}
+    )
     live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
     on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})
     reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
@@ -241,31 +126,31 @@ class RLOOConfig(trl.RLOOConfig):
             kwargs["output_dir"] = output_dir
         known = {item.name for item in dataclasses.fields(type(self)) if item.init}
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
-        given = modern_names(kwargs, OLD_NAMES, GONE, known, "RLOOConfig", stacklevel=3)
-        if callable(given.get("advantage_estimator")):
-            # By name, so that the config can be saved, logged and compared.
-            given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
-        if callable(handler := given.get("on_unhealthy")):
-            given["on_unhealthy"] = f"{getattr(handler, '__name__', 'function')} at {id(handler):#x}"
-            HANDLERS[given["on_unhealthy"]] = handler
+        given = modern_names(kwargs, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
+        _keep_functions(given)
         values = {**_own_defaults(type(self)), **given, **_precision(given)}
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
-        complete = {item.name: item.default for item in dataclasses.fields(type(self))} | values
-        guards.check_config(SimpleNamespace(**complete), environment.process_count())
-        for doubt in guards.doubts(SimpleNamespace(**complete)):
+        own = Own(**{name: values.pop(name) for name in NAMES})
+        defaults = {item.name: item.default for item in dataclasses.fields(type(self))}
+        complete = SimpleNamespace(**(defaults | values))
+        guards.check_config(complete, own, environment.process_count())
+        for doubt in guards.doubts(complete, own):
             warnings.warn(doubt, stacklevel=2)
-        if values["on_unhealthy"] not in ("warn", "stop", *HANDLERS):
-            raise ConfigError(
-                "on_unhealthy is neither warn, nor stop, nor a function",
-                where=f"RLOOConfig(on_unhealthy={values['on_unhealthy']!r})",
-                todo="'warn' is the default",
-            )
-        for name in PLAIN:
-            setattr(self, name, values.pop(name))
+        for name in NAMES:
+            setattr(self, name, getattr(own, name))
         super().__init__(**values)
+
+
+def _keep_functions(given: dict[str, Any]) -> None:
+    """Replace functions by names, so that the configuration can be saved, logged and compared."""
+    if callable(given.get("advantage_estimator")):
+        given["advantage_estimator"] = advantages.register(given["advantage_estimator"])
+    if callable(handler := given.get("on_unhealthy")):
+        given["on_unhealthy"] = f"{getattr(handler, '__name__', 'function')} at {id(handler):#x}"
+        HANDLERS[given["on_unhealthy"]] = handler
 
 
 def _own_defaults(config_class: type) -> dict[str, Any]:

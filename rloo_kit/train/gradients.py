@@ -1,29 +1,33 @@
-"""What may reach a weight: finite gradients, and in fp16 those that its loss scaler lets through.
+"""Only finite gradients reach a weight; in fp16, those that the loss scaler lets through.
 
 For the trainer.  It clips nothing (transformers' Trainer does) and scales nothing (torch's ``GradScaler`` does).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import TrainerCallback
 
 from rloo_kit.errors import NonFiniteError
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
 FIRST_LOSS_SCALE = 1024.0
 """Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
 sum over some hundred tokens of a completion, and each overflow costs a step's completions to halve the scale."""
 
 NO_SCALE_LEFT = 1.0
-"""Below it the scaler has halved as often as it can: not the scale is too large but the gradient."""
+"""Below it the scaler has halved as often as it can: the gradient is too large, not the scale."""
 
 
 class FiniteGradients(TrainerCallback):
-    """Answers: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN.
+    """Works around: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN.
 
-    In fp16 the scaler skips a step whose gradient overflows, and halves its scale; it would go on like that for ever.
+    In fp16 the scaler skips a step whose gradient overflows, and halves its scale; it would do so forever.
 
     Args:
         accelerator: of the trainer; its ``scaler`` is None but in fp16.
@@ -32,11 +36,16 @@ class FiniteGradients(TrainerCallback):
         NonFiniteError: before the optimizer's step; the weights are those of the last good one.
     """
 
-    def __init__(self, accelerator: Any) -> None:
+    def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **kwargs: object,
     ) -> None:
         """Stop where the gradient is not finite and no scaler is left to mend it."""
         scaler = _scaler_of(self._accelerator)
@@ -53,11 +62,11 @@ class FiniteGradients(TrainerCallback):
             )
 
 
-def begin(accelerator: Any) -> None:
+def begin(accelerator: Accelerator) -> None:
     """Set fp16's loss scaler to :data:`FIRST_LOSS_SCALE` for a run; one that is resumed takes its checkpoint's later.
 
-    Answers: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of the
-    same trainer fails with "unscale_() has already been called".
+    Works around: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of
+    the same trainer fails with "unscale_() has already been called".
     """
     scaler = _scaler_of(accelerator)
     if scaler is not None:
@@ -65,6 +74,6 @@ def begin(accelerator: Any) -> None:
         scaler.update(new_scale=FIRST_LOSS_SCALE)
 
 
-def _scaler_of(accelerator: Any) -> Any:
-    scaler = getattr(accelerator, "scaler", None)
+def _scaler_of(accelerator: Accelerator) -> torch.amp.GradScaler | None:
+    scaler: torch.amp.GradScaler | None = accelerator.scaler
     return scaler if scaler is not None and scaler.is_enabled() else None

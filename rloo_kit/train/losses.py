@@ -7,7 +7,7 @@ signal are left out.
 
 With several generation batches to an update, which are sampled one after the other, the update is their mean; where
 neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over units of
-as many micro-batches as their greatest common divisor (:func:`rloo_kit.train.packing.unit`).
+as many micro-batches as their greatest common divisor (:attr:`.packing.Layout.unit`).
 """
 
 from __future__ import annotations

@@ -1,31 +1,111 @@
 """Which completions go through the model, in which micro-batch, and with how little padding.
 
-For the trainer.  A completion whose advantage is 0 adds nothing to the gradient of the reward, so the rows
-that are left are packed into as few micro-batches as hold them, those of like length together, and each
-micro-batch is cut to its own longest prompt and completion.  What a row weighs in the update is settled
-before (:func:`rloo_kit.train.losses.row_weights`), so the update is the same.  Nothing here computes a loss.
+For the trainer.  A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows
+are packed into as few micro-batches as hold them, those of like length together, and each micro-batch is cut to its own
+longest prompt and completion.  What a row weighs in the update is settled before (:func:`.losses.row_weights`), so the
+update is the same.  Nothing here computes a loss.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+from rloo_kit.train.losses import row_weights
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 PROMPT = ("prompt_ids", "prompt_mask")
 COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps")
 
 
-def unit(accumulation: int, steps_per_generation: int) -> int:
-    """How many micro-batches of a generation batch always belong to one optimizer step.
+@dataclass(frozen=True)
+class Layout:
+    """How a generation batch is cut.
 
-    Rows may change places within such a unit without changing any update.
-
-    >>> unit(accumulation=4, steps_per_generation=2), unit(2, 8), unit(3, 2)
-    (2, 2, 1)
+    Attributes:
+        rows: completions in a micro-batch.
+        steps: micro-batches in a generation batch (``steps_per_generation``).
+        accumulation: micro-batches in an update (``gradient_accumulation_steps``).
+        block: rows that must stay together: K where advantages wait for the KL term, else 1.
+        aggregation, longest: for :func:`.losses.row_weights`.
+        trim: whether columns that are padding in all rows are cut off.
     """
-    return math.gcd(accumulation, steps_per_generation)
+
+    rows: int
+    steps: int
+    accumulation: int
+    block: int
+    aggregation: str
+    longest: int
+    trim: bool = True
+
+    @property
+    def unit(self) -> int:
+        """How many micro-batches of a generation batch always belong to one update.  Rows may change places within
+        such a unit without changing any update.
+
+        >>> [Layout(1, s, a, 1, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
+        [2, 2, 1]
+        """
+        return math.gcd(self.accumulation, self.steps)
+
+
+def micro_batches(
+    batch: dict[str, torch.Tensor], layout: Layout, accelerator: Accelerator
+) -> list[dict[str, torch.Tensor]]:
+    """A generation batch as ``layout.steps`` micro-batches, some of them perhaps empty.
+
+    Args:
+        batch: of this process; ``live`` (rows,) bool tells which rows are trained on.
+
+    Returns:
+        Each with ``row_weight`` (rows,) in place of ``live``.
+    """
+    # As TRL shuffles, so that the next sampling meets the same random state.
+    shuffled = torch.randperm(len(batch["prompt_ids"]))
+    batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
+    units = shuffled.split(layout.rows * layout.unit)
+    laid = [part for rows in units for part in _lay_out_unit(batch, rows, layout, accelerator)]
+    tensors = {name: value for name, value in batch.items() if name != "live"}
+    return [select(tensors, rows, layout.trim) for rows in laid]
+
+
+def _lay_out_unit(
+    batch: dict[str, torch.Tensor], shuffled: torch.Tensor, layout: Layout, accelerator: Accelerator
+) -> list[list[int]]:
+    """Rows of each of a unit's micro-batches; writes their weights into the batch."""
+    # Whole groups stand together before they are shuffled.
+    rows = sorted(shuffled.tolist()) if layout.block > 1 else shuffled.tolist()
+    tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
+    weights = row_weights(
+        layout.aggregation,
+        tokens[rows],
+        total_rows=len(rows) * processes,
+        total_tokens=int(accelerator.reduce(tokens[rows].sum(), reduction="sum")),
+        longest=layout.longest,
+    )
+    # transformers divides by the accumulation and processes average, so that is undone here.
+    batch["row_weight"][rows] = weights * layout.unit * processes
+
+    lengths, live = tokens.tolist(), batch["live"].tolist()
+    blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)
+    per_batch, needed = layout.rows // layout.block, 0
+    if processes > 1:  # all must pass through the model equally often, or they wait for each other
+        mine = torch.tensor(max(1, math.ceil(len(blocks) / per_batch)), device=accelerator.device)
+        needed = int(accelerator.gather(mine).max())
+        spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
+        spare = spare[: max(0, needed - len(blocks))]
+        idle = [row for run in spare for row in run]
+        batch["row_weight"][idle] = 0.0
+        batch["completion_mask"][idle] = 0
+        blocks = spare + blocks
+    return lay_out(blocks, per_batch, layout.unit, needed)
 
 
 def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[list[int]]:
@@ -43,8 +123,8 @@ def lay_out(
 ) -> list[list[int]]:
     """Cut blocks into ``batches`` micro-batches of at most ``per_batch`` blocks, the empty ones first.
 
-    The empty ones come first because the last micro-batch of an optimizer step is the one at which processes
-    exchange gradients, and for that it must pass through the model.
+    The last micro-batch of an update is the one at which processes exchange gradients, and for that it must pass
+    through the model.
 
     Args:
         needed: micro-batches that must not be empty, where other processes need that many; there must be as
@@ -70,8 +150,7 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
     """Some rows of a batch, without the columns that are padding in all of them.
 
     Args:
-        batch: tensors of which the first dimension is rows; prompts padded on the left, completions on the
-            right.
+        batch: tensors whose first dimension is rows; prompts padded on the left, completions on the right.
         rows: which, in this order.
         trim: False keeps the width.
     """
@@ -87,3 +166,10 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
     chosen |= {name: chosen[name][:, start:] for name in PROMPT}
     chosen |= {name: chosen[name][:, :stop] for name in COMPLETION if name in chosen}
     return chosen
+
+
+def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    return ids, mask, batch["completion_ids"].size(1)

@@ -143,4 +143,4 @@ def test_the_mask_is_four_bytes_a_pair_of_tokens_and_says_nothing_where_no_promp
     assert additive == 2
     assert 1.9 < beside < 2.1, "two bool copies"
     assert read == 0, "padding on the right is hidden by causal attention"
-    assert unread > 0, "the padding's own rows, which nobody reads"
+    assert unread > 0, "the padding's own rows, which are never read"

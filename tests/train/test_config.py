@@ -14,7 +14,8 @@ import trl
 import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import config
+from rloo_kit.train import names
+from rloo_kit.train.own import NAMES
 
 
 def test_the_kits_defaults_are_those_of_the_readme() -> None:
@@ -25,7 +26,7 @@ def test_the_kits_defaults_are_those_of_the_readme() -> None:
 
 def test_what_the_kit_does_not_name_stays_trls() -> None:
     ours, theirs = rloo_kit.RLOOConfig(), trl.RLOOConfig(output_dir="x", bf16=False)
-    named = set(config.RLOOConfig.__annotations__) | {"bf16", "fp16"}
+    named = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16", "fp16"}
     for item in dataclasses.fields(trl.RLOOConfig):
         derived = item.name in (
             "generation_batch_size",
@@ -64,11 +65,11 @@ def test_a_published_recipe_gets_one_warning_for_all_its_old_names() -> None:
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("name", config.GONE)
+@pytest.mark.parametrize("name", names.CONFIG_GONE)
 def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
     with pytest.raises(ArgumentError, match=name) as caught:
         rloo_kit.RLOOConfig(**{name: 1})
-    assert config.GONE[name] in str(caught.value)
+    assert names.CONFIG_GONE[name] in str(caught.value)
     assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
 
 
@@ -98,9 +99,9 @@ def test_an_old_name_beside_its_new_one_is_refused() -> None:
 
 def test_every_old_name_leads_to_a_name_that_exists() -> None:
     fields = {item.name for item in dataclasses.fields(trl.RLOOConfig)}
-    assert set(config.OLD_NAMES.values()) <= fields
-    assert not set(config.GONE) & fields
-    assert not set(config.OLD_NAMES) & fields
+    assert set(names.CONFIG_OLD.values()) <= fields
+    assert not set(names.CONFIG_GONE) & fields
+    assert not set(names.CONFIG_OLD) & fields
 
 
 def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
@@ -162,7 +163,7 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
 def test_a_config_survives_pickling_and_shows_the_kits_own_fields() -> None:
     settings = rloo_kit.RLOOConfig(single_pass=False)
     assert pickle.loads(pickle.dumps(settings)).single_pass is False
-    assert set(config.PLAIN) <= set(settings.to_dict())
+    assert set(NAMES) <= set(settings.to_dict())
 
 
 def test_the_batch_check_knows_the_generation_batch_arguments() -> None:

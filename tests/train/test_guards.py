@@ -262,19 +262,6 @@ def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(
     assert [one.filename for one in caught if "top_p" in str(one.message)] == [__file__]
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf])
-def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(
-    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, scores = make_trainer(), torch.tensor([[0.5], [1.0]])
-    trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
-    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda self, inputs: scores)
-    assert trainer._calculate_rewards([]) is scores
-    scores[1] = score
-    with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
-        trainer._calculate_rewards([])
-
-
 def without_eos(tokenizer: Any) -> Any:
     import copy
 
@@ -295,21 +282,6 @@ def test_a_reward_that_raises_keeps_its_own_traceback(make_trainer: Any) -> None
         names.append(step.tb_frame.f_code.co_name)
         step = step.tb_next
     assert "divides" in names
-
-
-def test_none_for_a_sample_is_allowed(make_trainer: Any) -> None:
-    trainer = make_trainer(reward_funcs=[gives(None), returns([0.0, 1.0, 0.0, 1.0])])
-    trainer.train()
-    assert trainer.state.global_step == 1
-
-
-def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
-    def never(completions: Any, **kwargs: Any) -> Any:
-        return [None] * len(completions)
-
-    with pytest.warns(UserWarning, match="'never' has given None for every sample of 3 batches") as caught:
-        make_trainer(reward_funcs=[never, returns([0.0, 1.0, 0.0, 1.0])], max_steps=5).train()
-    assert sum("given None" in str(item.message) for item in caught) == 1
 
 
 def test_a_bad_value_in_a_later_step_stops_the_run_there(make_trainer: Any, policy: Any) -> None:

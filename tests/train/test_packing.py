@@ -11,26 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rloo_kit.train.packing import blocks_of, lay_out, select, unit
+from rloo_kit.train.packing import Layout, blocks_of, lay_out, select
 
 # --- unit -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("accumulation", "steps_per_generation", "expected", "why"),
-    [
-        (1, 1, 1, "one micro-batch is all there is"),
-        (4, 4, 4, "a generation batch is one optimizer step"),
-        (4, 2, 2, "two generation batches make one step"),
-        (2, 8, 2, "a generation batch lasts four steps"),
-        (3, 2, 1, "the second generation batch is split between two steps"),
-        (6, 4, 2, "4 | 2 + 2 | 4: a step's end falls into the middle of a generation batch"),
-    ],
-)
-def test_rows_may_change_places_among_this_many_micro_batches(
-    accumulation: int, steps_per_generation: int, expected: int, why: str
-) -> None:
-    assert unit(accumulation, steps_per_generation) == expected, why
+def unit(accumulation: int, steps: int) -> int:
+    return Layout(rows=1, steps=steps, accumulation=accumulation, block=1, aggregation="", longest=1).unit
 
 
 @given(st.integers(1, 12), st.integers(1, 12))
@@ -49,14 +36,6 @@ def test_rows_of_a_group_stay_together_and_in_order() -> None:
     lengths = {10: 5, 11: 1, 12: 2, 13: 2, 14: 9, 15: 1}
     by_row = [lengths.get(row, 0) for row in range(16)]
     assert blocks_of([10, 11, 12, 13, 14, 15], 2, by_row) == [[12, 13], [10, 11], [14, 15]]
-
-
-def test_blocks_of_one_row_are_sorted_by_length_and_ties_keep_their_order() -> None:
-    assert blocks_of([3, 0, 2, 1], 1, [4, 1, 4, 2]) == [[1], [3], [0], [2]]
-
-
-def test_without_rows_there_are_no_blocks() -> None:
-    assert blocks_of([], 4, [1, 2, 3]) == []
 
 
 # --- lay_out ----------------------------------------------------------------------------------------------

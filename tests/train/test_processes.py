@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.conftest import CLEAN_ENVIRONMENT, ROOT
-
 RUN = """
-import random, sys
+import os, random, socket, sys
 import rloo_kit
 policy = rloo_kit.load_policy("tiny", seed=0)
 import torch
 from transformers import TrainerCallback
 
 task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
-folder, batch = sys.argv[1], int(sys.argv[2])
 K = 4
 
 class Fixed(rloo_kit.RLOOTrainer):
     def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-        '''The same completions whoever samples them: by prompt, and by place in the group.'''
+        '''The same completions on any process: by prompt, and by place in the group.'''
         made = []
         for index, ids in enumerate(prompt_ids):
             rng = random.Random(f"{list(ids)} {index % K}")
@@ -33,7 +28,7 @@ class Fixed(rloo_kit.RLOOTrainer):
         return made
 
 def reward(completion_ids, problem, **kwargs):
-    # One prompt in three pays everybody the same; a few completions are not scored.
+    # One prompt in three pays all completions the same; a few are not scored.
     return [0.5 if sum(map(ord, p)) % 3 == 0 else None if len(ids) == 3 else sum(ids) % 97 / 97
             for ids, p in zip(completion_ids, problem)]
 
@@ -42,7 +37,7 @@ class Keep(TrainerCallback):
         named = {n.removeprefix("module."): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         self.gradient = named
 
-def gradient(name, **settings):
+def gradient(folder, batch, name, **settings):
     config = rloo_kit.RLOOConfig(
         output_dir=folder, num_generations=K, per_device_train_batch_size=batch, gradient_accumulation_steps=2,
         max_steps=1, learning_rate=0.0, max_completion_length=8, save_strategy="no", seed=7, use_cpu=True,
@@ -58,7 +53,7 @@ def gradient(name, **settings):
     trainer.train()
     log = next(entry for entry in trainer.state.log_history if "reward" in entry)
     if trainer.accelerator.is_main_process:
-        print(name, trainer.accelerator.num_processes, trainer.model_wrapped.__class__.__name__, flush=True)
+        assert trainer.accelerator.num_processes == 8 // batch
         shown = {metric: log[metric] for metric in ("reward", "dead_groups", "entropy", "kl") if metric in log}
         torch.save({"gradient": keep.gradient, **shown}, f"{folder}/{name}.pt")
 
@@ -77,34 +72,33 @@ SETTINGS = {
         "beta": 0.05, "kl_placement": "loss", "kl_estimator": "k3", "loss_aggregation": "seq-mean-token-sum-norm",
         "skip_dead_groups": True, "mask_truncated_completions": True},
 }
-for name, settings in SETTINGS.items():
-    gradient(name, **settings)
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
+def start(folder, rank, processes, port):  # a process of its own, as torchrun would start it
+    process = os.fork()
+    if not process:
+        if processes > 1:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes),
+                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        for name, settings in SETTINGS.items():
+            gradient(folder, 8 // processes, name, **settings)
+        os._exit(0)
+    return process
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+for folder, processes in ((sys.argv[1], 1), (sys.argv[2], 2)):
+    started = [start(folder, rank, processes, port) for rank in range(processes)]
+    assert [os.waitpid(one, 0)[1] for one in started] == [0] * processes
 """
 NAMES = ("rloo", "grpo", "dr_grpo", "reinforce", "own", "live rows only", "live groups only")
 NAMES += ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: Any) -> dict[int, Path]:
+def runs(script: Any, tmp_path_factory: Any) -> dict[int, Path]:
     """Folders with the gradients that one process found and those that two found."""
     folders = {processes: tmp_path_factory.mktemp(f"processes{processes}") for processes in (1, 2)}
-    for processes, folder in folders.items():
-        script = folder / "run.py"
-        script.write_text(RUN)
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"] * (processes == 2)
-        done = subprocess.run(
-            [sys.executable, *launcher, str(script), str(folder), str(8 // processes)],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-            cwd=ROOT,
-            env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
-        )
-        assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
-        assert done.stdout.count(f" {processes} ") >= len(NAMES)
+    script(RUN, *map(str, folders.values()), ACCELERATE_USE_CPU="true")
     return folders
 
 

@@ -1,0 +1,38 @@
+"""In which order tests run, and which of them `make check` leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
+"""Fixtures that load a policy or start a process."""
+
+LONGEST_FIRST = (
+    "notebooks/04",
+    "notebooks/03",
+    "notebooks/02",
+    "notebooks/01",
+    "tests/train/test_update",
+    "tests/session/test_kernel",
+    "tests/train/test_resumable",
+    "tests/train/test_processes",
+    "tests/train/test_prompts",
+    "tests/train/test_gpu_class",
+    "tests/session",
+    "tests/train",
+    "tests/test_gpu_check",
+)
+"""Files run on one worker each, so that a worker is not left alone with a long one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes a policy or a process of its own, and put the longest files first."""
+    for item in items:
+        if TRAINING & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.training)
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    places = (place for place, start in enumerate(LONGEST_FIRST) if item.nodeid.startswith(start))
+    return next(places, len(LONGEST_FIRST))

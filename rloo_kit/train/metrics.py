@@ -1,0 +1,90 @@
+"""What a training step logs: figures from tensors, under TRL's names.
+
+For the trainer.  Nothing here talks to other processes: the trainer gathers first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from trl.trainer.utils import nanstd
+
+from rloo_kit.advantages import total_rewards
+
+
+class TokenMeans:
+    """Means over tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[float, float]] = {}
+
+    def add(self, name: str, total: float, count: float) -> float:
+        """Take in a sum over so many tokens; return the mean so far, 0 where there were none."""
+        before, counted = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = total, count = total + before, count + counted
+        return total / max(count, 1.0)
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._sums.clear()
+
+
+def reward_metrics(
+    names: Sequence[str], scores: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor
+) -> dict[str, float]:
+    """Mean and standard deviation of each reward function and of their sum.
+
+    Args:
+        names: of the reward functions.
+        scores: (completions, rewards) of all processes, NaN where a reward does not apply.
+        weights: (rewards,).
+        totals: (groups, K), the clipped sums; only for ``frac_reward_zero_std``, TRL's count of groups without spread.
+    """
+    found = {}
+    for name, column in zip(names, scores.T, strict=True):
+        found[f"rewards/{name}/mean"] = column.nanmean().item()
+        found[f"rewards/{name}/std"] = nanstd(column).item()
+    unclipped = total_rewards(scores, weights, clip=None)
+    found["reward"], found["reward_std"] = unclipped.nanmean().item(), nanstd(unclipped).item()
+    spread = nanstd(totals, dim=1)
+    found["frac_reward_zero_std"] = spread.isclose(torch.zeros_like(spread)).float().mean().item()
+    return found
+
+
+def clip_counts(
+    ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
+) -> torch.Tensor:
+    """How many ratios of this process were clipped.
+
+    Args:
+        ratio: (rows,), or (rows, tokens) where each token has one.
+        advantages: (rows,).
+        mask: (rows, tokens), 0 where a token does not count.
+        clip: lowest and highest ratio that is paid for.
+
+    Returns:
+        (5,): clipped below, clipped above, ratios, and the extremes that :func:`clip_metrics` takes.
+    """
+    if ratio.ndim == 2:
+        advantages, ratio = advantages.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
+    low = ((ratio < clip[0]) & (advantages < 0)).float()
+    high = ((ratio > clip[1]) & (advantages > 0)).float()
+    none = low.new_tensor(torch.inf)
+    extremes = (low.min(), -high.max()) if len(low) else (none, none)
+    return torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), *extremes])
+
+
+def clip_metrics(counts: torch.Tensor) -> dict[str, float]:
+    """TRL's ``clip_ratio/*`` from the :func:`clip_counts` (processes, 5) of all processes; empty without any ratio."""
+    low, high, total = counts[:, :3].sum(0).tolist()
+    if not total:
+        return {}
+    least, most = counts[:, 3:].amin(0).tolist()
+    return {
+        "clip_ratio/low_mean": low / total,
+        "clip_ratio/low_min": least,
+        "clip_ratio/high_mean": high / total,
+        "clip_ratio/high_max": -most,
+        "clip_ratio/region_mean": (low + high) / total,
+    }

@@ -1,0 +1,282 @@
+"""A rollout: sample completions, score them, and take log-probabilities, by TRL's own methods with what they lack.
+
+For :class:`rloo_kit.RLOOTrainer`, which makes advantages and a loss of it.  The overrides name what they work around;
+tests/contract pins TRL's methods and fails with an explanation when TRL changes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit import inputs
+from rloo_kit.advantages import dead_groups, total_rewards
+from rloo_kit.errors import RewardError
+from rloo_kit.memory import shortage
+from rloo_kit.policy import sampling
+from rloo_kit.session.imports import import_unsloth
+from rloo_kit.train import packing
+from rloo_kit.train.own import Own
+from rloo_kit.watch import truncation
+
+import_unsloth()
+
+import torch  # noqa: E402 - unsloth first
+from accelerate.utils import gather_object  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
+from trl.trainer.utils import pad, use_adapter  # noqa: E402
+
+from rloo_kit.train.prompts import InformativeSampler  # noqa: E402
+from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from torch.utils.data import Sampler
+    from transformers import PreTrainedModel
+
+Batch = dict[str, torch.Tensor]
+Example = dict[str, Any]
+
+UNSCORED_BATCHES = 3
+"""After so many batches in a row without a single score a reward function is reported."""
+
+
+class RolloutTrainer(ResumableTrainer):
+    """TRL's trainer with checked sampling and scores, and no more forward passes than are asked for."""
+
+    own: Own
+    _backbones: list[torch.nn.Module]
+
+    def _start_afresh(self) -> None:
+        super()._start_afresh()
+        self._unscored: Counter[str] = Counter()
+        self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        """Works around: TRL draws every prompt as often as any other."""
+        if self._history is None:
+            uniform: Sampler[int] = super()._get_train_sampler(dataset)
+            return uniform
+        steps = self.args.steps_per_generation * self.num_iterations
+        # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
+        ahead = self.args.gradient_accumulation_steps
+        ahead += self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or 2)
+        return InformativeSampler(
+            self._history,
+            prompts=len(self.train_dataset if dataset is None else dataset),
+            per_batch=self.args.generation_batch_size // self.num_generations,
+            repeats=steps,
+            lag=math.ceil(ahead / steps) + 1,
+            seed=self.args.seed,
+        )
+
+    def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
+        """Sample a completion of each example's prompt, and score it.
+
+        Returns:
+            ``prompt_ids`` and ``prompt_mask`` (rows, tokens) padded on the left, ``completion_ids`` and
+            ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
+            processes, NaN where a reward does not apply.
+        """
+        prompts = [example["prompt"] for example in examples]
+        prompt_ids, completion_ids, completions = self._generate(prompts)
+        scores = self._calculate_rewards(examples, prompts, completions, completion_ids)
+        self._log_rollout(prompts, completions, scores)
+        return self._padded(prompt_ids, completion_ids), scores
+
+    def _padded(self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]) -> Batch:
+        def padded(rows: Sequence[list[int]], side: str, value: int = 0) -> torch.Tensor:
+            found: torch.Tensor = pad(
+                [torch.tensor(row) for row in rows],
+                padding_value=value,
+                padding_side=side,
+                pad_to_multiple_of=self.pad_to_multiple_of,
+            )
+            return found.to(self.accelerator.device)
+
+        pad_id, masked = self._tokenizer.pad_token_id, self.mask_truncated_completions
+        counted = [[0 if masked and self._is_cut(row) else 1] * len(row) for row in completion_ids]
+        return {
+            "prompt_ids": padded(prompt_ids, "left", pad_id),
+            "prompt_mask": padded([[1] * len(row) for row in prompt_ids], "left"),
+            "completion_ids": padded(completion_ids, "right", pad_id),
+            "completion_mask": padded(counted, "right"),
+        }
+
+    def _is_cut(self, completion_ids: list[int]) -> bool:
+        return completion_ids[-1] not in (*self.eos_token_ids, self._tokenizer.pad_token_id)
+
+    def _log_rollout(self, prompts: list[Any], completions: list[Any], scores: torch.Tensor) -> None:
+        """Fill TRL's table of completions, and flush what reward functions logged; keys sorted, so that all processes
+        gather in one order."""
+        self._logs["prompt"].extend(gather_object(prompts))
+        self._logs["completion"].extend(gather_object(completions))
+        for name, column in zip(self.reward_func_names, scores.T, strict=True):
+            self._logs["rewards"][name].extend(column.tolist())
+        for column in sorted(set(gather_object(list(self._pending_extra_logs)))):
+            values = self._pending_extra_logs.get(column, [None] * len(prompts))
+            self._logs["extra"][column].extend(gather_object(values))
+        for name in sorted(set(gather_object(list(self._pending_metrics)))):
+            values = self._pending_metrics.get(name, [])
+            local = torch.tensor(
+                [sum(values), len(values)], device=self.accelerator.device, dtype=torch.float32
+            )
+            total, count = self.accelerator.reduce(local, reduction="sum").tolist()
+            self._metrics["train"][name].append(total / count)
+        self._pending_extra_logs.clear()
+        self._pending_metrics.clear()
+
+    # --- sampling -----------------------------------------------------------------------------------------
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], *args: object, **kwargs: object
+    ) -> list[list[int]]:
+        """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
+        mode; multinomial is most of a CPU's step."""
+        inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
+        training = self.model.training
+        with shortage.phase(self, "generate"), self._fast_sampling():
+            completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        if training:
+            self._warn_of_truncation(completion_ids)
+        else:
+            self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
+        return completion_ids
+
+    @property
+    def _max_seq_length(self) -> int | None:
+        return getattr(self.model, "max_seq_length", None)  # unsloth's models have one, plain ones do not
+
+    def _warn_of_truncation(self, completion_ids: list[list[int]]) -> None:
+        seen = [(len(ids), self._is_cut(ids)) for ids in completion_ids]
+        gathered = self.accelerator.gather(torch.tensor(seen, device=self.accelerator.device))
+        said = self._watch.see(gathered[:, 0].tolist(), gathered[:, 1].bool().tolist())
+        if said and self.accelerator.is_main_process:
+            warnings.warn(said, stacklevel=2)
+
+    @contextmanager
+    def _fast_sampling(self) -> Iterator[None]:
+        """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
+        wanted = self.own.fast_sampling and self.accelerator.device.type == "cpu"
+        other_engine = self.use_vllm or self.use_transformers_continuous_batching
+        if not wanted or other_engine or self.args.generation_kwargs:
+            yield
+            return
+        model, bound = self.model, self.model.generate
+        patched = "generate" in vars(model)
+        model.generate = functools.partial(bound, **sampling.options(self.accelerator.device))
+        try:
+            yield
+        finally:
+            if patched:
+                model.generate = bound
+            else:
+                del model.generate
+
+    # --- scores -------------------------------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
+        """Works around: what a reward model returns is not checked, a reward that is always None is only logged, and an
+        evaluation does not count its dead groups.
+
+        Returns:
+            (completions, rewards) of all processes, NaN where a reward does not apply.
+        """
+        scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
+        self._check_models_rewards(scores)
+        if self.model.training:
+            self._report_unscored(scores)
+        elif self.num_generations_eval > 1:  # an evaluation may sample one completion per prompt
+            totals = self._totals(scores, self.num_generations_eval)
+            self._metrics["eval"]["dead_groups"].append(dead_groups(totals).float().mean().item())
+        return scores
+
+    def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
+        """The weighted, clipped sum of each completion's scores, as (groups, K)."""
+        weights = self.reward_weights.to(scores.device)
+        return total_rewards(scores, weights, self.reward_clip_range).view(-1, num_generations)
+
+    def _check_models_rewards(self, scores: torch.Tensor) -> None:
+        """Works around: a NaN of a reward model counts as "does not apply", and an infinity makes every weight NaN.
+        (What functions return is checked by ``rewards.guarded``.)"""
+        for column, reward in enumerate(self.reward_funcs):
+            bad = int((~scores[:, column].isfinite()).sum())
+            if bad and isinstance(reward, torch.nn.Module):
+                raise RewardError(
+                    "a reward model's score is not finite",
+                    where=f"{self.reward_func_names[column]}, {bad} of {len(scores)} completions, step "
+                    f"{self.state.global_step + 1}",
+                    todo="load it in bfloat16 or float32, and look for NaN in its weights",
+                )
+
+    def _report_unscored(self, scores: torch.Tensor) -> None:
+        for name, column in zip(self.reward_func_names, scores.T, strict=True):
+            self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
+            if self._unscored[name] == UNSCORED_BATCHES:
+                warnings.warn(
+                    f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
+                    "has no effect. Check the dataset column that it reads.",
+                    stacklevel=2,
+                )
+
+    # --- log-probabilities --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _log_probs(self, batch: Batch, reference: bool = False) -> torch.Tensor:
+        """Log-probabilities (rows, tokens) of the live rows under the policy or the reference; 0 elsewhere."""
+        found = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
+        tensors = {name: batch[name] for name in (*packing.PROMPT, "completion_ids", "completion_mask")}
+        lengths = batch["completion_mask"].sum(1).tolist()
+        rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
+        size = self.args.per_device_train_batch_size
+        with (
+            shortage.phase(self, "log-probs"),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            self._reference() if reference else nullcontext(self.model) as model,
+        ):
+            for start in range(0, len(rows), size):
+                chosen = rows[start : start + size]
+                part = packing.select(tensors, chosen, trim=self.pad_to_multiple_of is None)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, *packing.model_inputs(part))
+                found[chosen, : logps.size(1)] = logps.float()
+        return found
+
+    @contextmanager
+    def _reference(self) -> Iterator[PreTrainedModel]:
+        """The reference, as TRL has it: a model of its own, the base, or the adapter "ref"."""
+        if self.ref_model is not None:
+            yield self.ref_model
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            yield self.model
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
+        is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
+        Without such padding the mask says no more than causal attention, whose kernels are faster.
+
+        Returns:
+            Log-probabilities (rows, logits_to_keep), entropies or None, auxiliary loss or None.
+        """
+        padded = bool((attention_mask[:, 0] == 0).any())
+        for backbone in self._backbones:
+            backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
+        found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
+        found = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
+        return found

@@ -1,0 +1,124 @@
+"""The trainer over the class that unsloth generates for GPUs, on a CPU and in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+GENERATED = """
+import os, sys
+os.environ["UNSLOTH_ALLOW_CPU"] = "1"  # unsloth's own switch: its GPU path, tested without one
+os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
+import unsloth, unsloth_zoo.cpu.ops
+unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
+unsloth_zoo.cpu.ops.patch_trl_fused_lm_head()  # TRL's own kernel is Triton
+
+import rloo_kit, rloo_kit.policy.tiny, transformers, trl
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+import torch
+
+assert trl.RLOOTrainer.__name__ == "UnslothRLOOTrainer", trl.RLOOTrainer
+assert trl.RLOOTrainer in rloo_kit.RLOOTrainer.__mro__
+folder = rloo_kit.policy.tiny.checkpoint()
+tokenizer = AutoTokenizer.from_pretrained(folder)
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=32)
+
+def policy():
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+def score(completions, completion_ids, **kwargs):
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
+
+def config(**settings):
+    small = dict(
+        output_dir=sys.argv[2], num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1,
+        max_steps=2, max_completion_length=4, learning_rate=1e-2, save_strategy="no", use_cpu=True,
+        bf16=False, fp16=False)
+    return rloo_kit.RLOOConfig(**{**small, **settings})
+
+def train(model, reward=score, eval=False, **settings):
+    trainer = rloo_kit.RLOOTrainer(model=model, processing_class=tokenizer, reward_funcs=reward,
+                                   args=config(**settings), train_dataset=task.train,
+                                   eval_dataset=task.held_out.select(range(4)) if eval else None)
+    trainer.train()
+    return trainer
+
+model = policy()
+before = {name: p.clone() for name, p in model.named_parameters() if p.requires_grad}
+trainer = train(model, beta=0.0)
+assert any(not torch.equal(p, before[name]) for name, p in model.named_parameters() if name in before)
+single = [(e["reward"], e["grad_norm"]) for e in trainer.state.log_history if "reward" in e]
+twice = [(e["reward"], e["grad_norm"]) for e in
+         train(policy(), beta=0.0, single_pass=False).state.log_history if "reward" in e]
+print("single pass equals two:", single == twice and len(single) == 2)
+def after_one_step(rows, accumulation):  # the gradient's norm and the weights
+    trained = policy()
+    norm = train(trained, beta=0.05, single_pass=False, max_steps=1, per_device_train_batch_size=rows,
+                 gradient_accumulation_steps=accumulation).state.log_history[0]["grad_norm"]
+    return torch.cat([torch.tensor([norm]), *(p.detach().flatten() for p in trained.parameters() if p.requires_grad)])
+
+# As unsloth does when it loads a model on a GPU: what divides by the accumulation is then its own.
+unsloth.models._utils.patch_gradient_accumulation_fix(transformers.Trainer)
+whole = after_one_step(8, 1)
+cut = [after_one_step(rows, 8 // rows) for rows in (4, 2)]
+print("accumulated:", [torch.allclose(found, whole, rtol=1e-4, atol=1e-6) for found in cut],
+      transformers.Trainer.training_step.__name__)
+print("again:", train(model, beta=0.05).state.global_step)
+# On a GPU unsloth ends every sampling in training mode, in an evaluation too.
+import trl.trainer.rloo_trainer as module
+from contextlib import contextmanager
+unwrap = module.unwrap_model_for_generation
+@contextmanager
+def leaves_it_training(model, *args, **kwargs):
+    with unwrap(model, *args, **kwargs) as unwrapped:
+        yield unwrapped
+    model.train()
+for found in list(sys.modules.values()):
+    if vars(found).get("unwrap_model_for_generation") is unwrap:
+        found.unwrap_model_for_generation = leaves_it_training
+evaluated = train(policy(), beta=0.05, eval=True).evaluate()
+print("evaluates:", "eval_reward" in evaluated)
+print("dead groups:", [e["dead_groups"] for e in trainer.state.log_history if "reward" in e])
+
+def refused(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__
+    return "nothing"
+
+print("inf:", refused(lambda: train(model, lambda completions, **kwargs: [float("inf")] * len(completions))))
+print("batch:", refused(lambda: config(generation_batch_size=None, per_device_eval_batch_size=8) and
+                        rloo_kit.RLOOConfig(num_generations=4, per_device_train_batch_size=6,
+                                            gradient_accumulation_steps=1)))
+print("name:", refused(lambda: rloo_kit.RLOOTrainer(model="tiny", reward_funcs=score, train_dataset=task.train)))
+print("peft_config:", refused(lambda: rloo_kit.RLOOTrainer(
+    model=model, reward_funcs=score, train_dataset=task.train, peft_config=LoraConfig())))
+print("optimizers:", refused(lambda: rloo_kit.RLOOTrainer(
+    model=model, processing_class=tokenizer, reward_funcs=score, args=config(), train_dataset=task.train,
+    optimizers=(None, None))))
+print("finite:", all(p.isfinite().all().item() for p in model.parameters()))
+defaults = rloo_kit.RLOOConfig(use_cpu=True, bf16=False, fp16=False)
+print("defaults:", defaults.learning_rate, defaults.optim.value, defaults.seed, defaults.weight_decay,
+      defaults.warmup_steps, defaults.num_generations, defaults.per_device_train_batch_size)
+"""
+
+
+def test_the_trainer_runs_over_the_class_that_gpu_users_get(script: Any, tmp_path: Path) -> None:
+    done = script(GENERATED, str(tmp_path / "compiled"), str(tmp_path / "run"))
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    assert said["single pass equals two"] == "True"
+    assert said["accumulated"] == "[True, True] _unsloth_training_step"
+    assert said["again"] == "2"
+    assert said["evaluates"] == "True"
+    assert said["dead groups"] == "[0.0, 0.0]"
+    assert said["inf"] == "RewardValueError"
+    assert said["batch"] == "ConfigError"
+    assert said["name"] == "ConfigError"
+    assert said["peft_config"] == "ConfigError"
+    assert said["optimizers"] == "nothing"
+    assert said["finite"] == "True"
+    assert said["defaults"] == "1e-05 adamw_torch_fused 42 0.0 0 4 4"

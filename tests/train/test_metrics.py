@@ -1,0 +1,57 @@
+"""What a step logs: means over tokens, rewards, and clipped ratios."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_kit.train import metrics
+
+EPSILON, EPSILON_HIGH = 0.2, 0.28
+
+
+def test_a_mean_over_tokens_weighs_each_token_alike_and_begins_anew_when_cleared() -> None:
+    means = metrics.TokenMeans()
+    assert means.add("kl", total=6.0, count=3) == 2.0
+    assert means.add("kl", total=0.0, count=1) == 1.5
+    assert means.add("entropy", total=0.0, count=0) == 0.0, "no token at all"
+    means.clear()
+    assert means.add("kl", total=1.0, count=1) == 1.0
+
+
+def test_rewards_are_logged_as_trl_logs_them() -> None:
+    """Means over what was scored; the sum without clipping; groups without spread by the clipped totals."""
+    scores = torch.tensor([[1.0, math.nan], [0.0, 2.0], [math.nan, math.nan], [3.0, 0.0]])
+    totals = torch.tensor([[1.0, 1.0], [math.nan, 1.0]])
+    found = metrics.reward_metrics(["right", "short"], scores, torch.tensor([1.0, 0.5]), totals)
+    assert found["rewards/right/mean"] == pytest.approx(4 / 3)
+    assert found["rewards/short/std"] == pytest.approx(2**0.5)
+    assert (found["reward"], found["reward_std"]) == pytest.approx((5 / 3, 4 / 3**0.5 / 2))
+    assert found["frac_reward_zero_std"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected", "why"),
+    [
+        ([0.7, 1.5, 1.5, 1.5], (0.25, 0.0, 0.5, 1.0), "a bad one that became likely is pushed back"),
+        ([0.7, 1.2, 0.9, 0.7], (0.5, 0.0, 0.0, 0.0), "below 1 + epsilon_high nothing is clipped"),
+        (
+            [[0.7, 0.7], [1.5, 0.7], [0.7, 1.5], [0.7, 0.7]],
+            (4 / 7, 0.0, 1 / 7, 1.0),
+            "of the seven tokens that count",
+        ),
+    ],
+)
+def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(
+    ratio: Any, expected: tuple[float, ...], why: str
+) -> None:
+    taken, mask = torch.tensor([-1.0, 1.0, 1.0, -1.0]), torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
+    counts = metrics.clip_counts(torch.tensor(ratio), taken, mask, (1 - EPSILON, 1 + EPSILON_HIGH))
+    found = metrics.clip_metrics(counts.unsqueeze(0))
+    logged = {name.removeprefix("clip_ratio/"): value for name, value in found.items()}
+    low, least, high, most = expected
+    shares = {"low_mean": low, "low_min": least, "high_mean": high, "high_max": most}
+    assert logged == pytest.approx({**shares, "region_mean": low + high}), why
