@@ -1,4 +1,4 @@
-"""Print what fits which card, as docs/cards.md shows it: computed from shapes and sources, not measured.
+"""Print what fits which card, as README.md shows it: computed from shapes and sources, not measured.
 
 python scripts/cards.py                 the table
 python scripts/cards.py --libraries     what a process on a CPU holds beside tensors, measured here

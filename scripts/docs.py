@@ -144,15 +144,6 @@ MADE_UP: dict[str, list[dict[str, float]]] = {
 }
 """Logs that have a symptom of which no run is recorded under tests/data/health."""
 
-DEFAULTS = {
-    "num_generations": 4,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "generation_batch_size": None,
-    "world_size": 1,
-    "reward_weights": None,
-}
-
 
 def symptoms() -> str:
     """Every symptom: what its rule looks for, and what it says of a run that has it."""
@@ -163,15 +154,16 @@ def symptoms() -> str:
 
 def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     """One symptom's section."""
+    from rloo_kit import RLOOConfig
     from rloo_kit.watch.log import Known, Log, rounds
 
     file = ROOT / "tests/data/health" / f"{name.replace(', ', ' ').replace(' ', '_')}.ill.json"
     made_up: dict[str, Any] = {"config": {}, "log_history": MADE_UP.get(name)}
     run = json.loads(file.read_text()) if file.exists() else made_up
-    known = Known.of(SimpleNamespace(**{**DEFAULTS, **run["config"]}))
+    known = Known.of(SimpleNamespace(**{**defaults(RLOOConfig), "world_size": 1, **run["config"]}))
     log = Log(rounds(run["log_history"]), known)
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
-    sign: object = next(sign for sign in signs if sign is not None)
+    sign: Any = next(sign for sign in signs if sign is not None)
     source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"
     function = rule.func if isinstance(rule, partial) else rule
     return [
@@ -179,9 +171,9 @@ def symptom(name: str, rule: Callable[..., object]) -> list[str]:
         "",
         plain((inspect.getdoc(function) or "").split("\n\n")[0]),
         "",
-        f"- In {source}: {plain(getattr(sign, 'evidence', ''))}.",
-        f"- Likely cause: {plain(getattr(sign, 'cause', ''))}.",
-        f"- Change first: `{getattr(sign, 'setting', '')}`, {plain(getattr(sign, 'change', ''))}.",
+        f"- In {source}: {plain(sign.evidence)}.",
+        f"- Likely cause: {plain(sign.cause)}.",
+        f"- Change first: `{sign.setting}`, {plain(sign.change)}.",
         "",
     ]
 
