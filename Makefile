@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types pytest notebooks gpu-check lock clean
+.PHONY: help install quickstart test check lint types pytest notebooks docs gpu-check lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,10 @@ pytest: $(STAMP)
 
 notebooks: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) notebooks
+
+docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
+	$(BIN)/python scripts/docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # PY=python3 takes an interpreter that has the stack, and installs nothing; ARGS="--only speed" runs a part.
 gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hygiene; 9 minutes at most, offline

@@ -1,4 +1,4 @@
-"""Run the README's first cells as they stand, in a folder of their own, and say how long it took.
+"""Run the README's three training cells exactly as they are written, in a temporary folder, and time them.
 
 python scripts/readme.py          the cells of "In a notebook"; outside a notebook shutdown_kernel() does nothing
 """

@@ -1,0 +1,384 @@
+"""Write the parts of docs/ that come from the code: cards, settings, symptoms, errors, rooms and public names.
+
+    python scripts/docs.py            write them
+    python scripts/docs.py --check    only say which pages differ; exit status 1 where one does
+
+For contributors; `make docs` calls it before mkdocs.  A page keeps its own prose.  What lies between the two marks
+
+    <!-- python scripts/docs.py: NAME -->
+    <!-- end -->
+
+is replaced by what the function of that name in :data:`BLOCKS` returns.  This script builds no site.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import itertools
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+MARKS = re.compile(
+    r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
+)
+
+TRL_SETTINGS = {
+    "num_generations": "K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.",
+    "per_device_train_batch_size": "Completions in one forward and backward pass. Lower it first when memory is short.",
+    "gradient_accumulation_steps": "Passes in one update. Batch x accumulation completions, a multiple of K, "
+    "make an update.",
+    "steps_per_generation": "Passes between two rounds of sampling; None takes `gradient_accumulation_steps`. "
+    "Smaller samples fewer completions at once, which saves key-value cache.",
+    "max_completion_length": "Longest completion in tokens. What is cut cannot be right.",
+    "learning_rate": "Of AdamW on the LoRA. The first setting to lower when a run goes wrong.",
+    "beta": "Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.",
+    "temperature": "Of sampling. Below 1, a prompt's completions become alike and teach less.",
+    "max_steps": "Updates in the run; -1 trains `num_train_epochs` epochs instead.",
+    "output_dir": "Log, checkpoints and picture of the run.",
+}
+"""The arguments of TRL's that matter most here, and what each does."""
+
+
+# --- cards ------------------------------------------------------------------------------------------------
+
+
+def card_table() -> str:
+    """What fits which card, with the rule that the table follows."""
+    import cards
+
+    return f"{cards.table()}\n\n{cards.rule()}"
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def defaults(config_class: type) -> dict[str, object]:
+    """Field name -> default, of a dataclass whose every field has one."""
+    return {
+        item.name: item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        for item in dataclasses.fields(config_class)
+    }
+
+
+def trls(config_class: type) -> type:
+    """TRL's own class behind the kit's: on a GPU unsloth's generated one stands between them."""
+    return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
+
+
+def own_settings() -> str:
+    """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
+    from rloo_kit import RLOOConfig
+
+    said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
+    ours = defaults(RLOOConfig)
+    added = [name for name in inspect.get_annotations(RLOOConfig) if name not in defaults(trls(RLOOConfig))]
+    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in added]
+    return markdown_table(("setting", "default", "meaning"), rows)
+
+
+def documented(docstring: str) -> Iterator[tuple[str, str]]:
+    """The ``name: text`` entries of a docstring's indented sections, each text in one line of Markdown."""
+    for found in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", docstring, re.MULTILINE):
+        yield found[1], plain(found[2])
+
+
+def trl_settings() -> str:
+    """TRL's arguments that matter most, with the kit's default."""
+    from rloo_kit import RLOOConfig
+
+    ours = defaults(RLOOConfig)
+    rows = [(f"`{name}`", shown(ours[name]), text) for name, text in TRL_SETTINGS.items()]
+    return markdown_table(("setting", "default", "meaning"), rows)
+
+
+def changed_defaults() -> str:
+    """Where ``RLOOConfig()`` differs from TRL's config as it is without unsloth."""
+    from rloo_kit import RLOOConfig
+
+    ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
+    rows = [
+        (f"`{name}`", shown(ours[name]), shown(value))
+        for name, value in theirs.items()
+        if ours[name] != value
+    ]
+    return markdown_table(("setting", "rloo-kit", "TRL"), rows)
+
+
+def old_names() -> str:
+    """Arguments of older recipes: those with another name today, and those that are gone."""
+    from rloo_kit.train import names
+
+    renamed = {**names.CONFIG_OLD, **names.TRAINER_OLD}
+    gone = {**names.CONFIG_GONE, **names.TRAINER_GONE}
+    rows = [(f"`{old}`", f"`{new}`") for old, new in renamed.items()]
+    rows += [(f"`{old}`", f"gone; {plain(todo).removeprefix('remove it: ')}") for old, todo in gone.items()]
+    return markdown_table(("older name", "today"), rows)
+
+
+# --- symptoms and errors ----------------------------------------------------------------------------------
+
+MADE_UP: dict[str, list[dict[str, float]]] = {
+    "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
+    "truncation": [
+        {"step": step, "reward": 0.1, "completions/clipped_ratio": 0.6, "completions/max_length": 512.0}
+        for step in range(1, 11)
+    ],
+    "dead groups, too hard": [
+        {"step": step, "reward": 0.0, "reward_std": 0.0, "dead_groups": 1.0} for step in range(1, 21)
+    ],
+}
+"""Logs that have a symptom of which no run is recorded under tests/data/health."""
+
+
+def symptoms() -> str:
+    """Every symptom: what its rule looks for, and what it says of a run that has it."""
+    from rloo_kit.watch.symptoms import SYMPTOMS
+
+    return "\n".join(section for name, rule in SYMPTOMS.items() for section in symptom(name, rule)).rstrip()
+
+
+def symptom(name: str, rule: Callable[..., object]) -> list[str]:
+    """One symptom's section."""
+    from rloo_kit import RLOOConfig
+    from rloo_kit.watch.log import Known, Log, rounds
+
+    file = ROOT / "tests/data/health" / f"{name.replace(', ', ' ').replace(' ', '_')}.ill.json"
+    made_up: dict[str, Any] = {"config": {}, "log_history": MADE_UP.get(name)}
+    run = json.loads(file.read_text()) if file.exists() else made_up
+    known = Known.of(SimpleNamespace(**{**defaults(RLOOConfig), "world_size": 1, **run["config"]}))
+    log = Log(rounds(run["log_history"]), known)
+    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
+    sign: Any = next(sign for sign in signs if sign is not None)
+    source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"
+    function = rule.func if isinstance(rule, partial) else rule
+    return [
+        f"### {name}",
+        "",
+        plain((inspect.getdoc(function) or "").split("\n\n")[0]),
+        "",
+        f"- In {source}: {plain(sign.evidence)}.",
+        f"- Likely cause: {plain(sign.cause)}.",
+        f"- Change first: `{sign.setting}`, {plain(sign.change)}.",
+        "",
+    ]
+
+
+def errors() -> str:
+    """The errors that the kit and the rewards raise on purpose."""
+    import rewards
+    from rewards import errors as reward_errors
+    from rloo_kit import errors as kit_errors
+
+    classes = [
+        (module.__name__, item)
+        for module in (kit_errors, reward_errors)
+        for item in vars(module).values()
+        if isinstance(item, type) and item.__module__ == module.__name__
+    ]
+    classes.append(("rewards", rewards.AuditFailed))
+    rows = [
+        (f"`{module}.{item.__name__}`", ", ".join(f"`{base}`" for base in builtins_of(item)), summary(item))
+        for module, item in classes
+    ]
+    return markdown_table(("error", "is also a", "raised for"), rows)
+
+
+def builtins_of(error: type) -> list[str]:
+    """The built-in errors that ``except`` may name for this one, nearest first, without the general ones."""
+    bases = [base.__name__ for base in error.__mro__ if base.__module__ == "builtins"]
+    return [name for name in bases if name not in ("Exception", "BaseException", "object", "OSError")]
+
+
+# --- architecture and public names ------------------------------------------------------------------------
+
+
+def floors() -> list[list[str]]:
+    """The rooms of ``rloo_kit`` from the top floor to the ground, as import-linter keeps them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return [[room.strip() for room in layer.split("|")] for layer in layers]
+
+
+def rooms() -> str:
+    """The floors as a picture in text."""
+    width = max(len(room) for floor in floors() for room in floor) + 2
+    most = max(len(floor) for floor in floors())
+    rule = "+" + "-" * (4 + width * most) + "+"
+    lines = [rule]
+    for number, floor in zip(range(len(floors()) - 1, -1, -1), floors(), strict=True):
+        names = "".join(f"{room:<{width}}" for room in floor)
+        lines += [f"| {number}  {names:<{width * most}}|", rule]
+    return "\n".join(["```text", *lines, "```"])
+
+
+def kit_names() -> str:
+    """The public names of ``rloo_kit``, of which ``tasks`` is a room with names of its own."""
+    import rloo_kit
+
+    return names_table(rloo_kit, [name for name in rloo_kit.__all__ if name != "tasks"])
+
+
+def task_names() -> str:
+    """The public names of ``rloo_kit.tasks``."""
+    from rloo_kit import tasks
+
+    return names_table(tasks, tasks.__all__)
+
+
+def reward_names() -> str:
+    """The public names of ``rewards``."""
+    import rewards
+
+    return names_table(rewards, rewards.__all__)
+
+
+def names_table(package: ModuleType, names: Sequence[str]) -> str:
+    """Names with the first sentence of their docstring, and for the site mkdocstrings' directives in comments."""
+    rows, directives = [], []
+    for name in names:
+        module = home_of(package, name)
+        file = source_of(module)
+        rows.append((f"[`{name}`](../{file})", plain(first_sentence(docstring_of(ROOT / file, name)))))
+        directives.append(f"<!-- ::: {module}.{name} -->")
+    return "\n\n".join([markdown_table(("name", "what it is"), rows), *directives])
+
+
+def home_of(package: ModuleType, name: str) -> str:
+    """The module that defines a public name: classes and functions know theirs, a constant's is looked for."""
+    value = getattr(package, name)
+    if isinstance(value, type | FunctionType):
+        return value.__module__
+    for file in sorted(Path(package.__path__[0]).rglob("*.py")):
+        if re.search(rf"^{name}\b.*? = ", file.read_text(), re.MULTILINE):
+            return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    raise LookupError(f"{package.__name__} defines no {name}")
+
+
+def source_of(module: str) -> str:
+    """A module's file, from the root."""
+    file = Path(*module.split("."))
+    return str(file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py"))
+
+
+def docstring_of(file: Path, name: str) -> str:
+    """The docstring of a class, function or constant at the top of a module.
+
+    A constant's follows it as a string; without one, the comment above it is taken.
+    """
+    text = file.read_text()
+    body = ast.parse(text).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return ast.get_docstring(node) or ""
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if name in [target.id for target in targets if isinstance(target, ast.Name)]:
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                return inspect.cleandoc(str(after.value.value))
+            above = itertools.takewhile(
+                lambda line: line.startswith("#"), text.splitlines()[node.lineno - 2 :: -1]
+            )
+            return " ".join(line.lstrip("#: ") for line in reversed(list(above)))
+    raise LookupError(f"{file} defines no {name}")
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a bar inside a cell is escaped."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def plain(text: str) -> str:
+    """Text of a docstring or message as one line of Markdown, without Sphinx's roles."""
+    text = re.sub(r":\w+:`~?([^`<]+?)(?: <[^`]*>)?`", r"`\1`", " ".join(text.split()))
+    text = text.replace("``", "`")
+    pieces = text.split("`")
+    outside = [
+        re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]
+    ]  # what Markdown would take for markup
+    return "`".join(piece for pair in zip(outside, [*pieces[1::2], ""], strict=True) for piece in pair)[:-1]
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop at the end of a word, in the first paragraph."""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[\w)`\]]\.) ", paragraph)[0]
+
+
+def summary(item: type) -> str:
+    """The first sentence of a class's docstring, without its full stop."""
+    return plain(first_sentence(inspect.getdoc(item) or "")).rstrip(".")
+
+
+def shown(value: object) -> str:
+    """A default as a user writes it."""
+    text = (
+        f"{value:g}"
+        if isinstance(value, float)
+        else json.dumps(value)
+        if isinstance(value, str)
+        else repr(value)
+    )
+    return f"`{text}`"
+
+
+# --- pages ------------------------------------------------------------------------------------------------
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "cards": card_table,
+    "own settings": own_settings,
+    "settings of trl": trl_settings,
+    "changed defaults": changed_defaults,
+    "old names": old_names,
+    "symptoms": symptoms,
+    "errors": errors,
+    "rooms": rooms,
+    "names of the kit": kit_names,
+    "names of tasks": task_names,
+    "names of rewards": reward_names,
+}
+
+
+def generated(page: str) -> str:
+    """A page with every block written anew."""
+    return MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", page)
+
+
+def stale() -> dict[Path, str]:
+    """The pages that differ from what the code gives: page -> its new text."""
+    pages = {page: generated(page.read_text()) for page in sorted(DOCS.glob("*.md"))}
+    return {page: text for page, text in pages.items() if text != page.read_text()}
+
+
+def main() -> int:
+    """Write the pages, or check them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    found = stale()
+    for page, text in found.items():
+        print(f"{page.relative_to(ROOT)} {'is out of date' if check else 'written'}")
+        if not check:
+            page.write_text(text)
+    return int(check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""README and docs/: their Python fits the code, their links lead somewhere, and what is generated is up to date."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rewards
+import rloo_kit
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import readme  # noqa: E402
+
+import docs  # noqa: E402 - scripts/docs.py
+
+README = ROOT / "README.md"
+PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+SOURCES = sorted(
+    file for package in ("rloo_kit", "rewards", "scripts") for file in (ROOT / package).rglob("*.py")
+)
+
+
+def named(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+# --- Python in the pages ----------------------------------------------------------------------------------
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+CELLS = readme.cells("In a notebook")
+BLOCKS = [(page, number, block) for page in PAGES for number, block in enumerate(blocks(page))]
+IDS = [f"{page.name}, block {number + 1}" for page, number, _ in BLOCKS]
+PACKAGES = {"rloo_kit": rloo_kit, "rewards": rewards}
+
+
+def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)
+    }
+
+
+def given(block: str) -> set[str]:
+    tree = ast.parse(block)
+    found = names(tree, ast.Store)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+    return found
+
+
+def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
+    """Each call of a public function: how it is written, what it is, and the keywords it gets."""
+    for node in ast.walk(ast.parse(block)):
+        path = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        package, *attributes = path.split(".")
+        if isinstance(node, ast.Call) and package in PACKAGES and attributes:
+            target = PACKAGES[package]
+            for attribute in attributes:
+                target = getattr(target, attribute)
+            yield path, target, {keyword.arg or "**" for keyword in node.keywords}
+
+
+def arguments(target: Callable[..., object]) -> set[str]:
+    parameters = set(inspect.signature(target).parameters)
+    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+    return parameters | {field.name for field in fields}
+
+
+@pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
+def test_a_block_uses_names_of_its_own_of_its_page_or_of_the_readmes_cells(
+    page: Path, number: int, block: str
+) -> None:
+    before = [*([] if page == README else CELLS), *blocks(page)[:number], block]
+    assert names(ast.parse(block), ast.Load) <= set().union(*map(given, before)) | set(dir(builtins))
+
+
+@pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
+def test_a_call_gives_arguments_that_the_function_has(page: Path, number: int, block: str) -> None:
+    for path, target, keywords in calls(block):
+        assert keywords <= arguments(target), path
+
+
+def test_the_readmes_command_runs_the_three_cells_that_train_and_they_need_no_others() -> None:
+    assert blocks(README)[:3] == CELLS
+    assert names(ast.parse(CELLS[0]), ast.Load) <= given(CELLS[0]) | set(dir(builtins))
+    written = {path for cell in CELLS for path, _, _ in calls(cell)}
+    assert written >= {
+        f"rloo_kit.{name}" for name in ("RLOOConfig", "RLOOTrainer", "evaluate", "load_policy")
+    }
+
+
+def test_the_readmes_block_on_rewards_runs_alone_and_finds_no_exploit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exec(blocks(README)[-1], {})
+    assert "no exploit among" in capsys.readouterr().out
+
+
+def test_the_readme_is_two_screens() -> None:
+    assert len(README.read_text().splitlines()) <= 130
+
+
+# --- links ------------------------------------------------------------------------------------------------
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page: Path) -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = {ROOT / name for name in tracked.splitlines()}
+    places = files | {folder for file in files for folder in file.parents}
+    for link in LINK.findall(prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target in places, link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"[\w-]+\.md", str(yaml.safe_load(text)["nav"]))
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
+# --- references in docstrings -----------------------------------------------------------------------------
+
+REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`(?:[^`<]*<)?~?([^`>]+)>?`")
+
+
+def defined(file: Path) -> set[str]:
+    """Every name that a module or something in it defines or imports."""
+    found = given(file.read_text())
+    tree = ast.parse(file.read_text())
+    return found | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+def leads_somewhere(reference: str, file: Path) -> bool:
+    if reference.split(".")[0] in {*rloo_kit.__all__} - defined(file):
+        reference = f"rloo_kit.{reference}"  # a public name, in a room that may not import it
+    if not reference.startswith((".", "rloo_kit", "rewards")):
+        return set(reference.split(".")) <= defined(file)
+    package = ".".join(file.relative_to(ROOT).parent.parts)
+    path = (package + reference if reference.startswith(".") else reference).split(".")
+    for length in range(len(path), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(path[:length]))
+        except ModuleNotFoundError:
+            continue
+        for name in path[length:]:
+            fields = getattr(found, "__dataclass_fields__", {})
+            if not (hasattr(found, name) or name in fields):
+                return False
+            found = getattr(found, name, None)
+        return True
+    return False
+
+
+def test_a_reference_in_a_docstring_leads_to_a_name_that_exists() -> None:
+    lost = [
+        f"{named(file)}: {reference}"
+        for file in SOURCES
+        for reference in REFERENCE.findall(file.read_text())
+        if not leads_somewhere(reference, file)
+    ]
+    assert lost == []
+
+
+# --- what is generated ------------------------------------------------------------------------------------
+
+
+def test_a_generated_page_is_what_the_code_gives() -> None:
+    assert [page.name for page in docs.stale()] == [], "python scripts/docs.py writes them"
+
+
+def test_every_block_that_can_be_generated_is_on_a_page_that_says_by_which_command() -> None:
+    marked = {found["name"]: page for page in PAGES for found in docs.MARKS.finditer(page.read_text())}
+    assert set(marked) == set(docs.BLOCKS)
+    for page in marked.values():
+        assert "written by `python scripts/docs.py`" in " ".join(page.read_text().split()), page.name
+
+
+def test_the_architecture_has_a_paragraph_for_every_room_in_the_order_of_the_floors() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = [room for floor in docs.floors() for room in floor]
+    assert [room for room in re.findall(r"^### (\w+)$", text, re.MULTILINE) if room in rooms] == rooms
+
+
+def test_an_entry_of_a_docstring_is_read_over_several_lines() -> None:
+    text = "Head.\n\nAdded:\n    one: first\n        and second.\n    two: ``x`` of :class:`Y`.\n"
+    assert dict(docs.documented(text)) == {"one": "first and second.", "two": "`x` of `Y`."}
+
+
+# --- figures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "speed.md"], ids=named)
+def test_an_interval_is_one_of_a_stored_result(page: Path) -> None:
+    results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
+    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", page.read_text())
+    assert len(intervals) >= 5
+    assert [interval for interval in intervals if interval not in results] == []
+
+
+def test_the_columns_that_a_line_shows_are_explained() -> None:
+    from rloo_kit.watch import progress
+
+    text = (ROOT / "docs" / "reading-a-run.md").read_text()
+    header = progress.header(30)
+    assert header in text
+    explained = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
+    assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}
