@@ -2,7 +2,7 @@
 
 For benchmarks that repeat a run on a few seeds.  The percentile bootstrap, which ``rloo_kit.evaluate`` takes over
 prompts, covers 89 % where it has 8 values; Student's interval covers 95 % of normal ones at any number from two.
-It does not know whether the values are near enough to normal: ratios go in as logarithms.
+It does not check whether the values are near enough to normal: pass ratios as logarithms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rloo_kit.evaluation.evaluate import Interval, has_no_spread
 def student(values: Sequence[float]) -> Interval:
     """Mean with its two-sided 95 % interval (Student 1908).
 
-    No bounds where all values are equal, nor for one value.  Where one is infinite nothing bounds the mean.
+    No bounds where all values are equal, nor for one value.  An infinite value leaves the mean unbounded.
 
     Raises:
         statistics.StatisticsError: no values.
@@ -46,13 +46,9 @@ def t_975(freedom: int) -> float:
 
 def within(t: float, freedom: int) -> float:
     """P(-t < T < t) in closed form (Abramowitz & Stegun 1964, 26.7.3 and 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    if freedom == 1:
-        return 2 * angle / math.pi
-    odd = freedom % 2
-    term = total = cosine if odd else 1.0
+    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    term = total = 0.0 if freedom == 1 else math.cos(angle) if odd else 1.0
     for index in range(2 + odd, freedom - 1, 2):
-        term *= (index - 1) / index * cosine**2
+        term *= (index - 1) / index * math.cos(angle) ** 2
         total += term
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
