@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from rloo_kit.tasks import Task
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
+SHARED = ("seed", "max_steps", "num_generations", "max_completion_length", "learning_rate", "beta")
+"""Fields that ``Spec`` has in common with TRL's config."""
+
 Messages = Sequence[dict[str, str]]
 
 
@@ -74,15 +77,10 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
     kit = trl if variant.stock else rloo_kit
     config = kit.RLOOConfig(
         output_dir=folder,
-        seed=spec.seed,
-        max_steps=spec.max_steps,
-        num_generations=spec.num_generations,
+        **{name: getattr(spec, name) for name in SHARED},
         per_device_train_batch_size=spec.micro_batch,
         gradient_accumulation_steps=spec.num_generations * spec.prompts_per_step // spec.micro_batch,
-        max_completion_length=spec.max_completion_length,
-        learning_rate=spec.learning_rate,
         lr_scheduler_type="constant",
-        beta=spec.beta,
         # TRL's defaults, set because unsloth has others on a GPU.
         optim="adamw_torch_fused",
         weight_decay=0.0,

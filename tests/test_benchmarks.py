@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import one_run
 import runs
 import step
-import student
 import time_to_accuracy
 from phases import PHASES, Meter, PhaseClock, Spent, peak_bytes, reset_peak
 from phases import Step as Update
@@ -325,16 +324,6 @@ class TestTimeToAccuracy:
         seeds, median, target = 2, 1, 1
         lines = time_to_accuracy.picture(both).axes[0].get_lines()
         assert len(lines) == 2 * (seeds + median) + target
-
-
-class TestStudent:
-    @pytest.mark.parametrize(
-        ("freedom", "quantile"),
-        # Fisher & Yates 1963, table III; also Abramowitz & Stegun 1964, table 26.10.
-        [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (7, 2.365), (8, 2.306), (19, 2.093), (120, 1.980)],
-    )
-    def test_the_quantile_is_the_tables(self, freedom: int, quantile: float) -> None:
-        assert student.t_975(freedom) == pytest.approx(quantile, abs=5e-4)
 
 
 class TestStep:
