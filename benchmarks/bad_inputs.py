@@ -24,22 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trl
 from tables import RESULTS, command_line, document, table
 
-from tests.conftest import right_after_thought
+from tests.conftest import SMALL, right_after_thought
 from tests.train.test_guards import REFUSED, Refused, without_eos
 
-SMALL = {
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 1,
-    "max_steps": 1,
-    "max_completion_length": 8,
-    "beta": 0.0,
-    "save_strategy": "no",
-    "logging_steps": 1,
-    "disable_tqdm": True,
-    "learning_rate": 1e-3,
-    "bf16": False,  # on this CPU TRL would refuse every case for it
-}
+# On this CPU TRL would refuse every case for its default of bf16.
+SETTINGS = {**SMALL, "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-3, "bf16": False}
 
 
 def main() -> None:
@@ -75,7 +64,7 @@ def outcome(kit: ModuleType, case: Refused, task: rloo_kit.tasks.Task) -> str:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            config = kit.RLOOConfig(output_dir=folder, **{**SMALL, **case.config})
+            config = kit.RLOOConfig(output_dir=folder, **{**SETTINGS, **case.config})
             trainer = kit.RLOOTrainer(args=config, **arguments)
             trainer.train()
             found = "trained on" if trainer.state.global_step else "ran no step"

@@ -11,6 +11,7 @@ import rloo_kit  # isort: skip - unsloth first
 
 import json
 import os
+import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
 from phases import Meter, Spent, peak_bytes, reset_peak
 from runs import VARIANTS, Evaluated, Result, Spec
 from tables import cpu_name
@@ -68,7 +71,6 @@ def run(spec: Spec) -> Result:
 
 def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder: str) -> RLOOTrainer:
     """TRL's trainer or the kit's, with every setting alike that both have."""
-    import torch
     import trl
 
     variant = VARIANTS[spec.variant]
@@ -153,7 +155,7 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
                 self.peak_bytes = self.peak_bytes or peak_bytes(policy.device.type)
                 tokens = sum(step.tokens for step in meter.steps)
                 with meter.paused(), same_randomness():
-                    found = Evaluated(state.global_step, tokens, meter.clock.total, self.accuracy())
+                    found = Evaluated(state.global_step, tokens, meter.total, self.accuracy())
                 self.evaluated.append(found)
                 print(found, flush=True)
             reached = spec.target <= max((item.accuracy for item in self.evaluated), default=0.0)
@@ -173,11 +175,6 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
 @contextmanager
 def same_randomness() -> Iterator[None]:
     """Restore Python's, NumPy's and torch's generators afterwards."""
-    import random
-
-    import numpy as np
-    import torch
-
     python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         yield
@@ -187,8 +184,6 @@ def same_randomness() -> Iterator[None]:
 
 def machine(device: str) -> dict[str, str]:
     """What the figures were taken on."""
-    import torch
-
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "cpu": cpu_name(),

@@ -44,59 +44,6 @@ class Spent:
         return Spent(self.cpu_seconds - other.cpu_seconds, self.wall_seconds - other.wall_seconds)
 
 
-class PhaseClock:
-    """Charges every moment between ``start`` and ``pause`` to exactly one phase, the innermost.
-
-    Args:
-        now: reads both clocks; a test passes its own.
-        synchronize: called before each reading, so that a GPU's queued work is charged to its own phase.
-    """
-
-    def __init__(
-        self,
-        now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter()),
-        synchronize: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._now, self._synchronize = now, synchronize
-        self._inside = ["rest"]
-        self._since: Spent | None = None
-        self.spent = dict.fromkeys(PHASES, Spent())
-
-    def start(self) -> None:
-        """Start, or continue in the phase that was paused."""
-        self._synchronize()
-        self._since = self._now()
-
-    def pause(self) -> None:
-        """Stop until ``start``; the time between is charged to no phase."""
-        self._charge()
-        self._since = None
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Charge the time inside to a phase, except for that of phases inside it."""
-        self._charge()
-        self._inside.append(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._inside.pop()
-
-    @property
-    def total(self) -> Spent:
-        """All phases together, up to the last change of phase."""
-        return sum(self.spent.values(), Spent())
-
-    def _charge(self) -> None:
-        if self._since is None:
-            return
-        self._synchronize()
-        now = self._now()
-        self.spent[self._inside[-1]] += now - self._since
-        self._since = now
-
-
 @dataclass(frozen=True)
 class Step:
     """One update of the policy.
@@ -116,21 +63,30 @@ class Step:
 
 
 class Meter:
-    """Measures one trainer's steps.
+    """Measures one trainer's steps: every moment goes to exactly one phase, the innermost.
 
     Call ``begin`` when training begins (the optimizer exists by then), ``end_step`` after each update, and put
     ``paused`` around whatever is not training.
 
     Args:
         trainer: constructed, not yet training.
-        clock: replaced in tests.
+        now: reads both clocks; a test passes its own.
+        synchronize: called before each reading, so that a GPU's queued work is charged to its own phase.
     """
 
-    def __init__(self, trainer: RLOOTrainer, clock: PhaseClock | None = None) -> None:
+    def __init__(
+        self,
+        trainer: RLOOTrainer,
+        now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter()),
+        synchronize: Callable[[], None] | None = None,
+    ) -> None:
         on_gpu = trainer.accelerator.device.type == "cuda"
-        self.clock = clock or PhaseClock(synchronize=torch.cuda.synchronize if on_gpu else lambda: None)
+        self._synchronize = synchronize or (torch.cuda.synchronize if on_gpu else lambda: None)
+        self._trainer, self._now = trainer, now
+        self._inside = ["rest"]
+        self._since: Spent | None = None
+        self._tokens, self._spent = 0, dict.fromkeys(PHASES, Spent())
         self.steps: list[Step] = []
-        self._trainer, self._tokens, self._before = trainer, 0, dict(self.clock.spent)
         self._time(trainer, "_generate_single_turn", lambda *_: "generate")
         self._time(trainer, "_get_per_token_logps_and_entropies", self._pass_of)
         self._time(trainer.accelerator, "backward", lambda *_: "backward")
@@ -138,24 +94,51 @@ class Meter:
     def begin(self) -> None:
         """Start the clock."""
         self._time(self._trainer.optimizer, "step", lambda *_: "optimizer")
-        self.clock.start()
+        self._start()
 
     def end_step(self) -> None:
         """Record what one step took."""
-        self.clock.pause()
-        spent = {name: self.clock.spent[name] - self._before[name] for name in PHASES}
-        self.steps.append(Step(spent, self._tokens))
-        self._before, self._tokens = dict(self.clock.spent), 0
-        self.clock.start()
+        self._charge()
+        self.steps.append(Step(self._spent, self._tokens))
+        self._tokens, self._spent = 0, dict.fromkeys(PHASES, Spent())
+
+    @property
+    def total(self) -> Spent:
+        """Of all steps that have ended."""
+        return sum((step.total for step in self.steps), Spent())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock while inside."""
-        self.clock.pause()
+        self._charge()
+        self._since = None
         try:
             yield
         finally:
-            self.clock.start()
+            self._start()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to a phase, except for that of phases inside it."""
+        self._charge()
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._inside.pop()
+
+    def _start(self) -> None:
+        self._synchronize()
+        self._since = self._now()
+
+    def _charge(self) -> None:
+        if self._since is None:
+            return
+        self._synchronize()
+        now = self._now()
+        self._spent[self._inside[-1]] += now - self._since
+        self._since = now
 
     def _time(self, owner: object, name: str, phase_of: Callable[..., str]) -> None:
         """Replace a bound method by one that is timed; ``phase_of`` sees its positional arguments."""
@@ -164,7 +147,7 @@ class Meter:
         @functools.wraps(method)
         def timed(*args: object, **kwargs: object) -> object:
             phase = phase_of(*args)
-            with self.clock.phase(phase):
+            with self.phase(phase):
                 result = method(*args, **kwargs)
             if phase == "generate":
                 self._tokens += sum(map(len, result))

@@ -20,15 +20,8 @@ from runs import VARIANTS, Result, Spec, described, measure, store, stored
 from tables import RESULTS, command_line, document, table
 
 SHARED = (
-    "policy",
-    "level",
-    "seed",
-    "steps",
-    "num_generations",
-    "prompts_per_step",
-    "max_completion_length",
-    "learning_rate",
-    "beta",
+    *("policy", "level", "seed", "steps", "num_generations", "prompts_per_step"),
+    *("max_completion_length", "learning_rate", "beta"),
 )
 """Settings of a run that the command line takes, with their defaults in ``Spec``."""
 

@@ -59,21 +59,18 @@ def main() -> None:
     arguments = vars(parser.parse_args())
     seeds, fresh, is_stored = (arguments.pop(name) for name in ("seeds", "fresh", "stored"))
     if not is_stored:
-        specs = [Spec(trainer, seed=seed, **arguments) for seed in seeds for trainer in TRAINERS]
-        store(NAME, [told(measure(spec, fresh)) for spec in specs])
+        results = []
+        for spec in [Spec(trainer, seed=seed, **arguments) for seed in seeds for trainer in TRAINERS]:
+            results.append(measure(spec, fresh))
+            print(
+                f"{spec.variant} seed {spec.seed}: {first_reached(results[-1]) or 'not reached'}", flush=True
+            )
+        store(NAME, results)
     runs = stored_runs()
     text = report(runs, command_line())
     print("\n" + text)
     (RESULTS / f"{NAME}.md").write_text(text)
     picture(runs).savefig(RESULTS / f"{NAME}.png", dpi=120)
-
-
-def told(result: Result) -> Result:
-    """The same result, with a line on the screen."""
-    there = first_reached(result)
-    when = f"at step {there.step}, {there.spent.cpu_seconds:.0f} CPU s" if there else "not reached"
-    print(f"{result.spec.variant} seed {result.spec.seed}: {result.spec.target} {when}", flush=True)
-    return result
 
 
 def stored_runs() -> Runs:

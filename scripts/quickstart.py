@@ -45,21 +45,15 @@ print(_json.dumps({
 
 @dataclass(frozen=True)
 class Run:
-    """What :data:`ASK` prints, with the ``seconds`` that the notebook took.
-
-    Attributes:
-        before, after: held-out accuracy with the bounds of its 95 % interval.
-        rewards: mean reward, per step.
-        adapter: its folder, relative to the notebook's.
-    """
+    """What :data:`ASK` prints, with the ``seconds`` that the notebook took."""
 
     device: str
     model: str
-    before: tuple[float, float, float]
+    before: tuple[float, float, float]  # held-out accuracy with the bounds of its 95 % interval
     after: tuple[float, float, float]
-    rewards: list[float]
+    rewards: list[float]  # mean reward, per step
     peak_bytes: int
-    adapter: str
+    adapter: str  # relative to the notebook's folder
     seconds: float
 
 

@@ -80,25 +80,27 @@ def right_after_thought(completions: Completions, answer: list[str], **kwargs: o
 ARGUMENTS = ("model", "train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
 """Of the trainer; every other keyword of ``make_trainer`` is a field of its config."""
 
+SMALL: dict[str, Any] = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 1,
+    "max_completion_length": 8,
+    "save_strategy": "no",
+    "beta": 0.0,
+}
+
 
 @pytest.fixture
 def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callable[..., rloo_kit.RLOOTrainer]:
     """``make_trainer(reward_funcs=..., **config)``: a trainer of one small step on the tiny policy."""
-    small = {
-        "output_dir": str(tmp_path / "run"),
-        "num_generations": 2,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "max_steps": 1,
-        "max_completion_length": 8,
-        "save_strategy": "no",
-        "beta": 0.0,
-    }
 
     def make(reward_funcs: object = right_after_thought, **settings: Any) -> rloo_kit.RLOOTrainer:
         given = {name: settings.pop(name) for name in ARGUMENTS if name in settings}
         arguments = {"model": policy, "train_dataset": task.train, **given}
-        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(**{**small, **settings})
+        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(
+            **{**SMALL, "output_dir": str(tmp_path / "run"), **settings}
+        )
         return rloo_kit.RLOOTrainer(reward_funcs=reward_funcs, **arguments)
 
     return make

@@ -19,7 +19,7 @@ import one_run
 import runs
 import step
 import time_to_accuracy
-from phases import PHASES, Meter, PhaseClock, Spent, peak_bytes, reset_peak
+from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
 from runs import VARIANTS, Evaluated, Result, Spec
 
@@ -76,7 +76,7 @@ class FakeTrainer:
 def metered() -> tuple[FakeTrainer, Meter, Time]:
     time = Time()
     trainer = FakeTrainer(time)
-    return trainer, Meter(trainer, PhaseClock(now=time)), time
+    return trainer, Meter(trainer, now=time), time
 
 
 class TestPhases:
@@ -90,7 +90,7 @@ class TestPhases:
             assert {name: spent.cpu_seconds for name, spent in done.spent.items()} == SECONDS
             assert {name: spent.wall_seconds / 2 for name, spent in done.spent.items()} == SECONDS
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
-        assert meter.clock.total.cpu_seconds == 254
+        assert meter.total.cpu_seconds == 254
 
     @pytest.mark.parametrize(
         ("adapter", "model", "phase"),
@@ -124,23 +124,24 @@ class TestPhases:
         assert meter.steps[0].total.cpu_seconds == 1 + 5
 
     def test_of_nested_phases_the_inner_one_is_charged_also_where_it_fails(self) -> None:
-        clock = PhaseClock(now=(time := Time()))
-        clock.start()
-        with clock.phase("loss forward"):
+        _, meter, time = metered()
+        meter.begin()
+        with meter.phase("loss forward"):
             time.advance(1)
-            with contextlib.suppress(ValueError), clock.phase("generate"):
+            with contextlib.suppress(ValueError), meter.phase("generate"):
                 time.advance(2)
                 raise ValueError
             time.advance(4)
-        clock.pause()
-        assert clock.spent["loss forward"].cpu_seconds == 5
-        assert clock.spent["generate"].cpu_seconds == 2
+        meter.end_step()
+        assert meter.steps[0].spent["loss forward"].cpu_seconds == 5
+        assert meter.steps[0].spent["generate"].cpu_seconds == 2
 
     def test_the_device_is_waited_for_before_each_reading(self) -> None:
         order: list[str] = []
-        clock = PhaseClock(lambda: order.append("read") or Spent(), lambda: order.append("wait"))
-        clock.start()
-        with clock.phase("generate"):
+        read, wait = lambda: order.append("read") or Spent(), lambda: order.append("wait")
+        meter = Meter(FakeTrainer(Time()), read, wait)
+        meter.begin()
+        with meter.phase("generate"):
             pass
         assert order == ["wait", "read"] * 3
 
