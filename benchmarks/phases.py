@@ -1,8 +1,8 @@
 """Where a training step's time goes, for any of TRL's RLOOTrainers: stock or the kit's, on a CPU or a GPU.
 
-For benchmarks/step.py and benchmarks/time_to_accuracy.py.  It wraps bound methods of one trainer object, so
-that the same code measures classes that know nothing of it, and it changes nothing of what they compute.  It
-does not run the training (benchmarks/runs.py does) and it does not compare.
+For benchmarks/step.py, benchmarks/time_to_accuracy.py and the GPU check.  It wraps bound methods of one trainer
+object, so the same code measures classes that know nothing of it, and it changes nothing of what they compute.  It
+does not run the training (benchmarks/one_run.py does) and it does not compare.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from trl import RLOOTrainer
 
 PHASES = ("generate", "reference", "old", "loss forward", "backward", "optimizer", "rest")
-"""generate: sampling the completions.  reference, old: log-probabilities without gradient, of the reference and
-of the policy that sampled.  loss forward: log-probabilities with gradient.  backward: with the activations that
-gradient checkpointing computes again.  optimizer: the update alone.  rest: everything else, such as
-tokenizing, rewards, clipping and logs."""
+"""generate: sampling the completions.  reference, old: log-probabilities without gradient, of the reference and of
+the policy that sampled.  loss forward: log-probabilities with gradient.  backward: includes the activations that
+gradient checkpointing recomputes.  optimizer: the update alone.  rest: tokenizing, rewards, clipping, logs."""
+
+CLOCKS = {"cpu_seconds": "CPU seconds", "wall_seconds": "wall seconds"}
+"""Attribute of ``Spent`` -> its name in a table."""
 
 
 @dataclass(frozen=True)
@@ -35,61 +42,6 @@ class Spent:
 
     def __sub__(self, other: Spent) -> Spent:
         return Spent(self.cpu_seconds - other.cpu_seconds, self.wall_seconds - other.wall_seconds)
-
-
-class PhaseClock:
-    """Charges every moment between ``start`` and ``pause`` to exactly one phase, the innermost.
-
-    Args:
-        now: both clocks' reading; a test gives its own.
-        synchronize: called before each reading, so that a GPU's queued work is charged to its own phase.
-    """
-
-    def __init__(
-        self, now: Callable[[], Spent] | None = None, synchronize: Callable[[], None] | None = None
-    ) -> None:
-        self._now = now or (lambda: Spent(time.process_time(), time.perf_counter()))
-        self._synchronize = synchronize or (lambda: None)
-        self._inside: list[str] = []
-        self._since = Spent()
-        self._is_running = False
-        self.spent = dict.fromkeys(PHASES, Spent())
-
-    def start(self) -> None:
-        """Run on, in the phase that was paused; in "rest" outside of all."""
-        self._synchronize()
-        self._since = self._now()
-        self._is_running = True
-
-    def pause(self) -> None:
-        """Stand still until ``start``: what happens in between is nobody's."""
-        self._charge()
-        self._is_running = False
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Charge the time inside to a phase, but for that of phases inside it."""
-        self._charge()
-        self._inside.append(name)
-        try:
-            yield
-        finally:
-            self._charge()
-            self._inside.pop()
-
-    @property
-    def total(self) -> Spent:
-        """All phases together, up to the last change of phase."""
-        return sum(self.spent.values(), Spent())
-
-    def _charge(self) -> None:
-        if not self._is_running:
-            return
-        self._synchronize()
-        now = self._now()
-        name = self._inside[-1] if self._inside else "rest"
-        self.spent[name] += now - self._since
-        self._since = now
 
 
 @dataclass(frozen=True)
@@ -111,103 +63,121 @@ class Step:
 
 
 class Meter:
-    """Measures one trainer's steps.
+    """Measures one trainer's steps: every moment goes to exactly one phase, the innermost.
 
-    Call ``begin`` when training begins (the optimizer exists by then), ``end_step`` after each update, and
-    put ``paused`` around whatever is not training.
+    Call ``begin`` when training begins (the optimizer exists by then), ``end_step`` after each update, and put
+    ``paused`` around whatever is not training.
 
     Args:
-        trainer: made, not yet training.
-        clock: another one, for a test.
+        trainer: constructed, not yet training.
+        now: reads both clocks; a test passes its own.
+        synchronize: called before each reading, so that a GPU's queued work is charged to its own phase.
     """
 
-    def __init__(self, trainer: Any, clock: PhaseClock | None = None) -> None:
-        self.clock = clock or PhaseClock(synchronize=synchronizer(trainer.accelerator.device.type))
+    def __init__(
+        self,
+        trainer: RLOOTrainer,
+        now: Callable[[], Spent] = lambda: Spent(time.process_time(), time.perf_counter()),
+        synchronize: Callable[[], None] | None = None,
+    ) -> None:
+        on_gpu = trainer.accelerator.device.type == "cuda"
+        self._synchronize = synchronize or (torch.cuda.synchronize if on_gpu else lambda: None)
+        self._trainer, self._now = trainer, now
+        self._inside = ["rest"]
+        self._since: Spent | None = None
+        self._tokens, self._spent = 0, dict.fromkeys(PHASES, Spent())
         self.steps: list[Step] = []
-        self._trainer = trainer
-        self._tokens = 0
-        self._before = dict(self.clock.spent)
-        self._wrap(trainer, "_generate_single_turn", lambda *_: "generate", self._count)
-        self._wrap(trainer, "_get_per_token_logps_and_entropies", self._pass_of)
-        self._wrap(trainer.accelerator, "backward", lambda *_: "backward")
+        self._time(trainer, "_generate_single_turn", lambda *_: "generate")
+        self._time(trainer, "_get_per_token_logps_and_entropies", self._pass_of)
+        self._time(trainer.accelerator, "backward", lambda *_: "backward")
 
     def begin(self) -> None:
         """Start the clock."""
-        self._wrap(self._trainer.optimizer, "step", lambda *_: "optimizer")
-        self.clock.start()
+        self._time(self._trainer.optimizer, "step", lambda *_: "optimizer")
+        self._start()
 
     def end_step(self) -> None:
-        """Close the books of one step."""
-        self.clock.pause()
-        spent = {name: self.clock.spent[name] - self._before[name] for name in PHASES}
-        self.steps.append(Step(spent, self._tokens))
-        self._before, self._tokens = dict(self.clock.spent), 0
-        self.clock.start()
+        """Record what one step took."""
+        self._charge()
+        self.steps.append(Step(self._spent, self._tokens))
+        self._tokens, self._spent = 0, dict.fromkeys(PHASES, Spent())
+
+    @property
+    def total(self) -> Spent:
+        """Of all steps that have ended."""
+        return sum((step.total for step in self.steps), Spent())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock while inside."""
-        self.clock.pause()
+        self._charge()
+        self._since = None
         try:
             yield
         finally:
-            self.clock.start()
+            self._start()
 
-    def _wrap(
-        self,
-        owner: Any,
-        name: str,
-        phase_of: Callable[..., str],
-        look_at: Callable[[Any], None] = lambda result: None,
-    ) -> None:
-        """Put a measured method in front of the bound one; ``phase_of`` sees its positional arguments."""
-        bound = getattr(owner, name)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Charge the time inside to a phase, except for that of phases inside it."""
+        self._charge()
+        self._inside.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._inside.pop()
 
-        @functools.wraps(bound)
-        def measured(*args: Any, **kwargs: Any) -> Any:
-            with self.clock.phase(phase_of(*args)):
-                result = bound(*args, **kwargs)
-            look_at(result)
+    def _start(self) -> None:
+        self._synchronize()
+        self._since = self._now()
+
+    def _charge(self) -> None:
+        if self._since is None:
+            return
+        self._synchronize()
+        now = self._now()
+        self._spent[self._inside[-1]] += now - self._since
+        self._since = now
+
+    def _time(self, owner: object, name: str, phase_of: Callable[..., str]) -> None:
+        """Replace a bound method by one that is timed; ``phase_of`` sees its positional arguments."""
+        method = getattr(owner, name)
+
+        @functools.wraps(method)
+        def timed(*args: object, **kwargs: object) -> object:
+            phase = phase_of(*args)
+            with self.phase(phase):
+                result = method(*args, **kwargs)
+            if phase == "generate":
+                self._tokens += sum(map(len, result))
             return result
 
-        setattr(owner, name, measured)
+        setattr(owner, name, timed)
 
-    def _count(self, completion_ids: list[list[int]]) -> None:
-        self._tokens += sum(len(ids) for ids in completion_ids)
+    def _pass_of(self, model: object = None, *_: object) -> str:
+        """Which of the three forward passes a call for log-probabilities is.
 
-    def _pass_of(self, *args: Any) -> str:
-        """Which of the three forward passes a call for log-probabilities is."""
-        import torch
-
+        TRL's reference is a model of its own, the adapter "ref", or the base model with its adapters off.
+        """
         if torch.is_grad_enabled():
             return "loss forward"
-        return "reference" if self._is_reference(args[0] if args else self._trainer.model) else "old"
-
-    def _is_reference(self, model: Any) -> bool:
-        """TRL's reference is a model of its own, the adapter "ref", or the base with its adapters off."""
-        if model is getattr(self._trainer, "ref_model", None):
-            return True
+        model = model or self._trainer.model
         plain = self._trainer.accelerator.unwrap_model(model)
-        return getattr(plain, "_adapters_disabled", False) or getattr(plain, "active_adapter", "") == "ref"
-
-
-def synchronizer(device: str) -> Callable[[], None]:
-    """What waits for a device's queued work."""
-    if device != "cuda":
-        return lambda: None
-    import torch
-
-    return torch.cuda.synchronize
+        is_reference = (
+            model is getattr(self._trainer, "ref_model", None)
+            or getattr(plain, "_adapters_disabled", False)
+            or getattr(plain, "active_adapter", "") == "ref"
+        )
+        return "reference" if is_reference else "old"
 
 
 # --- memory -----------------------------------------------------------------------------------------------
 
 
 def reset_peak(device: str) -> int:
-    """Let the high-water mark fall to what is held now, and return that, in bytes."""
+    """Reset the high-water mark to what is held now, and return that, in bytes."""
     if device == "cuda":
-        import torch
-
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
     marks = Path("/proc/self/clear_refs")
@@ -222,8 +192,6 @@ def peak_bytes(device: str) -> int:
     Where the system cannot reset its mark (no /proc), that of the whole process.
     """
     if device == "cuda":
-        import torch
-
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
     if status.exists():

@@ -1,8 +1,8 @@
-"""Make .venv and install the pinned stack: CUDA builds where nvidia-smi answers, CPU builds otherwise.
+"""Make .venv and install the pinned stack: CUDA builds where nvidia-smi succeeds, CPU builds otherwise.
 
-Called by ``make install``; needs nothing but Python 3.11 or newer and a package index.  Each step says what
-it does, and a step that fails says what to do.  Settings that pip knows from the environment (index, links,
-certificates) are handed on to uv, which does not read pip's.
+Called by ``make install``; needs only Python 3.11 or newer and a package index.  Each step prints what it does, and a
+step that fails says what to do.  Settings that pip reads from the environment (index, links, certificates) are passed
+on to uv, which does not read pip's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OVERRIDES = ROOT / "requirements" / "overrides.txt"
-CONSTRAINTS = ROOT / "requirements" / "constraints.txt"
+REQUIREMENTS = ROOT / "requirements"
 CPU_SECTION = "# --- cpu:"
 PIP_TO_UV = {
     "PIP_FIND_LINKS": "UV_FIND_LINKS",
@@ -33,48 +32,47 @@ def main() -> None:
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     arguments = parser.parse_args()
+    version = sys.version.split()[0]
     if sys.version_info < (3, 11):
-        raise SystemExit(
-            f"Python {sys.version.split()[0]} is too old: make install PYTHON=python3.11, or newer"
-        )
+        raise SystemExit(f"Python {version} is too old: make install PYTHON=python3.11, or newer")
     device = arguments.device if arguments.device != "auto" else detected_device()
     venv = arguments.venv.absolute()
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python = str(venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
     step(
-        f"make {venv.name} with Python {sys.version.split()[0]}",
+        f"make {venv.name} with Python {version}",
         [sys.executable, "-m", "venv", str(venv)],
         "install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
     )
     step(
         "get uv, which resolves with overrides",
-        [str(python), "-m", "pip", "install", "-q", "uv>=0.9"],
+        [python, "-m", "pip", "install", "-q", "uv>=0.9"],
         "check that pip reaches a package index: pip download uv",
     )
     install_stack(python, venv, device)
     step(
         "import the stack once, which also compiles it to bytecode",
-        [str(python), "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
+        [python, "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
     )
 
 
 def detected_device() -> str:
-    """cuda where nvidia-smi answers, else cpu."""
+    """cuda where nvidia-smi succeeds, else cpu."""
     found = shutil.which("nvidia-smi")
-    answers = found and subprocess.run([found], capture_output=True, check=False).returncode == 0
-    return "cuda" if answers else "cpu"
+    is_cuda = found and subprocess.run([found], capture_output=True, check=False).returncode == 0
+    return "cuda" if is_cuda else "cpu"
 
 
-def install_stack(python: Path, venv: Path, device: str) -> None:
+def install_stack(python: str, venv: Path, device: str) -> None:
     """Install the project, editable, with notebooks and development tools."""
     overrides = venv / "overrides.txt"
-    text = OVERRIDES.read_text()
+    text = (REQUIREMENTS / "overrides.txt").read_text()
     overrides.write_text(text if device == "cpu" else text.split(CPU_SECTION)[0])
     command = [
-        *[str(python), "-m", "uv", "pip", "install", "-q", "--python", str(python)],
-        *["--override", str(overrides), "--constraint", str(CONSTRAINTS), "--editable", f"{ROOT}[dev]"],
+        *[python, "-m", "uv", "pip", "install", "-q", "--python", python, "--override", str(overrides)],
+        *["--constraint", str(REQUIREMENTS / "constraints.txt"), "--editable", f"{ROOT}[dev]"],
     ]
     what = f"install the pinned stack for {device}"
     todo = "look for the package that the lines above name; `make install DEVICE=cpu` needs the least"
@@ -83,27 +81,24 @@ def install_stack(python: Path, venv: Path, device: str) -> None:
     if device == "cpu" and has_links:
         step(what, command, todo)
     elif not step(what, [*command, "--torch-backend", backend]):
-        print(
-            "    PyTorch's own index is out of reach; trying the package index alone (its build holds CUDA, 6.7 GB)"
-        )
+        print("    PyTorch's own index failed; trying the package index alone (its build has CUDA, 6.7 GB)")
         step(what, command, todo)
 
 
 def step(what: str, command: list[str], todo: str = "", cwd: Path | None = None) -> bool:
-    """Run one step; without a ``todo`` a failure is returned, with one it ends the installation."""
+    """Run one step and return whether it succeeded; with a ``todo`` a failure ends the installation."""
     print(f"==> {what}", flush=True)
     started = time.monotonic()
-    handed_on = {
+    for_uv = {
         uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ and uv not in os.environ
     }
-    environment = {**os.environ, **handed_on, "PYTHONDONTWRITEBYTECODE": ""}
-    done = subprocess.run(command, env=environment, cwd=cwd, check=False)
-    if done.returncode == 0:
+    environment = {**os.environ, **for_uv, "PYTHONDONTWRITEBYTECODE": ""}
+    succeeded = subprocess.run(command, env=environment, cwd=cwd, check=False).returncode == 0
+    if succeeded:
         print(f"    {time.monotonic() - started:.0f} s", flush=True)
-        return True
-    if todo:
+    elif todo:
         raise SystemExit(f"\nThe step failed: {what}\nWhat to do: {todo}")
-    return False
+    return succeeded
 
 
 if __name__ == "__main__":

@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nbformat
 from nbclient import NotebookClient
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
@@ -39,25 +43,38 @@ print(_json.dumps({
 """
 
 
-class _Showing(NotebookClient):
-    """Prints each cell's first line when it starts, and its text output while it runs."""
+@dataclass(frozen=True)
+class Run:
+    """What :data:`ASK` prints, with the ``seconds`` that the notebook took."""
 
-    def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+    device: str
+    model: str
+    before: tuple[float, float, float]  # held-out accuracy with the bounds of its 95 % interval
+    after: tuple[float, float, float]
+    rewards: list[float]  # mean reward, per step
+    peak_bytes: int
+    adapter: str  # relative to the notebook's folder
+    seconds: float
+
+
+class _Showing(NotebookClient):
+    """Prints a cell's text output while it runs."""
+
+    def process_message(
+        self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
+    ) -> NotebookNode | None:
         if msg["msg_type"] == "stream" and cell_index >= 0:
             print(msg["content"]["text"], end="", flush=True)
         return super().process_message(msg, cell, cell_index)
 
 
-def run(notebook: Path, parameters: dict[str, Any] | None = None, show: bool = True) -> dict[str, Any]:
-    """Execute a copy of the notebook and ask its kernel what came of it.
+def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool = True) -> Run:
+    """Execute a copy of the notebook, left under out/, and ask its kernel for the results.
 
     Args:
         notebook: has a cell tagged ``parameters`` if any are given.
         parameters: values that replace those of that cell.
         show: whether to print the cells and their output.
-
-    Returns:
-        What :data:`ASK` prints, with ``seconds`` and the path of the ``executed`` copy.
     """
     book = load_notebook_node(str(notebook))
     if parameters:
@@ -65,8 +82,7 @@ def run(notebook: Path, parameters: dict[str, Any] | None = None, show: bool = T
     client = (_Showing if show else NotebookClient)(
         book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(notebook.parent)}}
     )
-    executed = OUT / notebook.name
-    executed.parent.mkdir(exist_ok=True)
+    OUT.mkdir(exist_ok=True)
     code = [index for index, cell in enumerate(book.cells) if cell.cell_type == "code"]
     started = time.monotonic()
     try:
@@ -77,33 +93,35 @@ def run(notebook: Path, parameters: dict[str, Any] | None = None, show: bool = T
                 client.execute_cell(book.cells[index], index)
             answer = client.execute_cell(nbformat.v4.new_code_cell(ASK), -1)
     finally:
-        nbformat.write(book, executed)
-    result: dict[str, Any] = json.loads(answer.outputs[0]["text"])
-    return {**result, "seconds": time.monotonic() - started, "executed": str(executed.relative_to(ROOT))}
+        nbformat.write(book, OUT / notebook.name)
+    return Run(**json.loads(answer.outputs[0]["text"]), seconds=time.monotonic() - started)
 
 
-def summary(result: dict[str, Any]) -> str:
+def share(accuracy: tuple[float, float, float]) -> str:
+    """An accuracy with its interval."""
+    return "{:.3f} [{:.3f}, {:.3f}]".format(*accuracy)
+
+
+def summary(result: Run) -> str:
     """At most eight lines: what ran where, what it learned, what it cost, where the adapter is."""
-    rewards = result["rewards"]
-    few = max(1, len(rewards) // 6)
-    first, last = sum(rewards[:few]) / few, sum(rewards[-few:]) / few
-    shares = ["{:.3f} [{:.3f}, {:.3f}]".format(*result[key]) for key in ("before", "after")]
-    adapter = (NOTEBOOK.parent / result["adapter"]).resolve()
+    few = max(1, len(result.rewards) // 6)
+    first, last = sum(result.rewards[:few]) / few, sum(result.rewards[-few:]) / few
+    adapter = (NOTEBOOK.parent / result.adapter).resolve()
     return "\n".join(
         [
-            f"device     {result['device']}",
-            f"model      {result['model']}",
-            f"held out   accuracy {shares[0]} -> {shares[1]} (95 %)",
+            f"device     {result.device}",
+            f"model      {result.model}",
+            f"held out   accuracy {share(result.before)} -> {share(result.after)} (95 %)",
             f"reward     {first:.3f} (first {few} steps) -> {last:.3f} (last {few})",
-            f"time       {result['seconds']:.0f} s for the notebook",
-            f"memory     {result['peak_bytes'] / 2**30:.2f} GiB at the peak",
+            f"time       {result.seconds:.0f} s for the notebook",
+            f"memory     {result.peak_bytes / 2**30:.2f} GiB at the peak",
             f"adapter    {adapter.relative_to(ROOT)}",
-            f"notebook   {result['executed']}",
+            f"notebook   {(OUT / NOTEBOOK.name).relative_to(ROOT)}",
         ]
     )
 
 
 if __name__ == "__main__":
-    # A notebook that failed has shown its error; the traceback of this script would only bury it.
+    # A notebook that failed has shown its error; this script's traceback would only hide it.
     sys.tracebacklimit = 0
     print("\n" + summary(run(NOTEBOOK)))

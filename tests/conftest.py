@@ -8,37 +8,44 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import Qwen3Config
+
+    from rloo_kit.tasks import Task
 
 # unsloth writes into os.environ when it is imported; a process of its own starts as a user's does.
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
 Script = Callable[..., subprocess.CompletedProcess[str]]
+Completions = Sequence[Sequence[dict[str, str]]]
 
 
 @pytest.fixture(autouse=True)
 def same_draws() -> None:
-    """Random numbers begin anew, so that no test draws what those before it on the same worker have left."""
+    """Random numbers start anew, so that no test depends on what ran before it on the same worker."""
     random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")
-def loaded_once() -> tuple[Any, dict[str, Any]]:
+def loaded_once() -> tuple[rloo_kit.Policy, dict[str, Tensor]]:
     """The tiny policy, and its LoRA as it was loaded."""
     policy = rloo_kit.load_policy("tiny", seed=0)
     lora = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
     return policy, {name: p.detach().clone() for name, p in lora.items()}
 
 
-def as_loaded(loaded: tuple[Any, dict[str, Any]]) -> Any:
-    """The shared policy with its weights as loaded: workers share out the tests, so no order is to be relied on."""
+def as_loaded(loaded: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.Policy:
+    """The shared policy with its weights as loaded: workers share the tests, so their order is not fixed."""
     policy, lora = loaded
     if "ref" in policy.model.peft_config:
         policy.model.delete_adapter("ref")
@@ -50,23 +57,23 @@ def as_loaded(loaded: tuple[Any, dict[str, Any]]) -> Any:
 
 
 @pytest.fixture
-def policy(loaded_once: tuple[Any, dict[str, Any]]) -> Any:
+def policy(loaded_once: tuple[rloo_kit.Policy, dict[str, Tensor]]) -> rloo_kit.Policy:
     """The tiny policy as loaded."""
     return as_loaded(loaded_once)
 
 
 @pytest.fixture
-def fresh_policy() -> Any:
+def fresh_policy() -> rloo_kit.Policy:
     """A policy of its own, for a test that changes more of it than the LoRA's weights."""
     return rloo_kit.load_policy("tiny", seed=0)
 
 
 @pytest.fixture(scope="session")
-def task() -> Any:
+def task() -> Task:
     return rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
 
 
-def right_after_thought(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+def right_after_thought(completions: Completions, answer: list[str], **kwargs: object) -> list[float]:
     """0.2 for a closed thought, 0.8 more for the right answer after it."""
     scores = []
     for completion, gold in zip(completions, answer, strict=True):
@@ -75,55 +82,68 @@ def right_after_thought(completions: Any, answer: Any, **kwargs: Any) -> list[fl
     return scores
 
 
-def random_rewards(completions: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
+def random_rewards(
+    completions: Completions, completion_ids: list[list[int]], **kwargs: object
+) -> list[float]:
     """Differs within any group whose completions differ, and by nothing but them."""
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
 
+ARGUMENTS = ("model", "train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
+"""Of the trainer; every other keyword of ``make_trainer`` is a field of its config."""
+
+SMALL: dict[str, Any] = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 1,
+    "max_completion_length": 8,
+    "save_strategy": "no",
+    "beta": 0.0,
+}
+
+
 @pytest.fixture
-def make_trainer(policy: Any, task: Any, tmp_path: Path) -> Callable[..., Any]:
+def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callable[..., rloo_kit.RLOOTrainer]:
     """``make_trainer(reward_funcs=..., **config)``: a trainer of one small step on the tiny policy."""
 
-    def make(reward_funcs: Any = right_after_thought, model: Any = None, **settings: Any) -> Any:
-        arguments = {
-            name: settings.pop(name)
-            for name in ("train_dataset", "eval_dataset", "processing_class", "callbacks", "args")
-            if name in settings
-        }
-        small = {
-            "output_dir": str(tmp_path / "run"),
-            "num_generations": 2,
-            "per_device_train_batch_size": 4,
-            "gradient_accumulation_steps": 1,
-            "max_steps": 1,
-            "max_completion_length": 8,
-            "save_strategy": "no",
-            "beta": 0.0,
-        }
-        return rloo_kit.RLOOTrainer(
-            model=policy if model is None else model,
-            reward_funcs=reward_funcs,
-            args=arguments.pop("args", None) or rloo_kit.RLOOConfig(**{**small, **settings}),
-            train_dataset=arguments.pop("train_dataset", task.train),
-            **arguments,
+    def make(reward_funcs: object = right_after_thought, **settings: Any) -> rloo_kit.RLOOTrainer:
+        given = {name: settings.pop(name) for name in ARGUMENTS if name in settings}
+        arguments = {"model": policy, "train_dataset": task.train, **given}
+        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(
+            **{**SMALL, "output_dir": str(tmp_path / "run"), **settings}
         )
+        return rloo_kit.RLOOTrainer(reward_funcs=reward_funcs, **arguments)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def qwen3_config() -> Callable[[Any], Any]:
-    """``qwen3_config(card)``: the transformers configuration of a catalogue entry."""
-    from benchmarks.gpu.shapes import config_of
+def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
+    """``qwen3_config(checkpoint)``: the transformers configuration of a catalogue entry."""
+    from transformers import Qwen3Config
 
-    return config_of
+    return lambda checkpoint: Qwen3Config(
+        vocab_size=checkpoint.vocabulary,
+        hidden_size=checkpoint.hidden_size,
+        intermediate_size=checkpoint.ffn_size,
+        num_hidden_layers=checkpoint.layers,
+        num_attention_heads=checkpoint.heads,
+        num_key_value_heads=checkpoint.kv_heads,
+        head_dim=checkpoint.head_dim,
+        tie_word_embeddings=checkpoint.tied,
+        max_position_embeddings=40960,
+        dtype="bfloat16",
+    )
 
 
 @pytest.fixture(scope="session")
 def script() -> Script:
     """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
 
-    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Any:
+    def run(
+        code: str, *arguments: str, check: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""What the kit relies on in unsloth 2026.10.9, so that an upgrade fails here first, in words."""
+"""What the kit relies on in unsloth 2026.10.9, so that an upgrade fails here first, with an explanation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import rloo_kit  # isort: skip - unsloth first
 
 import inspect
 import json
-from pathlib import Path
-from typing import Any
 
+import pytest
 import unsloth
 from unsloth import FastLanguageModel
+
+from tests.conftest import Script
 
 # What unsloth's generated config sets on a GPU, beside TRL's own default: the reason for RLOOConfig's defaults.
 CHANGED_ON_A_GPU = {
@@ -32,69 +33,18 @@ CHANGED_ON_A_GPU = {
     "generation_kwargs": {},
 }
 
-CHANGES = """
-import os, sys
-os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
-import dataclasses, inspect, json
-import unsloth, trl
+GPU_PATH = """
+import sys, dataclasses, inspect, json
+import unsloth, trl, torch
 stock = {item.name: item.default for item in dataclasses.fields(trl.RLOOConfig)}
 unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
 given = inspect.signature(trl.RLOOConfig.__init__).parameters
-changed = {name: p.default for name, p in given.items() if name in stock and p.default != stock[name]}
-trainer = inspect.signature(trl.RLOOTrainer.__init__).parameters
-print(json.dumps([changed, sorted(trainer), trl.RLOOTrainer.__name__]))
-"""
+found = {
+    "changed": {name: p.default for name, p in given.items() if name in stock and p.default != stock[name]},
+    "arguments": sorted(inspect.signature(trl.RLOOTrainer.__init__).parameters),
+    "name": trl.RLOOTrainer.__name__,
+}
 
-
-def test_the_defaults_that_the_generated_config_changes_are_all_set_by_ours(
-    script: Any, tmp_path: Path
-) -> None:
-    changed, arguments, name = json.loads(script(CHANGES, str(tmp_path)).stdout.splitlines()[-1])
-    assert changed == CHANGED_ON_A_GPU
-    settled_otherwise = {"bf16"}  # rloo_kit.train.config._precision
-    ours = set(rloo_kit.RLOOConfig.__annotations__)
-    assert set(changed) <= ours | settled_otherwise, "a notebook would mean two things"
-    assert name.startswith("Unsloth"), (
-        "rloo_kit.train.trainer._check_model knows the generated class by its name"
-    )
-    assert {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"} <= set(
-        arguments
-    )
-
-
-def test_the_loader_takes_what_load_policy_passes() -> None:
-    loading = inspect.signature(FastLanguageModel.from_pretrained).parameters
-    assert {"model_name", "max_seq_length", "load_in_4bit", "use_gradient_checkpointing"} <= set(loading)
-    adapting = inspect.signature(FastLanguageModel.get_peft_model).parameters
-    assert {
-        "r",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "use_gradient_checkpointing",
-        "random_state",
-    } <= set(adapting)
-
-
-def test_a_policy_knows_its_length_and_both_modes(policy: Any) -> None:
-    assert isinstance(policy.model.max_seq_length, int), "guards.check_lengths asks for it"
-    policy.model.for_inference()
-    assert not policy.model.training
-    policy.model.for_training()
-    assert policy.model.training
-
-
-def test_the_name_for_bfloat16_exists_on_this_device_too() -> None:
-    assert isinstance(unsloth.is_bfloat16_supported(), bool)
-
-
-MASKED = """
-import os, sys
-os.environ["UNSLOTH_ALLOW_CPU"] = "1"
-os.environ["UNSLOTH_COMPILE_LOCATION"] = sys.argv[1]
-import json
-import unsloth, torch
 from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
 from unsloth.utils import attention_dispatch as dispatch
 from rloo_kit.memory.meter import TensorGauge
@@ -125,22 +75,74 @@ left = torch.ones(ROWS, LONG, dtype=torch.long)
 left[0, :5] = 0
 mask = additive(left)
 torch.nn.functional.scaled_dot_product_attention = lambda q, *args, **kwargs: q
-gauge = TensorGauge([q, k, v])
-with gauge:
+with (gauge := TensorGauge([q, k, v])):
     attended(mask)
-beside = gauge.peak_bytes - gauge.live_bytes
 pairs = ROWS * LONG * LONG
-print(json.dumps([mask.nbytes / pairs, beside / pairs,
-                  float(differs[right.bool()].max()), float(differs[~right.bool()].max())]))
+found["mask"] = {
+    "additive": mask.nbytes / pairs,
+    "beside": (gauge.peak_bytes - gauge.live_bytes) / pairs,
+    "read": float(differs[right.bool()].max()),
+    "unread": float(differs[~right.bool()].max()),
+}
+print(json.dumps(found))
 """
 
 
-def test_the_mask_is_four_bytes_a_pair_of_tokens_and_says_nothing_where_no_prompt_is_padded(
-    script: Any, tmp_path: Path
+@pytest.fixture(scope="module")
+def gpu_path(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Facts about unsloth's GPU path, which its own switch UNSLOTH_ALLOW_CPU imports without a GPU."""
+    folder = str(tmp_path_factory.mktemp("compiled"))
+    printed = script(GPU_PATH, UNSLOTH_ALLOW_CPU="1", UNSLOTH_COMPILE_LOCATION=folder).stdout
+    return json.loads(printed.splitlines()[-1])
+
+
+def test_ours_sets_every_default_that_the_generated_config_changes(gpu_path: dict) -> None:
+    assert gpu_path["changed"] == CHANGED_ON_A_GPU
+    settled_otherwise = {"bf16"}  # rloo_kit.train.config._precision
+    ours = set(rloo_kit.RLOOConfig.__annotations__)
+    assert set(CHANGED_ON_A_GPU) <= ours | settled_otherwise, "a notebook would mean two things"
+
+
+def test_the_generated_trainer_has_its_name_and_takes_what_ours_passes(gpu_path: dict) -> None:
+    assert gpu_path["name"].startswith("Unsloth"), (
+        "rloo_kit.train.trainer._check_model knows the class by its name"
+    )
+    ours = {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"}
+    assert ours <= set(gpu_path["arguments"])
+
+
+def test_the_mask_costs_four_bytes_a_pair_of_tokens_and_changes_nothing_without_padded_prompts(
+    gpu_path: dict,
 ) -> None:
     """Which ``footprint.Step.mask`` plans, and which lets the trainer drop it where all prompts are of one length."""
-    additive, beside, read, unread = json.loads(script(MASKED, str(tmp_path)).stdout.splitlines()[-1])
-    assert additive == 2
-    assert 1.9 < beside < 2.1, "two bool copies"
-    assert read == 0, "padding on the right is hidden by causal attention"
-    assert unread > 0, "the padding's own rows, which are never read"
+    mask = gpu_path["mask"]
+    assert mask["additive"] == 2
+    assert 1.9 < mask["beside"] < 2.1, "two bool copies"
+    assert mask["read"] == 0, "padding on the right is hidden by causal attention"
+    assert mask["unread"] > 0, "the padding's own rows, which are never read"
+
+
+@pytest.mark.parametrize(
+    ("function", "passed"),
+    [
+        ("from_pretrained", "model_name max_seq_length load_in_4bit use_gradient_checkpointing"),
+        (
+            "get_peft_model",
+            "r lora_alpha lora_dropout target_modules use_gradient_checkpointing random_state",
+        ),
+    ],
+)
+def test_the_loader_takes_what_load_policy_passes(function: str, passed: str) -> None:
+    assert set(passed.split()) <= set(inspect.signature(getattr(FastLanguageModel, function)).parameters)
+
+
+def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> None:
+    assert isinstance(policy.model.max_seq_length, int), "guards.check_lengths asks for it"
+    policy.model.for_inference()
+    assert not policy.model.training
+    policy.model.for_training()
+    assert policy.model.training
+
+
+def test_the_name_for_bfloat16_exists_on_this_device_too() -> None:
+    assert isinstance(unsloth.is_bfloat16_supported(), bool)

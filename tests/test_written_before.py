@@ -1,0 +1,112 @@
+"""What was written for or by version 0.1.0, before the rooms were rearranged, still works.
+
+tests/data/written_by_0_1_0 holds an adapter that ``Policy.save`` wrote after 2 steps with ``SETTINGS``, and what the
+run's checkpoint-2 held beside the same files.
+"""
+
+from __future__ import annotations
+
+import rloo_kit  # isort: skip - unsloth first
+
+import importlib
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import Completions
+
+WRITTEN = Path(__file__).resolve().parent / "data" / "written_by_0_1_0"
+WEIGHTS = load_file(WRITTEN / "adapter" / "adapter_model.safetensors")
+SETTINGS = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "save_steps": 2,
+    "learning_rate": 1e-3,
+    "max_completion_length": 16,
+    "logging_steps": 1,
+    "prompt_sampling": "informative",
+}
+PUBLIC = (
+    *("CATALOGUE", "Card", "Comparison", "Completion", "Diagnosis", "Environment", "Evaluation", "Finding"),
+    *(
+        "HealthCallback",
+        "Plan",
+        "Policy",
+        "RLOOConfig",
+        "RLOOTrainer",
+        "compare",
+        "diagnose",
+        "evaluate",
+        "fit",
+    ),
+    *("load_policy", "plan", "plot", "prepare", "release", "shutdown_kernel", "tasks"),
+)
+
+
+def closed(completions: Completions, **kwargs: object) -> list[float]:
+    return [float("</think>" in c[0]["content"]) + len(c[0]["content"]) / 1000 for c in completions]
+
+
+def lora_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    from peft import get_peft_model_state_dict
+
+    return {name: weight.clone() for name, weight in get_peft_model_state_dict(model).items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], stored: dict[str, torch.Tensor]) -> None:
+    """Stored in bfloat16, which a machine that computes in float32 widens without loss."""
+    assert found.keys() == stored.keys()
+    for name, value in stored.items():
+        assert torch.equal(found[name], value.to(found[name].dtype)), name
+
+
+def test_an_adapter_loads_with_exactly_its_weights() -> None:
+    policy = rloo_kit.load_policy(WRITTEN / "adapter")
+    assert_same(lora_of(policy.model), WEIGHTS)
+    assert policy.card is policy.checkpoint
+
+
+def test_a_stopped_run_resumes_with_its_weights_optimizer_and_prompt_history(
+    task: rloo_kit.tasks.Task, tmp_path: Path
+) -> None:
+    from transformers import TrainerCallback
+
+    class Start(TrainerCallback):
+        def on_step_begin(self, args: object, state: object, control: object, **kwargs: object) -> None:
+            begun.append(state.global_step)
+            assert_same(lora_of(trainer.model), WEIGHTS)
+            for index, moments in trainer.optimizer.state_dict()["state"].items():
+                assert_same(moments, optimizer["state"][index])
+
+    checkpoint = tmp_path / "checkpoint-2"
+    for part in ("adapter", "checkpoint-2"):
+        shutil.copytree(WRITTEN / part, checkpoint, dirs_exist_ok=True)
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    begun: list[int] = []
+    trainer = rloo_kit.RLOOTrainer(
+        model=rloo_kit.load_policy("tiny", lora_rank=2, seed=0),
+        reward_funcs=closed,
+        args=rloo_kit.RLOOConfig(output_dir=str(tmp_path), max_steps=3, **SETTINGS),
+        train_dataset=task.train,
+        callbacks=[Start()],
+    )
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert (begun, trainer.state.global_step) == ([2], 3)
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
+    assert trainer.state.stateful_callbacks["PromptHistory"]["attributes"]["batches"] == 3
+
+
+def test_every_public_name_still_resolves() -> None:
+    assert set(PUBLIC) <= set(rloo_kit.__all__)
+    assert [name for name in PUBLIC if not hasattr(rloo_kit, name)] == []
+
+
+def test_what_a_notebook_imports_from_a_module_is_still_there() -> None:
+    for module, name in (("advantages", "rloo"), ("errors", "OutOfMemoryError"), ("tasks", "arithmetic")):
+        assert hasattr(importlib.import_module(f"rloo_kit.{module}"), name)
+    assert rloo_kit.Card is rloo_kit.Checkpoint
+    plan = rloo_kit.plan("qwen3-4b", card="rtx 4090")
+    assert plan.model.card is plan.model.checkpoint
