@@ -158,10 +158,8 @@ class Log:
     def highest(self, name: str, count: int) -> Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
         count = min(count, len(self))
-        values = [_finite(entry.get(name)) for entry in self.entries]
-        means = [
-            _mean([v for v in values[i : i + count] if v is not None]) for i in range(len(self) - count + 1)
-        ]
+        values = [entry.get(name) for entry in self.entries]
+        means = [_mean(_finite(values[i : i + count])) for i in range(len(self) - count + 1)]
         best = max(range(len(means)), key=means.__getitem__)
         return Log(self.entries[best : best + count], self.known)
 
@@ -201,13 +199,12 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
-        found = (_finite(entry.get(name)) for entry in self.entries)
-        return [value for value in found if value is not None]
+        return _finite([entry.get(name) for entry in self.entries])
 
     def start(self, name: str) -> float:
         """A metric's first finite value; NaN where there is none."""
-        found = (_finite(entry.get(name)) for entry in self.entries)
-        return next((value for value in found if value is not None), math.nan)
+        found = (entry.get(name) for entry in self.entries)
+        return next((value for value in found if value is not None and math.isfinite(value)), math.nan)
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
@@ -282,10 +279,10 @@ class Log:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
         negative, and equal to it where the reward is all or nothing."""
         spread_of = spread_name(name)
-        both = ((_finite(entry.get(name)), _finite(entry.get(spread_of))) for entry in self.entries)
+        both = [(entry.get(name) or 0.0, entry.get(spread_of)) for entry in self.entries]
         # TRL's spread is the sample's, with n - 1.
         part = 1 - self.known.batches / self.known.completions
-        return [m + part * s**2 / m for m, s in both if m is not None and s is not None and m > 0.0]
+        return [m + part * s**2 / m for m, s in both if m > 0.0 and s is not None and math.isfinite(s)]
 
     def terms(self) -> dict[str, float]:
         """The reward functions' names with their weights; empty where the weights are not known.
@@ -323,8 +320,8 @@ class Log:
         return self.entries[-1].get("learning_rate")
 
 
-def _finite(value: float | None) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
+def _finite(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -118,3 +118,35 @@ def timed_runs() -> list[Log]:
         entries = [{"step": i, "reward": r, "dead_groups": dead} for i, (r, dead) in enumerate(columns, 1)]
         logs.append(Log(entries, KNOWN))
     return logs
+
+
+def step(number: int, **more: Any) -> Entry:
+    """A step as the kit's trainer logs it with a KL term and two rewards."""
+    return {
+        "step": number,
+        "reward": number / 10,
+        "reward_std": 0.1,
+        "rewards/right/mean": number / 20,
+        "rewards/closed/mean": 0.5,
+        "dead_groups": 0.25,
+        "frac_reward_zero_std": 0.0,
+        "kl": -0.001 * number,
+        "entropy": 1.0 / number,
+        "completions/mean_length": 20.0 + number,
+        "completions/min_length": 3.0,
+        "completions/max_length": 32.0,
+        "completions/clipped_ratio": 0.05,
+        **more,
+    }
+
+
+LOG = [step(number) for number in range(1, 11)] + [{"step": 10, "train_runtime": 1.0}]
+TITLES = [
+    "Reward",
+    "Reward terms",
+    "Dead groups: all K rewards equal",
+    "KL to the reference",
+    "Entropy of the policy",
+    "Length, grey: shortest to longest",
+    "Cut at the length limit",
+]

@@ -1,4 +1,4 @@
-"""Every symptom on real runs of the tiny policy: one that has it, one that the named setting mended, and healthy ones."""
+"""Every symptom on real runs of the tiny policy: one that has it, one that its setting mended, and healthy ones."""
 
 from __future__ import annotations
 
