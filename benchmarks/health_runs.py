@@ -15,7 +15,6 @@ import rloo_kit  # isort: skip - unsloth first
 import argparse
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -180,38 +179,31 @@ completions are drawn from the weights of the start, as by an engine that is not
 policy sums of one-digit numbers are the harder ones: they are one in 25 of what it has seen."""
 
 
-@dataclass(frozen=True)
-class Left:
-    """A run that a notebook or another benchmark leaves in out/; the config is what differs from BASE."""
-
-    made_by: str
-    folder: str
-    config: dict[str, Any]
-
-
 NOTEBOOK_2 = "notebooks/02_thinking_rewards.ipynb, seed 0"
-LEFT = {
-    "quickstart seed 0.healthy": Left(
-        "notebooks/01_quickstart.ipynb, seed 0", "quickstart", {"max_steps": 30}
-    ),
-    "quickstart seed 2.healthy": Left(
+LEFT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "quickstart seed 0.healthy": ("notebooks/01_quickstart.ipynb, seed 0", "quickstart", {"max_steps": 30}),
+    "quickstart seed 2.healthy": (
         "benchmarks/quickstart_seeds.py --seeds 2",
         "quickstart/earlier/checkpoint-30",
         {"max_steps": 30, "seed": 2},
     ),
-    "noisy reward.healthy": Left(
+    "noisy reward.healthy": (
         "notebooks/03_rloo_vs_grpo.ipynb, its last run",
         "rloo_vs_grpo/run",
         {"max_steps": 16, "reward_weights": [1.0, 0.0]},
     ),
-    "length hacking.ill": Left(
-        NOTEBOOK_2, "thinking_rewards/copied", {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
+    "length hacking.ill": (
+        NOTEBOOK_2,
+        "thinking_rewards/copied",
+        {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]},
     ),
-    "length hacking.mended": Left(
-        NOTEBOOK_2, "thinking_rewards/better", {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
+    "length hacking.mended": (
+        NOTEBOOK_2,
+        "thinking_rewards/better",
+        {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]},
     ),
 }
-"""Copied with ``--left``."""
+"""Copied with ``--left``: what leaves a run in out/, where, and how its config differs from BASE."""
 
 
 def runs() -> dict[str, dict[str, Any]]:
@@ -231,9 +223,9 @@ def main() -> None:
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
     if given.left:
-        for name, run in LEFT.items():
-            state = json.loads((OUT / run.folder / "trainer_state.json").read_text())
-            file_of(name).write_text(recorded(run.config, state["log_history"], run.made_by))
+        for name, (made_by, folder, config) in LEFT.items():
+            state = json.loads((OUT / folder / "trainer_state.json").read_text())
+            file_of(name).write_text(recorded(config, state["log_history"], made_by))
         return
     for name in given.names or [name for name in runs() if not file_of(name).exists()]:
         print(name, flush=True)

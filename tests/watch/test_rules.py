@@ -9,102 +9,46 @@ import pytest
 
 from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import WINDOW, Known, Log, rounds
-from tests.watch.logs import (
-    KNOWN,
-    averaged,
-    chance_rewards,
-    from_step,
-    history,
-    symptoms,
-    terms,
-    trl_config,
-)
+from tests.watch.logs import KNOWN, averaged, chance_rewards, from_step, history, symptoms, terms, trl_config
 
 ALL_DEAD = {"reward_std": 0.0, "dead_groups": 1.0}
 CERTAIN = {"entropy": lambda step: 0.3 * 0.7**step}
 LONGER = {"completions__mean_length": lambda step: 15 + step}
 STEADY = {"completions__mean_length": 16.0}
 STEEPER = {"grad_norm": lambda step: 1.5 * 1.2**step}
-FORM_ALONE = {"reward": 0.95, "reward_std": 0.2, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
-WORSE = from_step(6, 0.7, 0.45)
 
-SICK: dict[str, tuple[dict[str, Any], str, str]] = {
-    # name: what the log shows, the symptom, the setting to change first
-    "all wrong": ({"reward": 0.0, **ALL_DEAD}, "dead groups, too hard", "train_dataset"),
-    "all right": ({"reward": 1.0, **ALL_DEAD}, "dead groups, too easy", "train_dataset"),
+FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
+    # what the log shows, the symptom, the setting to change; plain cases of each are recorded runs: test_symptoms.py
     "paid for form alone, in one reward": (
         {"reward": 0.2, **ALL_DEAD},
         "dead groups, too hard",
         "train_dataset",
-    ),
-    "right or wrong together": (
-        {"reward": 0.5, "reward_std": 0.5, "dead_groups": 0.9},
-        "dead groups, completions alike",
-        "num_generations",
     ),
     "plain TRL counts dead groups under its own name": (
         {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 1.0},
         "dead groups, too hard",
         "train_dataset",
     ),
-    "the reward falls for good": ({"reward": from_step(15, 0.7, 0.1)}, "reward collapse", "learning_rate"),
-    "the same, with no spread logged": (
+    "a fall with no spread logged": (
         {"reward": from_step(15, 0.9, 0.0), "reward_std": None},
         "reward collapse",
         "learning_rate",
     ),
-    "a step's mean moves more than its completions": (
-        {"reward": lambda step: 0.5 + 0.4 * (-1) ** step, "reward_std": 0.2},
-        "high variance",
-        "gradient_accumulation_steps",
-    ),
-    "the policy leaves the reference": ({"kl": from_step(10, 0.05, 3.0)}, "KL explosion", "learning_rate"),
-    "k1 below zero": ({"kl": -0.1}, "KL negative", "use_vllm"),
-    "certain before it is good": ({"reward": 0.3, **CERTAIN}, "entropy collapse", "learning_rate"),
-    "every token alike": ({"entropy": from_step(5, 0.2, 11.9)}, "entropy explosion", "learning_rate"),
-    "the same, where the first step has no live group": (
+    "the first step has no live group, and so no entropy": (
         {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0},
         "entropy explosion",
         "learning_rate",
     ),
-    "longer, better paid, not better": (
-        {**LONGER, **terms(correct=(0.3, 0.45))},
-        "length hacking",
-        "reward_weights",
-    ),
-    "characters beside a yes or no": (
-        {"reward": 20.5, "reward_std": 9.0, **terms(characters=(20.0, 9.0), correct=(0.5, 0.5))},
-        "drowned reward",
-        "reward_weights",
-    ),
-    "cut": ({"completions__clipped_ratio": 0.5}, "truncation", "max_completion_length"),
-    "cut since the policy got worse": (
-        {"reward": WORSE, "completions__clipped_ratio": from_step(6, 0.0, 0.6)},
-        "truncation, policy worsened",
-        "learning_rate",
-    ),
     "cut from the start, and worse since": (
-        {"reward": WORSE, "completions__clipped_ratio": 0.6},
+        {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": 0.6},
         "truncation",
         "max_completion_length",
     ),
-    "form without content": (FORM_ALONE, "format without answers", "train_dataset"),
-    "the same, with all groups dead": (
-        {**FORM_ALONE, **ALL_DEAD},
+    "form without content, with all groups dead": (
+        {"reward": 0.95, **ALL_DEAD, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))},
         "format without answers",
         "train_dataset",
     ),
-    "half of the ratios clipped": (
-        {"clip_ratio__region_mean": 0.5},
-        "learning rate too high, ratios clipped",
-        "learning_rate",
-    ),
-    "the gradient grows and the reward does not": (
-        {"reward": 0.4, **STEEPER},
-        "learning rate too high, gradient grows",
-        "learning_rate",
-    ),
-    "flat for long": ({"reward": 0.4}, "nothing learned", "learning_rate"),
     "an infinite reward": ({"reward": from_step(8, 0.4, math.inf)}, "non-finite figures", "reward_funcs"),
     "an entropy that is NaN": (
         {"entropy": from_step(8, 0.3, math.nan)},
@@ -119,15 +63,11 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SICK)
-def test_a_symptom_is_found_with_its_figures_and_the_setting_to_change_first(name: str) -> None:
-    columns, symptom, setting = SICK[name]
-    entries = history(130 if symptom == "nothing learned" else 30, **columns)
-    (found,) = episodes(Log(rounds(entries), KNOWN)).found
+@pytest.mark.parametrize("name", FOUND)
+def test_a_symptom_is_found_alone_with_the_setting_to_change_first(name: str) -> None:
+    columns, symptom, setting = FOUND[name]
+    (found,) = episodes(Log(rounds(history(30, **columns)), KNOWN)).found
     assert (found.symptom, found.setting) == (symptom, setting)
-    assert any(digit in found.evidence for digit in "0123456789")
-    assert f"step {found.first_step}" in found.evidence or f"s {found.first_step}-" in found.evidence
-    assert "\n" not in str(found)
 
 
 WELL: dict[str, dict[str, Any]] = {
@@ -192,8 +132,7 @@ def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn(rew
 
 
 @pytest.mark.parametrize(
-    ("fp16", "overflows", "ill"),
-    [(False, 2, False), (False, 3, True), (True, 16, False), (True, 17, True)],
+    ("fp16", "overflows", "ill"), [(False, 2, False), (False, 3, True), (True, 16, False), (True, 17, True)]
 )
 def test_an_fp16_run_may_look_for_its_loss_scale(fp16: bool, overflows: int, ill: bool) -> None:
     entries = history(overflows, grad_norm=math.nan)

@@ -35,6 +35,9 @@ def config(file: Path) -> dict:
 def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting_named(symptom: str) -> None:
     ill, mended = file_of(f"{symptom}.ill"), file_of(f"{symptom}.mended")
     finding = found_in(read(ill))[symptom]
+    assert any(digit in finding.evidence for digit in "0123456789"), "figures, and the steps they are from"
+    assert f"step {finding.first_step}" in finding.evidence or f"s {finding.first_step}-" in finding.evidence
+    assert "\n" not in str(finding)
     assert not found_in(read(mended))
     before, after = config(ill), config(mended)
     changed = {WORDS.get(name, name) for name in {*before, *after} if before.get(name) != after.get(name)}
