@@ -1,4 +1,4 @@
-"""The exact binomial tail behind "surely"; the rest of the file are doctests."""
+"""The exact binomial tail behind "surely"; dead groups and shares by chance have doctests."""
 
 from __future__ import annotations
 

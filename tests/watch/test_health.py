@@ -247,7 +247,7 @@ def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run: An
 
 
 def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
-    policy: Any, task: Any, tmp_path: Path
+    fresh_policy: Any, task: Any, tmp_path: Path
 ) -> None:
     """The kit's own trainer refuses it before it reaches a weight."""
 
@@ -261,8 +261,8 @@ def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
     for reward in (bounded, logarithm):
         seen: list[health.Finding] = []
         trainer = trl.RLOOTrainer(
-            model=policy.model,
-            processing_class=policy.tokenizer,
+            model=fresh_policy.model,
+            processing_class=fresh_policy.tokenizer,
             reward_funcs=reward,
             args=trl.RLOOConfig(
                 output_dir=str(tmp_path),
@@ -279,6 +279,6 @@ def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
             callbacks=[health.HealthCallback(seen.append)],
         )
         trainer.train()
-        policy.model.delete_adapter("ref")  # else a second trainer on this model fails
+        fresh_policy.model.delete_adapter("ref")  # else a second trainer on this model fails
         found.append([one.symptom for one in seen])
     assert found == [[], ["non-finite figures"]]
