@@ -208,13 +208,9 @@ def truncation(log: Log, kind: str) -> Sign | None:
     if fall:
         cause = f"completions that ended at first no longer do: reward {fall}"
         return Sign(evidence, cause, "learning_rate", lower(log, 10), window)
-    return Sign(
-        evidence,
-        "the limit is shorter than what the policy has to say, and what is cut cannot be right",
-        "max_completion_length",
-        "double it, or pay for ending with rewards.overlong_reward",
-        window,
-    )
+    cause = "the limit is shorter than what the policy has to say, and what is cut cannot be right"
+    change = "double it, or pay for ending with rewards.overlong_reward"
+    return Sign(evidence, cause, "max_completion_length", change, window)
 
 
 def worsened(log: Log) -> Change | None:
@@ -249,8 +245,8 @@ def dead_groups(log: Log, kind: str) -> Sign | None:
     """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages
     are 0.  (In training the count includes groups that are cut and masked whole, which truncation reports.)"""
     name = "dead_groups" if "dead_groups" in log.entries[-1] else "frac_reward_zero_std"
-    window = log.last(2 * WINDOW)
-    share, known = window.mean(name), log.known
+    window, known = log.last(2 * WINDOW), log.known
+    share = window.mean(name)
     if len(window) < WINDOW or not share > at.DEAD:
         return None
     by_chance = dead_by_chance(known.completions // known.groups, min(2 / 3, max(1 / 3, log.height())))
@@ -331,9 +327,8 @@ def drowned_term(log: Log) -> Sign | None:
     window = log.last(WINDOW)
     spreads = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
     spreads = {name: spread for name, spread in spreads.items() if spread > 0.0}
-    low, high = at.IN_PLAY
     paid = {n: share_of_hits(abs(window.mean(term(n))), window.spread(term(n))) for n in spreads}
-    learning = [name for name, share in paid.items() if low <= share <= high]
+    learning = [name for name, share in paid.items() if at.IN_PLAY[0] <= share <= at.IN_PLAY[1]]
     if len(window) < at.FEW or not learning:
         return None
     large, small = max(spreads, key=spreads.__getitem__), min(learning, key=spreads.__getitem__)
