@@ -3,31 +3,30 @@
     OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs 100 --seed 5000
 
 A simulated run draws rewards and nothing else: each prompt has a chance of being solved, from a beta distribution
-whose mean rises with the steps; its K completions get 0.2 for form and 0.8 more for being right.  It says how
-often chance alone looks like a symptom, for batches of several sizes.  It says nothing about policies: for that
-are the recorded runs, of the tiny policy, which health_runs.py makes.  A flat reward is truly nothing learned, and a
-step of 2 completions is truly worth less than the two independent ones that leave-one-out needs; the rest that is found
-in simulated runs is false.  Writes benchmarks/results/health_alarms.md.
+whose mean rises with the steps; its K completions get 0.2 for form and 0.8 more for being right.  This tells how
+often chance alone looks like a symptom, for batches of several sizes, and nothing about policies, of which the recorded
+runs are (health_runs.py).  In simulated runs two findings are true: nothing is learned where the reward is flat, and a
+step of 2 completions is worth less than the two independent ones that leave-one-out needs.  All others are false.
+Writes benchmarks/results/health_alarms.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import statistics
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+
+from health_runs import DATA, ROOT, read
 
 import rloo_kit
-from rloo_kit.watch.health import watched
-from rloo_kit.watch.log import ALIKE, Known, Log, rounds
+from rloo_kit.watch.chance import ALIKE
+from rloo_kit.watch.health import episodes
+from rloo_kit.watch.log import Entry, Known, Log
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA, RESULT = ROOT / "tests" / "data" / "health", ROOT / "benchmarks" / "results" / "health_alarms.md"
+RESULT = ROOT / "benchmarks" / "results" / "health_alarms.md"
 BATCHES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (4, 8))
 """Prompts per step, and K."""
 
@@ -71,12 +70,9 @@ def recorded_table() -> list[str]:
 
 def recorded(file: Path) -> str:
     """A line on a recorded run: what is found with its settings known, and without."""
-    run = json.loads(file.read_text())
-    defaults = {"world_size": 1, "generation_batch_size": None, "reward_weights": None}
-    known = Known.of(SimpleNamespace(**{**defaults, **run["config"]}))
-    log = Log(rounds(run["log_history"]), known)
-    alone = rloo_kit.diagnose(run["log_history"]).findings
-    found = ", ".join(finding.symptom for finding in watched(log).episodes)
+    log = read(file)
+    alone = rloo_kit.diagnose(list(log.entries)).findings
+    found = ", ".join(finding.symptom for finding in episodes(log).found)
     name = file.stem.replace("_", " ")
     return f"| {name} | {log.entries[-1]['step']} | {found or '-'} | {', '.join(f.symptom for f in alone) or '-'} |"
 
@@ -90,7 +86,7 @@ def simulated(prompts: int, k: int, name: str, rise: float, seeds: range) -> str
     ill = 0
     for seed in seeds:
         log = Log(run(random.Random(seed), prompts, k, rise), Known(prompts * k, prompts, (1.0,)))
-        names = {finding.symptom for finding in watched(log).episodes}
+        names = {finding.symptom for finding in episodes(log).found}
         found.update(names)
         ill += bool(names - true)
     right = ", ".join(f"{symptom} {found.pop(symptom, 0)}" for symptom in sorted(true))
@@ -98,12 +94,12 @@ def simulated(prompts: int, k: int, name: str, rise: float, seeds: range) -> str
     return f"| {prompts} x {k} | {name} | {right or '-'} | {ill} of {len(seeds)} | {wrong or '-'} |"
 
 
-def run(rng: random.Random, prompts: int, k: int, rise: float) -> list[dict[str, Any]]:
+def run(rng: random.Random, prompts: int, k: int, rise: float) -> list[Entry]:
     """The log of a simulated run."""
     return [step(rng, number, prompts, k, min(0.95, 0.35 + rise * number)) for number in range(1, STEPS + 1)]
 
 
-def step(rng: random.Random, number: int, prompts: int, k: int, chance: float) -> dict[str, Any]:
+def step(rng: random.Random, number: int, prompts: int, k: int, chance: float) -> Entry:
     """One step's metrics; those without a say in this are steady, with a little noise."""
     groups = [group(rng, rng.betavariate(chance * SIZE, (1 - chance) * SIZE), k) for _ in range(prompts)]
     rewards = [reward for one in groups for reward in one]

@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/health_runs.py "NAME" ...   # these, anew
     python benchmarks/health_runs.py --left                         # those that notebooks 01 and 02 leave in out/
 
-Writes one JSON file per run to tests/data/health: what was set, and the trainer's log, which tests/watch/test_health.py
-gives to ``rloo_kit.diagnose``.  A pair differs in the setting that the diagnosis names, and in nothing else.
+Writes one JSON file per run to tests/data/health: what was set, and the trainer's log, which tests/watch reads.  A pair
+differs in the setting that the diagnosis names, and in nothing else.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import rloo_kit  # isort: skip - unsloth first
 import argparse
 import json
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-import rewards
+from rloo_kit.watch.log import Entry, Known, Log, rounds
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedModel
+
+    from rewards.compose import Judges
+
+    Messages = list[list[dict[str, str]]]
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA, OUT = ROOT / "tests" / "data" / "health", ROOT / "out"
@@ -42,58 +49,53 @@ WARM_UP = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 16}
 ONE_PROMPT = {"num_generations": 2, "per_device_train_batch_size": 2}
 
 
-def closed_thought(completions: Any, **kwargs: Any) -> list[float]:
+def closed_thought(completions: Messages, **kwargs: object) -> list[float]:
     """1 for a thought that is closed exactly once."""
     return [float(c[0]["content"].count("</think>") == 1) for c in completions]
 
 
-def right_answer(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+def right_answer(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
     """1 for the right answer after a closed thought."""
     closed = closed_thought(completions)
     right = [rloo_kit.tasks.answer_of(c) == gold for c, gold in zip(completions, answer, strict=True)]
     return [one * two for one, two in zip(closed, right, strict=True)]
 
 
-def right_after_thought(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+def right_after_thought(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
     """0.2 for a thought that is closed once, 0.8 more for the right answer after it."""
     both = zip(closed_thought(completions), right_answer(completions, answer), strict=True)
     return [0.2 * closed + 0.8 * right for closed, right in both]
 
 
-def characters(completions: Any, **kwargs: Any) -> list[float]:
+def characters(completions: Messages, **kwargs: object) -> list[float]:
     """How long the completion is, unscaled."""
     return [float(len(c[0]["content"])) for c in completions]
 
 
-def agreement(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
-    """Share of the prompt's other completions that are word for word the same: pays for being sure, right or wrong."""
+def agreement(prompts: Messages, completions: Messages, **kwargs: object) -> list[float]:
+    """Share of the prompt's other completions that are word for word the same: pays for certainty, right or wrong."""
     texts = [(str(p), c[0]["content"]) for p, c in zip(prompts, completions, strict=True)]
     others = [sum(prompt == one[0] for prompt, _ in texts) - 1 for one in texts]
     return [(texts.count(one) - 1) / count for one, count in zip(texts, others, strict=True)]
 
 
-def answer_reward(**kwargs: Any) -> Any:
-    """The kit's, with Qwen3's boundary."""
-    return rewards.answer_reward(tokens=rewards.QWEN3)(**kwargs)
-
-
-def copied_thinking(**kwargs: Any) -> Any:
-    """The rule that is copied from notebook to notebook: paid by length of thought alone."""
-    return rewards.thinking_reward(rewards.QWEN3, bands=((0, 0.3), (13, 0.7), (16, 1.0)))(**kwargs)
-
-
-REWARDS: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (
-        closed_thought,
-        right_answer,
-        right_after_thought,
-        characters,
-        agreement,
-        answer_reward,
-        copied_thinking,
-    )
+REWARDS: dict[str, Any] = {
+    function.__name__: function
+    for function in (closed_thought, right_answer, right_after_thought, characters, agreement)
 }
+JUDGES: dict[str, Judges] = {
+    "closed_thought": "form",
+    "right_answer": "answer",
+    "right_after_thought": "answer",
+    "characters": "length",
+    "thinking_reward": "form",
+    "answer_reward": "answer",
+    "thought_then_answer(answer_reward)": "answer",
+}
+"""What the reward functions of the recorded runs judge; those of notebooks 01 and 03 do not say."""
+
+for name in REWARDS.keys() & JUDGES.keys():
+    REWARDS[name].judges = JUDGES[name]
 
 FORMAT_AND_ANSWER = ["closed_thought", "right_answer"]
 
@@ -147,6 +149,8 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"learning_rate": 1e-3},
         {"learning_rate": 3e-4},
     ),
+    "dead groups, too hard": ({**SMALL, "rewards": ["right_answer"], "max_steps": 8}, {"level": 3}, {}),
+    "truncation": ({**SMALL, "max_steps": 8}, {"max_completion_length": 8}, {}),
     "format without answers": ({**SMALL, "rewards": FORMAT_AND_ANSWER, "max_steps": 10}, {"level": 2}, {}),
     "drowned reward": (
         {**SMALL, "rewards": ["characters", "right_answer"], "max_steps": 6},
@@ -169,45 +173,37 @@ HEALTHY: dict[str, dict[str, Any]] = {
 }
 """Runs with nothing wrong, of settings that people use."""
 
-
 WORDS = {"rewards": ["right_after_thought"], "level": 1, "operands": None, "stale_sampler": False}
-"""What a run says that is no setting of the trainer's: its reward functions; the task's level, and the range that its
-operands are taken from; whether completions are drawn from the weights of the start, as by an engine that is not given
-the new ones.  For the tiny policy sums of one-digit numbers are the harder ones: one in 25 that it has seen."""
-
-
-@dataclass(frozen=True)
-class Left:
-    """A run that a notebook or another benchmark leaves in out/: what makes it, where, and with what."""
-
-    made_by: str
-    folder: str
-    config: dict[str, Any]
+"""What is set besides the trainer's config: reward functions; the task's level, and the range of its operands; whether
+completions are drawn from the weights of the start, as by an engine that is not given the new ones.  For the tiny
+policy sums of one-digit numbers are the harder ones: they are one in 25 of what it has seen."""
 
 
 NOTEBOOK_2 = "notebooks/02_thinking_rewards.ipynb, seed 0"
-LEFT = {
-    "quickstart seed 0.healthy": Left(
-        "notebooks/01_quickstart.ipynb, seed 0", "quickstart", {"max_steps": 30}
-    ),
-    "quickstart seed 2.healthy": Left(
+LEFT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "quickstart seed 0.healthy": ("notebooks/01_quickstart.ipynb, seed 0", "quickstart", {"max_steps": 30}),
+    "quickstart seed 2.healthy": (
         "benchmarks/quickstart_seeds.py --seeds 2",
         "quickstart/earlier/checkpoint-30",
         {"max_steps": 30, "seed": 2},
     ),
-    "noisy reward.healthy": Left(
+    "noisy reward.healthy": (
         "notebooks/03_rloo_vs_grpo.ipynb, its last run",
         "rloo_vs_grpo/run",
         {"max_steps": 16, "reward_weights": [1.0, 0.0]},
     ),
-    "length hacking.ill": Left(
-        NOTEBOOK_2, "thinking_rewards/copied", {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
+    "length hacking.ill": (
+        NOTEBOOK_2,
+        "thinking_rewards/copied",
+        {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]},
     ),
-    "length hacking.mended": Left(
-        NOTEBOOK_2, "thinking_rewards/better", {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
+    "length hacking.mended": (
+        NOTEBOOK_2,
+        "thinking_rewards/better",
+        {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]},
     ),
 }
-"""Taken as they are, with ``--left``; the config is what differs from BASE."""
+"""Copied with ``--left``: what leaves a run in out/, where, and how its config differs from BASE."""
 
 
 def runs() -> dict[str, dict[str, Any]]:
@@ -227,9 +223,9 @@ def main() -> None:
     given = parser.parse_args()
     DATA.mkdir(parents=True, exist_ok=True)
     if given.left:
-        for name, run in LEFT.items():
-            state = json.loads((OUT / run.folder / "trainer_state.json").read_text())
-            file_of(name).write_text(recorded(run.config, state["log_history"], run.made_by))
+        for name, (made_by, folder, config) in LEFT.items():
+            state = json.loads((OUT / folder / "trainer_state.json").read_text())
+            file_of(name).write_text(recorded(config, state["log_history"], made_by))
         return
     for name in given.names or [name for name in runs() if not file_of(name).exists()]:
         print(name, flush=True)
@@ -243,7 +239,14 @@ def file_of(name: str) -> Path:
     return DATA / f"{name.replace(', ', ' ').replace(' ', '_')}.json"
 
 
-def train(setting: dict[str, Any]) -> list[dict[str, Any]]:
+def read(file: Path) -> Log:
+    """A recorded run's log, with what its trainer would know of it."""
+    run = json.loads(file.read_text())
+    stock = {"world_size": 1, "generation_batch_size": None, "reward_weights": None, "num_iterations": 1}
+    return Log(rounds(run["log_history"]), Known.of(SimpleNamespace(**{**stock, **run["config"]}), JUDGES))
+
+
+def train(setting: dict[str, Any]) -> list[Entry]:
     """One run of the tiny policy; its log."""
     setting = {**BASE, **WORDS, **setting}
     names, level, operands, stale = (setting.pop(word) for word in WORDS)
@@ -261,7 +264,7 @@ def train(setting: dict[str, Any]) -> list[dict[str, Any]]:
     return list(trainer.state.log_history)
 
 
-def problems(level: int, operands: list[int] | None) -> Any:
+def problems(level: int, operands: list[int] | None) -> Dataset:
     """A task's training set, or its problems whose operands are all in a range."""
     train_set = rloo_kit.tasks.arithmetic(level).train
     if operands is None:
@@ -270,11 +273,11 @@ def problems(level: int, operands: list[int] | None) -> Any:
     return train_set.filter(lambda row: all(int(one) in within for one in row["problem"].split(" + ")))
 
 
-def draw_from_the_start(model: Any) -> None:
+def draw_from_the_start(model: PreTrainedModel) -> None:
     """Have the model generate without its adapter, which holds all that is learned."""
     generate = model.generate
 
-    def stale(*args: Any, **kwargs: Any) -> Any:
+    def stale(*args: object, **kwargs: object) -> object:
         with model.disable_adapter():
             return generate(*args, **kwargs)
 
@@ -298,7 +301,7 @@ KEPT = (
 """How the metrics begin that a diagnosis reads; "reward" stands for each reward function too."""
 
 
-def recorded(setting: dict[str, Any], log: list[dict[str, Any]], made_by: str) -> str:
+def recorded(setting: dict[str, Any], log: list[Entry], made_by: str) -> str:
     """The file of a run: one line per step, what a diagnosis reads, to four significant digits."""
     kept = [{key: short(value) for key, value in entry.items() if key.startswith(KEPT)} for entry in log]
     rows = ",\n  ".join(json.dumps(entry) for entry in kept)
@@ -306,7 +309,7 @@ def recorded(setting: dict[str, Any], log: list[dict[str, Any]], made_by: str) -
     return f'{{{head},\n "log_history": [\n  {rows}\n]}}\n'
 
 
-def short(value: Any) -> Any:
+def short(value: float | None) -> float | None:
     """Four significant digits of a float."""
     return float(f"{value:.4g}") if isinstance(value, float) else value
 

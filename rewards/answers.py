@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rewards.assertions import Assertion, assertions, boxes, commits, denies, readable
-from rewards.compose import TRL_KEYWORDS, Reward, Scores
+from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
 from rewards.quantities import plain, to_number
 from rewards.text import completion_text
@@ -172,6 +172,7 @@ def _says_something(assertion: Assertion, kind: str) -> bool:
 
 class _AnswerReward:
     aim = "answer"
+    judges: Judges = "answer"
 
     def __init__(
         self,

@@ -14,12 +14,14 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, shown, three_parts
 
 Reward = Callable[..., Any]
 Scores = list[float | None]
+Judges = Literal["answer", "form", "length"]
+"""What a reward pays for, where it is one thing: set ``reward.judges`` on a function of your own."""
 
 #: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -30,6 +32,31 @@ def reward_name(reward: Reward) -> str:
     while isinstance(reward, functools.partial):
         reward = reward.func
     return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def judges_of(*rewards: object) -> Judges | None:
+    """What rewards say that they pay for, by their attribute ``judges``; None where they differ or do not say.
+
+    Raises:
+        ValueError: a value that is not one of :data:`Judges`.
+    """
+    said = {_said_by(reward) for reward in rewards}
+    return said.pop() if len(said) == 1 else None
+
+
+def _said_by(reward: object) -> Judges | None:
+    while isinstance(reward, functools.partial) and not hasattr(reward, "judges"):
+        reward = reward.func
+    judges: Judges | None = getattr(reward, "judges", None)
+    if judges not in (None, *get_args(Judges)):
+        raise ValueError(
+            three_parts(
+                "A reward's judges must be answer, form or length",
+                f"reward '{reward_name(reward)}', judges {shown(judges)}",  # type: ignore[arg-type]
+                'set judges to "answer", "form" or "length", or remove it',
+            )
+        )
+    return judges
 
 
 def is_async(reward: Reward) -> bool:
@@ -153,6 +180,7 @@ def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None
 class _Guarded:
     def __init__(self, reward: Reward, limit: float) -> None:
         self.reward, self.limit, self.__name__ = reward, limit, reward_name(reward)
+        self.judges = judges_of(reward)
 
     def __repr__(self) -> str:
         return f"guarded({self.__name__})"
@@ -349,6 +377,7 @@ class _Weighted:
         self.rewards, self.weights = rewards, weights
         parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(rewards, weights, strict=True))
         self.__name__ = name or "+".join(parts).replace("+-", "-")
+        self.judges = judges_of(*rewards)
 
     def __call__(self, log_metric: Callable[[str, float], None] | None = None, **kwargs: Any) -> Scores:
         columns = [call_reward(reward, log_metric=log_metric, **kwargs) for reward in self.rewards]
@@ -408,6 +437,8 @@ class _Gated:
         self.by, self.reward, self.above, self.otherwise = by, reward, above, otherwise
         self.__name__ = f"{reward_name(reward)} if {reward_name(by)}"
         self.aim = "both"
+        # Nothing is paid without either of the two, so one that judges the answer decides.
+        self.judges = "answer" if "answer" in map(judges_of, (by, reward)) else judges_of(by, reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         gate, scores = call_reward(self.by, **kwargs), call_reward(self.reward, **kwargs)
@@ -446,6 +477,7 @@ class _Mapped:
         self.reward, self.__name__ = reward, name
         self.scale, self.offset, self.low, self.high = scale, offset, low, high
         self.aim = getattr(reward, "aim", "answer")
+        self.judges = judges_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         return [None if s is None else self._map(s) for s in call_reward(self.reward, **kwargs)]
@@ -499,6 +531,7 @@ class _OnlyFor:
         wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
         self.__name__ = f"{reward_name(reward)}[{wanted}]"
         self.aim = getattr(reward, "aim", "answer")
+        self.judges = judges_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         count = count_of((), kwargs) or 0
@@ -550,6 +583,7 @@ class _Cached:
         self.scores: dict[bytes, float | None] = {}
         self.hits = self.misses = 0
         self.aim = getattr(reward, "aim", "answer")
+        self.judges = judges_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         keys = _row_keys(kwargs)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewards.compose import Reward
+from rewards.compose import Judges, Reward
 from rewards.errors import shown, three_parts
 
 
@@ -63,6 +63,7 @@ def _content_text(content: Any) -> str:
 
 class _LengthReward:
     __name__ = "length_reward"
+    judges: Judges = "length"
 
     def __init__(self, words: tuple[int, int], inside: float, end: float, ends: tuple[str, ...]) -> None:
         self.words, self.inside, self.end, self.ends = words, inside, end, ends
@@ -112,6 +113,7 @@ def length_reward(
 
 class _SentenceReward:
     __name__ = "sentence_reward"
+    judges: Judges = "form"
 
     # A full stop between digits is a decimal point, not an end.
     pattern = re.compile(r"[.!?…。！？।؟](?!\d)[\"'”’)\]]*")
@@ -181,7 +183,9 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
         )
     from trl.rewards import get_soft_overlong_punishment
 
-    return get_soft_overlong_punishment(max_completion_length, soft)
+    punishment = get_soft_overlong_punishment(max_completion_length, soft)
+    punishment.judges = "length"
+    return punishment
 
 
 def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
@@ -197,4 +201,6 @@ def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
     """
     from trl.rewards import get_repetition_penalty_reward
 
-    return get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)
+    penalty = get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)
+    penalty.judges = "form"
+    return penalty

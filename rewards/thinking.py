@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewards.compose import Reward, Scores, call_reward, reward_name
+from rewards.compose import Judges, Reward, Scores, call_reward, reward_name
 from rewards.errors import three_parts
 from rewards.text import completion_text
 
@@ -243,6 +243,7 @@ def decoded_split(thought: Thought, tokenizer: Any) -> tuple[str, str]:
 
 class _ThinkingReward:
     aim = "thought"
+    judges: Judges = "form"
 
     def __init__(
         self,
@@ -340,6 +341,7 @@ class _ThoughtThenAnswer:
         self.tokens, self.full_at, self.least, self.max_repetition = tokens, full_at, least, max_repetition
         self.correct, self.above, self.failed, self.tokenizer = correct, above, failed, tokenizer
         self.aim = "thought" if correct is None else "both"
+        self.judges: Judges = "form" if correct is None else "answer"
         self.__name__ = "thought_then_answer" + ("" if correct is None else f"({reward_name(correct)})")
 
     def __call__(

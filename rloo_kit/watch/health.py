@@ -1,28 +1,36 @@
-"""What is wrong with a run, read off its metrics: said while it trains, and reported afterwards.
+"""What is wrong with a run, read off its metrics while it trains and reported afterwards.
 
-For everybody who watches a run, or comes back to one.  :class:`HealthCallback` speaks while it trains, one line per
-episode and nothing while all is well; :func:`diagnose` gives the whole report afterwards, of the kit's runs and
-of plain TRL's and unsloth's.  What counts as a symptom, and what to change first, :mod:`rloo_kit.watch.symptoms` says.
-No setting is changed here; that is for whoever reads the line.
+For users watching a run, and for those who come back to one.  :class:`HealthCallback` prints one line per episode of a
+symptom and nothing while all is well; :func:`diagnose` gives the whole report, of the kit's runs and of plain TRL's and
+unsloth's.  :mod:`rloo_kit.watch.symptoms` says what counts as a symptom and what to change first.  No setting is
+changed here; the user decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, get_args
 
 from transformers import TrainerCallback
 
+from rewards.compose import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import WINDOW, Known, Log, rounds, term
-from rloo_kit.watch.run_folder import read_history
+from rloo_kit.watch.log import WINDOW, Entry, Known, Log, rounds, term
+from rloo_kit.watch.run_folder import Source, read_history
 from rloo_kit.watch.symptoms import Finding, judged
 
-__all__ = ["Diagnosis", "Finding", "HealthCallback", "diagnose"]
+if TYPE_CHECKING:
+    from IPython.lib.pretty import RepresentationPrinter
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["Diagnosis", "Finding", "HealthCallback", "checked", "diagnose", "judged_by"]
+
+OnUnhealthy = str | Callable[[Finding], object]
+""""warn", "stop" or a function."""
 
 QUIET = 5
-"""Entries without the symptom after which an episode is over and the next one is spoken of again."""
+"""Entries without the symptom after which an episode is over, so that the next one is reported again."""
 
 
 @dataclass(frozen=True)
@@ -61,50 +69,39 @@ class Diagnosis:
         lines += [f"  {name:<28}{first:>9.3f}{last:>9.3f}" for name, (first, last) in self.figures.items()]
         return "\n".join(lines)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(str(self))
 
 
-# --- episodes ---------------------------------------------------------------------------------------------
-
-
-class Watch:
-    """Follows a run entry by entry and tells the findings that are new."""
+class Episodes:
+    """Follows a run entry by entry: a symptom that goes on is one episode, also where it flickers."""
 
     def __init__(self) -> None:
-        self.episodes: list[Finding] = []
-        self._open: dict[str, tuple[int, int]] = {}  # symptom: place in episodes, entry at which last seen
+        self.found: list[Finding] = []
+        self._open: dict[str, tuple[int, int]] = {}  # symptom: place in found, entry at which last seen
 
     def look(self, log: Log) -> list[Finding]:
-        """The findings of the last entry that open an episode."""
-        self._close(len(log))
-        new = [finding for finding in judged(log) if not self._goes_on(finding, len(log))]
-        for finding in new:
-            self._open[finding.symptom] = (len(self.episodes), len(log))
-            self.episodes.append(finding)
+        """The findings at the last entry that open an episode."""
+        now, new = len(log), []
+        self._open = {name: seen for name, seen in self._open.items() if now - seen[1] <= QUIET}
+        for finding in judged(log):
+            place, _ = self._open.get(finding.symptom, (len(self.found), now))
+            self._open[finding.symptom] = (place, now)
+            if place == len(self.found):
+                self.found.append(finding)
+                new.append(finding)
+            else:
+                self.found[place] = replace(self.found[place], last_step=finding.last_step)
         return new
 
-    def _close(self, entry: int) -> None:
-        self._open = {name: seen for name, seen in self._open.items() if entry - seen[1] <= QUIET}
 
-    def _goes_on(self, finding: Finding, entry: int) -> bool:
-        if finding.symptom not in self._open:
-            return False
-        place, _ = self._open[finding.symptom]
-        self._open[finding.symptom] = (place, entry)
-        self.episodes[place] = replace(self.episodes[place], last_step=finding.last_step)
-        return True
-
-
-def watched(log: Log) -> Watch:
-    """A watch that has seen the whole log."""
-    watch = Watch()
+def episodes(log: Log) -> Episodes:
+    """The episodes of a whole log."""
+    found = Episodes()
     for end in range(1, len(log) + 1):
-        watch.look(log.first(end))
-    return watch
+        found.look(log.first(end))
+    return found
 
-
-# --- the two doors ----------------------------------------------------------------------------------------
 
 FIGURES = (
     "reward",
@@ -117,48 +114,76 @@ FIGURES = (
     "completions/clipped_ratio",
     "grad_norm",
 )
-"""What a report shows of a run, with each reward function beside it."""
+"""What a report shows of a run, followed by the mean of each reward function."""
 
 
-def read(source: Any) -> Log:
-    """The log of a trainer, a log history, a ``trainer_state.json`` or a run's folder.
+def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
+    """What each reward function says that it judges, by its attribute ``judges``.
 
-    Raises:
-        ConfigError: there is no training step in it.
+    Args:
+        reward_funcs: a trainer's.
+        names: their names as metrics, a trainer's ``reward_func_names``; by default the functions' own.
+
+    Returns:
+        Metric name -> "answer", "form" or "length", of those that say so.
+
+    >>> def right(completions, **kwargs): ...
+    >>> right.judges = "answer"
+    >>> judged_by([right, len])
+    {'right': 'answer'}
     """
-    history, _ = read_history(source, "diagnose")
-    entries, args = rounds(history), getattr(source, "args", None)
-    return Log(entries, Known.of(args) if args else Known.guessed(entries))
+    named = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
+    said = zip(named, map(judges_of, reward_funcs), strict=True)
+    return {name: what for name, what in said if what}
 
 
-def diagnose(trainer_or_log: Any) -> Diagnosis:
+def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None) -> Diagnosis:
     """What was wrong with a run, or that nothing was, with figures.
 
     Args:
         trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
             or the run's folder.  With a trainer the number of completions and the weights of its rewards are
             known, so more can be told, and earlier.
+        judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
+            A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
+            "length hacking" are not looked for.
 
     Raises:
-        ConfigError: there is no training step in it.
+        ConfigError: there is no training step in it, or ``judges`` names no reward function of the log.
     """
-    log = read(trainer_or_log)
+    history, _ = read_history(trainer_or_log, "diagnose")
+    log = _log_of(trainer_or_log, rounds(history), judges or {})
     first, last = log.first(WINDOW), log.last(WINDOW)
     names = [*FIGURES, *map(term, log.names)]
     figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name)}
-    return Diagnosis(tuple(watched(log).episodes), log.entries[0]["step"], log.entries[-1]["step"], figures)
+    return Diagnosis(tuple(episodes(log).found), log.entries[0]["step"], log.entries[-1]["step"], figures)
+
+
+def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) -> Log:
+    for name, what in judges.items():
+        if name not in Log(entries).names or what not in get_args(Judges):
+            raise ConfigError(
+                f"judges must give reward functions of the log as {', '.join(get_args(Judges))}",
+                where=f"diagnose(judges={{{name!r}: {what!r}}})",
+                todo=f"the log has {', '.join(Log(entries).names) or 'no reward function'}",
+            )
+    if not hasattr(source, "args"):
+        return Log(entries, Known.guessed(entries, judges))
+    said = judged_by(getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None))
+    return Log(entries, Known.of(source.args, {**said, **judges}))
 
 
 class HealthCallback(TrainerCallback):
-    """Says in one line what is wrong, once per episode, and nothing while all is well.
+    """Prints in one line what is wrong, once per episode, and nothing while all is well.
 
     Works in any trainer that logs as TRL's ``RLOOTrainer`` does; in the kit's it is on by default.
 
     Args:
         on_unhealthy: "warn" prints; "stop" prints, saves a checkpoint and ends the training; a callable gets the
-            :class:`Finding` in place of the print, on the main process.  None takes the config's ``on_unhealthy``,
+            :class:`Finding` instead of the print, on the main process.  None takes the config's ``on_unhealthy``,
             or "warn".
-        said: the symptoms that somebody else has spoken of, and more exactly, so that they are not printed.
+        said: gives the symptoms that the trainer has already reported itself; they are not printed.
+        judges: what reward functions judge, by metric name, as for :func:`diagnose`; see :func:`judged_by`.
 
     Raises:
         ConfigError: another value.
@@ -166,26 +191,34 @@ class HealthCallback(TrainerCallback):
 
     def __init__(
         self,
-        on_unhealthy: str | Callable[[Finding], Any] | None = None,
+        on_unhealthy: OnUnhealthy | None = None,
         said: Callable[[], Iterable[str]] = tuple,
+        judges: Mapping[str, Judges] | None = None,
     ) -> None:
-        self.on_unhealthy, self.said = checked(on_unhealthy), said
-        self._watch = Watch()
+        self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
+        self.said, self.judges = said, judges
+        self._episodes = Episodes()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
-        entries = rounds(state.log_history)
-        self._watch = watched(Log(entries, Known.of(args)))
+        self._episodes = episodes(self._log(args, state))
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
         """Look at the log so far, and speak where an episode begins."""
-        log = Log(rounds(state.log_history), Known.of(args))
+        log = self._log(args, state)
         if not logs or "grad_norm" not in logs or not log.entries:
             return
-        wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", None)) or "warn"
-        for finding in self._watch.look(log):
+        wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", "warn"), type(args).__name__)
+        for finding in self._episodes.look(log):
             if state.is_world_process_zero:
                 self._tell(finding, wanted)
             if wanted == "stop":
@@ -193,23 +226,30 @@ class HealthCallback(TrainerCallback):
                 # A checkpoint of weights that are not finite would hide the last good one from a resume.
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
-    def _tell(self, finding: Finding, wanted: Any) -> None:
+    def _log(self, args: TrainingArguments, state: TrainerState) -> Log:
+        return Log(rounds(state.log_history), Known.of(args, self.judges))
+
+    def _tell(self, finding: Finding, wanted: OnUnhealthy) -> None:
         if callable(wanted):
             wanted(finding)
         elif wanted == "stop" or finding.symptom not in self.said():
             print(f"unhealthy: {finding}", flush=True)
 
 
-def checked(on_unhealthy: Any) -> Any:
+def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
     """The same, if it is one of the choices.
 
+    Args:
+        on_unhealthy: what was given.
+        where: the class that it was given to, for the error.
+
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not "warn", "stop" or a callable.
     """
-    if on_unhealthy is None or on_unhealthy in ("warn", "stop") or callable(on_unhealthy):
+    if callable(on_unhealthy) or (isinstance(on_unhealthy, str) and on_unhealthy in ("warn", "stop")):
         return on_unhealthy
     raise ConfigError(
-        "on_unhealthy is none of its choices",
-        where=f"on_unhealthy={on_unhealthy!r}",
-        todo='take "warn", "stop", or a function of the finding',
+        'on_unhealthy must be "warn", "stop" or a function',
+        where=f"{where}(on_unhealthy={on_unhealthy!r})",
+        todo='leave it at "warn", or pass a function that takes the Finding',
     )

@@ -1,25 +1,30 @@
-"""The picture of a run while it runs: one figure in the cell that trains, redrawn in place.
+"""The picture of a run while it trains: one figure in the notebook cell, redrawn in place.
 
 For the trainer.  It updates a single output by its display handle, which notebooks of any kind show, a stored
 copy keeps, and nbval compares equal; ``clear_output`` or live HTML would fail there.  Outside a notebook it
-does nothing.  It never ends a run: a picture that cannot be drawn is given up with a warning.
+does nothing.  It never ends a run: where drawing fails, the plot is disabled with a warning.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
 
 from rloo_kit.session.show import in_notebook
 from rloo_kit.watch import plots
 
+if TYPE_CHECKING:
+    from IPython.core.display_functions import DisplayHandle
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
 
 class _Waiting:
-    """Stands where the figure will be; as plain text it is what the figure is."""
+    """Holds the figure's place; as plain text it is what the figure is."""
 
     def __repr__(self) -> str:
         return plots.CAPTION
@@ -38,10 +43,12 @@ class LivePlot(TrainerCallback):
 
     def __init__(self, seconds: float = 5.0, share: float = 0.03) -> None:
         self.seconds, self.share = seconds, share
-        self._handle: Any = None
+        self._handle: DisplayHandle | None = None
         self._next = 0.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Take the place in the cell's output."""
         self._handle, self._next = None, 0.0
         if state.is_world_process_zero and in_notebook():
@@ -50,31 +57,38 @@ class LivePlot(TrainerCallback):
             self._handle = display(_Waiting(), display_id=True)
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
         """Redraw, unless the last drawing is too recent."""
-        if self._handle and logs and "reward" in logs and time.monotonic() >= self._next:
+        if logs and "reward" in logs and time.monotonic() >= self._next:
             started = time.monotonic()
             self._draw(state)
             now = time.monotonic()
             self._next = now + max(self.seconds, (now - started) / self.share)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Draw the whole run, and save it beside its checkpoints."""
-        if self._handle:
-            self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
+        self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
 
-    def _draw(self, state: Any, save_to: Path | None = None) -> None:
+    def _draw(self, state: TrainerState, save_to: Path | None = None) -> None:
+        if self._handle is None or all(entry.get("reward") is None for entry in state.log_history):
+            return
         try:
-            if any(entry.get("reward") is not None for entry in state.log_history):
-                figure = plots.draw(state.log_history)
-                self._handle.update(figure)
-                if save_to:
-                    plots.save(figure, save_to)
+            figure = plots.draw(state.log_history)
+            self._handle.update(figure)
+            if save_to:
+                plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture
             self._handle = None
             warnings.warn(
-                f"The live picture is given up: {type(error).__name__}: {error}. Training goes on; "
-                "live_plot=False switches the picture off.",
+                f"Live plot disabled: {type(error).__name__}: {error}. Training goes on; "
+                "live_plot=False avoids this warning.",
                 stacklevel=2,
             )

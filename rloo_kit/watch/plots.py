@@ -1,8 +1,7 @@
 """Pictures of a run: one figure that reads in grey and on a small screen, and the same as lines of text.
 
-For the end of a notebook and for ``out/``; :mod:`rloo_kit.watch.live` redraws it while the policy trains.  It
-reads the log of a trainer, ours, TRL's or unsloth's, or a ``trainer_state.json``, and draws what is there: a
-panel whose metric is missing is left out.  It changes nothing, and does not judge what it shows.
+For the end of a notebook and for ``out/``; :mod:`rloo_kit.watch.live` redraws it while the policy trains.  It draws
+what :mod:`.panels` finds in the log of a trainer, ours, TRL's or unsloth's, or in a ``trainer_state.json``.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, cycle, repeat
+from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rloo_kit.errors import ConfigError
 from rloo_kit.session.show import shown_figure
-from rloo_kit.watch.run_folder import read_history, training_steps
+from rloo_kit.watch.log import Entry
+from rloo_kit.watch.panels import PERCENT, Curve, Panel, panels, running_mean, window_of
+from rloo_kit.watch.run_folder import Source, read_history, training_steps
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -29,223 +29,11 @@ CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
 
 WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
-APART = 10
-"""How many times as large a reward term has to be for a panel of its own."""
-
-PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 STYLES = (("-", ""), ("--", ""), (":", ""), ("-.", ""), ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 """Dash and marker of the first, second, ... line of a panel: they differ without colour."""
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One metric by step.
-
-    Attributes:
-        label: its name in legends and text.
-        steps: optimizer steps.
-        values: as many, in the panel's unit; NaN where the log has no finite figure.
-    """
-
-    label: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes.
-
-    Attributes:
-        title: what it shows.
-        unit: of all its curves.
-        curves: drawn as lines.
-        band: lower and upper edge of a grey area, and what it means.
-        points: drawn as marks; the held-out rewards of a run that evaluates.
-        limits: of the vertical axis; None takes what the figures need.
-        wide: whether it has the figure's full width and a legend.
-        decimals: of its figures as text.
-    """
-
-    title: str
-    unit: str
-    curves: tuple[Curve, ...]
-    band: tuple[Curve, Curve, str] | None = None
-    points: Curve | None = None
-    limits: tuple[float | None, float | None] = (None, None)
-    wide: bool = False
-    decimals: int = 3
-
-
-def panels(history: Sequence[dict[str, Any]]) -> list[Panel]:
-    """What a log has to show, in reading order.
-
-    Args:
-        history: ``trainer.state.log_history``: training steps, evaluations and summaries mixed.
-
-    Raises:
-        ConfigError: it has nothing that could be drawn.
-    """
-    log = training_steps(history)
-    found = [
-        _reward_panel(log, history),
-        *_terms_panels(log),
-        _dead_panel(log),
-        _panel(log, "kl", "KL", "KL to the reference", "nats per token"),
-        _panel(log, "entropy", "entropy", "Entropy of the policy", "nats per token", limits=(0, None)),
-        _length_panel(log),
-        _share_panel(log, "completions/clipped_ratio", "cut", "Cut at the length limit", "% of completions"),
-    ]
-    shown = [panel for panel in found if panel]
-    if not shown:
-        raise ConfigError(
-            "there is no training step with a finite figure",
-            where=f"plot, a log of {len(history)} entries",
-            todo="call trainer.train() first, and look at the rewards if they are not finite",
-        )
-    return shown
-
-
-def _reward_panel(log: Sequence[dict[str, Any]], history: Sequence[dict[str, Any]]) -> Panel | None:
-    reward, spread = _curve(log, "reward", "mean reward"), _curve(log, "reward_std", "spread")
-    if reward is None:
-        return None
-    band = None
-    if spread:
-        pairs = list(zip(reward.values, spread.values, strict=True))
-        low, high = ([mean + sign * s for mean, s in pairs] for sign in (-1, 1))
-        band = (
-            Curve("low", reward.steps, tuple(low)),
-            Curve("high", reward.steps, tuple(high)),
-            "± 1 standard deviation",
-        )
-    held_out = _curve([entry for entry in history if "eval_reward" in entry], "eval_reward", "held out")
-    return Panel("Reward", "reward", (reward,), band, held_out, wide=True)
-
-
-def _terms_panels(log: Sequence[dict[str, Any]]) -> list[Panel]:
-    """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    names = dict.fromkeys(key for entry in log for key in entry if _is_term(key))
-    curves = [_curve(log, key, key.removeprefix("rewards/").removesuffix("/mean")) for key in names]
-    terms = [curve for curve in curves if curve]
-    total = _curve(log, "reward", "mean reward")
-    if len(terms) == 1 and total and _same(terms[0].values, total.values):
-        return []
-    titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
-    return [
-        Panel(title, "mean, unweighted", tuple(group), wide=True)
-        for title, group in zip(titles, _by_size(terms), strict=False)
-    ]
-
-
-def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
-    """Groups within which no term is more than ten times another, so that each can be read."""
-    groups: list[list[Curve]] = []
-    smallest = math.inf
-    for term in sorted(terms, key=_size):
-        if not groups or _size(term) > APART * smallest:
-            groups.append([])
-            smallest = math.inf
-        groups[-1].append(term)
-        smallest = min(smallest, _size(term) or math.inf)
-    return groups
-
-
-def _size(curve: Curve) -> float:
-    return max(abs(value) for value in curve.values if not math.isnan(value))
-
-
-def _is_term(key: str) -> bool:
-    return key.startswith("rewards/") and key.endswith("/mean")
-
-
-def _dead_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
-    """The kit's count, taken before the KL term; TRL's where a log has no other."""
-    for metric, title in (
-        ("dead_groups", "Dead groups: all K rewards equal"),
-        ("frac_reward_zero_std", "Dead groups, as TRL counts them"),
-    ):
-        panel = _share_panel(log, metric, "dead groups", title, "% of groups")
-        if panel:
-            return panel
-    return None
-
-
-def _length_panel(log: Sequence[dict[str, Any]]) -> Panel | None:
-    low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
-    band = (low, high, "shortest to longest") if low and high else None
-    title = "Length, grey: shortest to longest" if band else "Length"
-    metric = "completions/mean_length"
-    return _panel(log, metric, "length", title, "tokens", limits=(0, None), band=band, decimals=0)
-
-
-def _share_panel(
-    log: Sequence[dict[str, Any]], metric: str, label: str, title: str, unit: str
-) -> Panel | None:
-    return _panel(log, metric, label, title, unit, scale=100, limits=PERCENT, decimals=0)
-
-
-def _panel(
-    log: Sequence[dict[str, Any]],
-    metric: str,
-    label: str,
-    title: str,
-    unit: str,
-    scale: float = 1,
-    **options: Any,
-) -> Panel | None:
-    curve = _curve(log, metric, label, scale)
-    return Panel(title, unit, (curve,), **options) if curve else None
-
-
-def _curve(log: Sequence[dict[str, Any]], metric: str, label: str, scale: float = 1) -> Curve | None:
-    values = tuple(scale * _finite(entry.get(metric)) for entry in log)
-    if all(math.isnan(value) for value in values):
-        return None
-    steps = tuple(entry.get("step", index) for index, entry in enumerate(log, 1))
-    return Curve(label, steps, values)
-
-
-def _finite(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
-
-
-def _same(first: Sequence[float], second: Sequence[float]) -> bool:
-    return all(
-        a == b or abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b))
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other.
-
-    >>> running_mean([0, 3, 6, 9], window=3)
-    [1.5, 3.0, 6.0, 7.5]
-    """
-    half = window // 2
-    totals = [0.0, *accumulate(0.0 if math.isnan(value) else value for value in values)]
-    counts = [0, *accumulate(not math.isnan(value) for value in values)]
-    means = []
-    for index, value in enumerate(values):
-        first, end = max(0, index - half), min(len(values), index + half + 1)
-        count = counts[end] - counts[first]
-        means.append(math.nan if math.isnan(value) else (totals[end] - totals[first]) / count)
-    return means
-
-
-def window_of(n_logs: int) -> int:
-    """How many logs one point of a thick line is the mean of: a tenth of the run, odd; 1 in a short run."""
-    return n_logs // 20 * 2 + 1
-
-
-# --- the figure -------------------------------------------------------------------------------------------
-
-
-def plot(source: Any, path: str | os.PathLike[str] | None = None) -> Figure:
+def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
     """Draw a run in one figure: reward and its terms, dead groups, KL, entropy, length, truncation.
 
     Where a run has at least 20 logged steps, a light line gives each of them and a dark one their running
@@ -276,7 +64,7 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def draw(history: Sequence[dict[str, Any]]) -> Figure:
+def draw(history: Sequence[Entry]) -> Figure:
     """The figure of a log history, saved nowhere."""
     found = panels(history)
     rows = list(_rows(found))
@@ -299,11 +87,11 @@ def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
     yield from (narrow[i : i + 2] for i in range(0, len(narrow), 2))
 
 
-def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
+def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
     if panel.band:
         low, high, meaning = panel.band
-        edges = [running_mean(edge.values, window) for edge in (low, high)]
-        axis.fill_between(low.steps, *edges, color="0.86", linewidth=0, label=meaning)
+        bottom, top = (running_mean(edge.values, window) for edge in (low, high))
+        axis.fill_between(low.steps, bottom, top, color="0.86", linewidth=0, label=meaning)
     for curve, (dash, marker) in zip(panel.curves, cycle(STYLES), strict=False):
         _draw_curve(axis, curve, window, dash, marker, alone=len(panel.curves) == 1)
     if panel.points:
@@ -319,25 +107,25 @@ def _draw_panel(axis: Any, panel: Panel, window: int) -> None:
         _legend_above(axis)
 
 
-def _draw_curve(axis: Any, curve: Curve, window: int, dash: str, marker: str, alone: bool) -> None:
+def _draw_curve(axis: Axes, curve: Curve, window: int, dash: str, marker: str, alone: bool) -> None:
     """The running mean; alone in its panel, with each step as a light line behind it."""
     label = _shortened(curve.label)
-    few = {"markevery": max(1, len(curve.steps) // 10), "markersize": 4} if marker else {}
+    every = max(1, len(curve.steps) // 10) if marker else None
     if alone and window > 1:
         axis.plot(curve.steps, curve.values, color="0.62", linewidth=0.8, label="each step")
         label = f"mean of {window}"
     elif alone and len(curve.steps) < 3:
         marker = "o"  # a line of one point is invisible
     means = running_mean(curve.values, window)
-    # Under a dashed line that runs upon it a solid one shows, being wider and lighter.
-    below = not alone and dash == "-"
-    look = (
-        {"color": "0.6", "linewidth": 2.6, "zorder": 1.9} if below else {"color": "black", "linewidth": 1.5}
-    )
-    axis.plot(curve.steps, means, dash, marker=marker, mfc="white", label=label, **look, **few)
+    (line,) = axis.plot(curve.steps, means, dash, color="black", linewidth=1.5, label=label)
+    line.set(marker=marker, markerfacecolor="white", markevery=every)
+    if every:
+        line.set(markersize=4)
+    if dash == "-" and not alone:
+        line.set(color="0.6", linewidth=2.6, zorder=1.9)  # wider and lighter, it shows under a dashed line
 
 
-def _tidy(axis: Any) -> None:
+def _tidy(axis: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
@@ -348,7 +136,7 @@ def _tidy(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _legend_above(axis: Any) -> None:
+def _legend_above(axis: Axes) -> None:
     """Beside the title, where no curve can run under it."""
     _, labels = axis.get_legend_handles_labels()
     columns = 3 if max(map(len, labels)) <= 18 else 2
@@ -369,9 +157,6 @@ def _shortened(name: str, width: int = 26) -> str:
     return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
 
 
-# --- text -------------------------------------------------------------------------------------------------
-
-
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap.
 
@@ -388,7 +173,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     )
 
 
-def as_text(source: Any, width: int | None = None) -> str:
+def as_text(source: Source, width: int | None = None) -> str:
     """What :func:`plot` draws, as one sparkline per curve between its first and its last figure.
 
     Args:

@@ -1,15 +1,21 @@
 """One line of text per logged step, the same in a notebook, a terminal and a log file.
 
-For the trainer, which puts it in place of transformers' progress bar and HTML table: those redraw, which a
-stored notebook cannot show, and unsloth's table leaves out the dead groups.  An evaluation gets a line of its own.
+For the trainer, which uses it instead of transformers' progress bar and HTML table: those redraw, which a stored
+notebook cannot show, and unsloth's table leaves out the dead groups.  An evaluation gets a line of its own.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+Logs = Mapping[str, float | None]
 
 COLUMNS = (
     # label, metric, width, format
@@ -24,7 +30,6 @@ COLUMNS = (
 """What a line shows.  dead: share of groups whose K rewards are all equal, or which are masked whole: they carry no
 signal; cut: share of completions that reached max_completion_length; kl: mean of log policy - log reference per
 token."""
-
 
 EVALUATION = (
     # label, metric, format
@@ -41,7 +46,7 @@ def header(max_steps: int = 0) -> str:
     return f"{'step':>{_step_width(max_steps)}}{labels}{'left':>8}"
 
 
-def line(step: int, max_steps: int, logs: dict[str, Any], seconds_left: float | None) -> str:
+def line(step: int, max_steps: int, logs: Logs, seconds_left: float | None) -> str:
     """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
     cells = [f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}"]
     for _, metric, width, style in COLUMNS:
@@ -55,7 +60,7 @@ def _step_width(max_steps: int) -> int:
 
 
 def _figure(value: float | None, width: int, style: str) -> str:
-    """A figure that leaves a blank before it: with fewer decimals where it has to."""
+    """A figure with a blank before it, which costs decimals where the figure is large."""
     if value is None:
         return "-"
     shorter = (style[:-2] + ending for ending in ("2f", "1f", "0f", "0e"))
@@ -63,7 +68,7 @@ def _figure(value: float | None, width: int, style: str) -> str:
     return next((text for text in texts if len(text) < width), texts[-1])
 
 
-def evaluation_line(step: int, logs: dict[str, Any]) -> str:
+def evaluation_line(step: int, logs: Logs) -> str:
     """An evaluation's figures; the name of its dataset where a run has several.
 
     >>> evaluation_line(25, {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_completions/mean_length": 18.2})
@@ -72,9 +77,9 @@ def evaluation_line(step: int, logs: dict[str, Any]) -> str:
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
     figures = [
-        label.format(format(logs[metric], style))
+        label.format(format(value, style))
         for label, metric, style in EVALUATION
-        if logs.get(metric) is not None
+        if (value := logs.get(metric)) is not None
     ]
     return f"held out{f' ({name})' if name else ''}, step {step}: {', '.join(figures)}"
 
@@ -89,14 +94,21 @@ def clock(seconds: float) -> str:
 class ProgressCallback(TrainerCallback):
     """Prints :func:`header` once, a :func:`line` per training log and one per evaluation, on the main process."""
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             print(header(state.max_steps), flush=True)
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Logs | None = None,
+        **kwargs: object,
     ) -> None:
         """Print a line for a log that has a reward: the last log of a run has none."""
         if not state.is_world_process_zero or not logs:

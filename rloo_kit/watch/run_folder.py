@@ -1,8 +1,9 @@
-"""A run's folder: its log, its checkpoints, which of them are whole, and those of an earlier run.
+"""What a run leaves in its folder: checkpoints, each with the log up to its step.
 
-For the trainer, when it starts or resumes, and for :mod:`.plots` and :mod:`.health`, which read the log
-of any run: the kit's, plain TRL's or unsloth's.  Files only: what the entries mean is :mod:`.log`'s job,
-and what is in a checkpoint is transformers'.
+For the trainer, when it starts or resumes, and for :mod:`.plots` and :mod:`.health`, which read the log of any run:
+the kit's, plain TRL's or unsloth's.  Everything here depends on one file, ``trainer_state.json``, which transformers
+writes last into a checkpoint: it holds the log, and a checkpoint without a readable one for its own step was cut off.
+:mod:`.log` interprets the entries; weights and optimizer states are transformers' own.
 """
 
 from __future__ import annotations
@@ -12,67 +13,82 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.errors import ConfigError
+from rloo_kit.watch.log import Entry
+
+if TYPE_CHECKING:
+    import trl
+    from transformers import TrainerState
 
 STATE = "trainer_state.json"
+UNREADABLE = (OSError, ValueError, TypeError, KeyError)
+"""What reading a state raises where it is not there, was cut off, or is something else."""
 
-# --- the log ----------------------------------------------------------------------------------------------
+
+class TrainerLike(Protocol):
+    """A trainer of the kit's, TRL's or unsloth's, before or after training."""
+
+    state: TrainerState
+    args: trl.RLOOConfig
 
 
-def read_history(source: Any, caller: str) -> tuple[list[dict[str, Any]], Path | None]:
+Source = TrainerLike | Sequence[Entry] | str | os.PathLike[str]
+"""A run: its trainer, the trainer's ``state.log_history``, a ``trainer_state.json``, or the folder of a run or of a
+checkpoint."""
+
+
+def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]:
     """Every entry of a run's log, evaluations too, and its folder where it is known.
 
     Args:
-        source: a trainer, its ``state.log_history``, a ``trainer_state.json``, or the folder of a run or of a
-            checkpoint.  Stock trainers leave the state in their checkpoints alone: the newest whole one is read.
-        caller: the function that was asked, for its errors: "plot".
+        source: the run.  Stock trainers leave the state in their checkpoints alone: of a folder without one the newest
+            whole checkpoint is read.
+        caller: the public function that was called, for error messages: "plot".
 
     Raises:
         ConfigError: this is no run, or it has no training step.
     """
     folder: Path | None = None
-    if hasattr(source, "state"):
-        history, output_dir = source.state.log_history, source.args.output_dir
-        folder = Path(output_dir) if output_dir else None
-    elif isinstance(source, str | os.PathLike):
-        folder = Path(source) if Path(source).is_dir() else Path(source).parent
-        history = _read_state(_state_file(Path(source)), caller)
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        folder = path if path.is_dir() else path.parent
+        history = _log_in(path, caller)
     elif isinstance(source, list | tuple):
-        history = source
-    else:
+        history = list(source)
+    elif isinstance(source, Sequence) or not hasattr(source, "state"):
         raise ConfigError(
             "this is no run",
             where=f"{caller}, got {type(source).__name__}",
             todo=f"pass a trainer, its state.log_history, a {STATE} or the run's folder",
         )
+    else:
+        history, output_dir = source.state.log_history, source.args.output_dir
+        folder = Path(output_dir) if output_dir else None
     if not training_steps(history):
         raise ConfigError(
             f"there is no training step to {caller}",
             where=caller if folder is None else f"{caller}, {folder}",
             todo="call trainer.train() first, or name its folder",
         )
-    return list(history), folder
+    return history, folder
 
 
-def training_steps(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def training_steps(history: Sequence[Entry]) -> list[Entry]:
     """The entries of training steps, without evaluations and summaries."""
     return [entry for entry in history if entry.get("reward") is not None]
 
 
-def _state_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    own = path / STATE
-    newest = None if own.is_file() else last_whole_checkpoint(path)
-    return newest / STATE if newest else own
-
-
-def _read_state(file: Path, caller: str) -> list[dict[str, Any]]:
+def _log_in(path: Path, caller: str) -> list[Entry]:
+    file = path
+    if path.is_dir():
+        own = path / STATE
+        newest = None if own.is_file() else last_whole_checkpoint(path)
+        file = newest / STATE if newest else own
     try:
-        history: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["log_history"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        history: list[Entry] = _state(file)["log_history"]
+    except UNREADABLE as error:
         raise ConfigError(
             "there is no log of a run to read",
             where=f"{caller}, {file} ({type(error).__name__})",
@@ -81,70 +97,41 @@ def _read_state(file: Path, caller: str) -> list[dict[str, Any]]:
     return history
 
 
-# --- checkpoints ------------------------------------------------------------------------------------------
-
-
 def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest ``checkpoint-N`` that was written to its end, or None.
-
-    transformers writes ``trainer_state.json`` last, so a checkpoint without a readable one for its own step
-    was cut off.
-    """
+    """The newest ``checkpoint-N`` that was written to its end, or None."""
     whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
     return whole[-1] if whole else None
 
 
 def check(folder: Path, output_dir: str | Path | None = None) -> None:
-    """Refuse what cannot be resumed from.
+    """Refuse a folder that cannot be resumed from.
 
     Args:
         folder: what is to be resumed from.
         output_dir: the run's own folder, where it is known.
 
     Raises:
-        ConfigError: there is no such folder, it holds no checkpoint, or one that was cut off; names those that are
-            whole, inside it, beside it or in ``output_dir``.
+        ConfigError: there is no such folder, it is not a checkpoint, or one that was cut off; names the whole ones
+            inside it, beside it or in ``output_dir``.
     """
     if _is_whole(folder):
         return
     missing = "is not a checkpoint that was written to its end" if folder.exists() else "does not exist"
-    places = [("inside it", folder), ("beside it", folder.parent)]
-    places += [(f"in {output_dir}", Path(output_dir))] if output_dir else []
-    raise ConfigError(
-        f"{folder} {missing}",
-        where="train(resume_from_checkpoint=...)",
-        todo=next(
-            (f"take one of those {place}: {names}" for place, there in places if (names := _whole_in(there))),
-            "call train() without it to start at step 0",
-        ),
-    )
-
-
-def _whole_in(folder: Path) -> str:
-    return ", ".join(checkpoint.name for checkpoint in _checkpoints(folder) if _is_whole(checkpoint))
-
-
-def _checkpoints(output_dir: str | Path) -> list[Path]:
-    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
-    return sorted(folders, key=step_of)
+    places = {"inside it": folder, "beside it": folder.parent}
+    if output_dir:
+        places[f"in {output_dir}"] = Path(output_dir)
+    todo = "call train() without it to start at step 0"
+    for place, there in places.items():
+        if whole := [checkpoint.name for checkpoint in _checkpoints(there) if _is_whole(checkpoint)]:
+            todo = f"take one of those {place}: {', '.join(whole)}"
+            break
+    raise ConfigError(f"{folder} {missing}", where="train(resume_from_checkpoint=...)", todo=todo)
 
 
 def step_of(folder: Path) -> int:
     """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
     digits = folder.name.split("-")[-1]
     return int(digits) if digits.isdigit() else _saved_step(folder) or 0
-
-
-def _saved_step(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / "trainer_state.json").read_text())["global_step"])
-    except (OSError, ValueError, TypeError, KeyError):  # not there, cut off, or no state at all
-        return None
-
-
-def _is_whole(folder: Path) -> bool:
-    saved = _saved_step(folder)
-    return saved is not None and saved == step_of(folder)
 
 
 def remove_broken(output_dir: str | Path) -> None:
@@ -155,7 +142,7 @@ def remove_broken(output_dir: str | Path) -> None:
 
 
 def set_aside(output_dir: str | Path) -> None:
-    """Move what an earlier run left to ``earlier``, in place of what was there."""
+    """Move an earlier run's checkpoints to ``earlier``, in place of what was there."""
     folders = _checkpoints(output_dir)
     if not folders:
         return
@@ -165,3 +152,25 @@ def set_aside(output_dir: str | Path) -> None:
     for folder in folders:
         folder.rename(earlier / folder.name)
     print(f"checkpoints of an earlier run are now in {earlier}")
+
+
+def _checkpoints(output_dir: str | Path) -> list[Path]:
+    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
+    return sorted(folders, key=step_of)
+
+
+def _is_whole(folder: Path) -> bool:
+    saved = _saved_step(folder)
+    return saved is not None and saved == step_of(folder)
+
+
+def _saved_step(folder: Path) -> int | None:
+    try:
+        return int(_state(folder / STATE)["global_step"])
+    except UNREADABLE:
+        return None
+
+
+def _state(file: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return state

@@ -1,8 +1,7 @@
-"""Completions that are cut off: say so, and say which length would do.
+"""Warnings that completions are cut off, with a length that would be enough where the lengths so far can tell.
 
 For the trainer.  A completion that reached ``max_completion_length`` has no answer, so a reward for answers is
-the same for all of them and their group teaches nothing.  This module watches lengths and speaks; it changes
-no setting.
+the same for all of them and their group teaches nothing.  No setting is changed here.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 from statistics import NormalDist, linear_regression
 
 BATCHES = 3
-"""Generation batches that are looked at together."""
+"""Generation batches that a warning is based on."""
 
 MANY = 0.5
-"""The share of cut completions from which on it is said."""
+"""The share of cut completions above which the user is warned."""
 
 ENOUGH = 0.2
-"""The share of cut completions in a run's first batch up to which the limit was long enough for that policy."""
+"""The share of cut completions in a run's first batch up to which the limit was long enough for the policy then."""
 
 WANTED = 0.9
 """The share of completions that the recommended length should let end."""
@@ -28,15 +27,14 @@ KNOWN = 10
 """Completions that must have ended before a length is recommended; with fewer it is a guess."""
 
 REACH = 8
-"""A recommendation this many times the longest completion that ended says more than those lengths can."""
+"""A recommendation of this many times the longest completion that ended is not given: it is beyond the data."""
 
 
 def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | None:
     """The length at which ``share`` of the completions would have ended, by those that did.
 
     A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length),
-    ranks counted over all completions, the cut ones being longer than any (regression on order statistics,
-    Helsel and Cohn 1988).
+    where the cut completions rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
 
     Args:
         ended: tokens of the completions that ended.
@@ -61,7 +59,7 @@ def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | N
 
 
 class Watch:
-    """Remembers the last generation batches' lengths, and speaks once when most completions were cut.
+    """Remembers the last generation batches' lengths, and warns once when most completions were cut.
 
     Args:
         limit: ``max_completion_length``.
@@ -76,11 +74,11 @@ class Watch:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether anything was said."""
+        """Whether there was a warning."""
         return bool(self._said)
 
     def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
-        """Take in a generation batch; return what there is to say, once for each kind.
+        """Take in a generation batch; return the warning that it gives rise to, once for each kind.
 
         Args:
             lengths: (completions,) tokens of each.
@@ -115,7 +113,7 @@ class Watch:
             advice = f"max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did"
         else:
             advice = (
-                f"Try max_completion_length={2 * self.limit} and look again; the {len(ended)} that ended do not "
-                "tell a length"
+                f"Try max_completion_length={2 * self.limit} and look again; the {len(ended)} that ended are too "
+                "few or too short to suggest a length"
             )
         return f"{what} at {self.limit} tokens. {advice}."

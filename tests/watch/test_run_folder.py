@@ -1,13 +1,17 @@
-"""Which checkpoint is whole, and what is said of a path that is none."""
+"""Which checkpoint is whole, what is said of a path that is none, and where the log is read from."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import run_folder
+from rloo_kit.watch.run_folder import read_history
+from tests.watch.logs import LOG
 
 
 def checkpoint(folder: Path, state: str | None) -> Path:
@@ -50,3 +54,37 @@ def test_the_folder_of_a_run_is_answered_with_the_checkpoints_inside_it(tmp_path
     checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
     with pytest.raises(ConfigError, match="one of those inside it: checkpoint-2"):
         run_folder.check(tmp_path)
+
+
+def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(log_history=LOG), args=SimpleNamespace(output_dir=tmp_path)
+    )
+    for source in (trainer, tmp_path, tmp_path / "trainer_state.json"):
+        assert read_history(source, "plot") == (LOG, tmp_path)
+
+
+def test_of_a_stock_run_the_newest_whole_checkpoint_is_read(tmp_path: Path) -> None:
+    for number in (5, 10):  # "10" sorts before "5" as text
+        state = {"global_step": number, "log_history": LOG[:number]}
+        checkpoint(tmp_path / f"checkpoint-{number}", json.dumps(state))
+    assert read_history(str(tmp_path), "plot") == (LOG[:10], tmp_path)
+    assert read_history(tmp_path / "checkpoint-5", "plot") == (LOG[:5], tmp_path / "checkpoint-5")
+    (tmp_path / "checkpoint-10" / "trainer_state.json").write_text('{"global_step": 10, "log_his')  # cut off
+    assert read_history(tmp_path, "plot") == (LOG[:5], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no log of a run"),
+        ("not json", "no log of a run"),
+        ("[]", "no log of a run"),
+        ('{"log_history": [{"step": 1, "loss": 0.1}]}', "no training step"),  # another trainer's
+    ],
+)
+def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    folder = checkpoint(tmp_path / "run", content)
+    with pytest.raises(ConfigError, match=rf"(?s){message}.*run"):
+        read_history(folder, "plot")

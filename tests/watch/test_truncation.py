@@ -1,10 +1,9 @@
-"""Completions that are cut: which length would do, said once, and no weight is harmed."""
+"""Completions that are cut: which length would be enough, a warning once, and no harm to the weights."""
 
 from __future__ import annotations
 
 import math
 import random
-import warnings
 from statistics import NormalDist, median
 from typing import Any
 
@@ -99,33 +98,29 @@ def feed(watch: Watch, batches: int, ended: int, cut: int) -> list[str | None]:
     return [watch.see(lengths, [False] * ended + [True] * cut) for _ in range(batches)]
 
 
-def test_nothing_is_said_before_enough_batches_were_seen() -> None:
-    said = feed(Watch(limit=32, masked=False), BATCHES, ended=3, cut=5)
-    assert said[:-1] == [None] * (BATCHES - 1)
-    assert said[-1] is not None
-    assert f"62% of the completions of the last {BATCHES} batches were cut at 32 tokens" in said[-1]
-
-
-def test_it_is_said_once() -> None:
-    said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended=3, cut=5)
-    assert sum(text is not None for text in said) == 1
+def spoken(said: list[str | None]) -> list[bool]:
+    return [text is not None for text in said]
 
 
 @pytest.mark.parametrize(
-    ("ended", "cut", "speaks"), [(8, 0, False), (5, 3, False), (4, 4, False), (3, 5, True), (0, 8, True)]
+    ("ended", "cut", "warned"), [(8, 0, False), (5, 3, False), (4, 4, False), (3, 5, True), (0, 8, True)]
 )
-def test_it_is_said_where_more_than_half_were_cut(ended: int, cut: int, speaks: bool) -> None:
-    assert any(feed(Watch(limit=32, masked=False), BATCHES, ended, cut)) is speaks
+def test_it_warns_once_where_more_than_half_of_enough_batches_were_cut(
+    ended: int, cut: int, warned: bool
+) -> None:
+    said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended, cut)
+    assert spoken(said) == [warned and batch == BATCHES for batch in range(1, 5 * BATCHES + 1)]
 
 
 def test_old_batches_are_forgotten() -> None:
     watch = Watch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
-    said = feed(watch, BATCHES, ended=0, cut=8)
-    assert [text is not None for text in said] == [False, True, False], "two of three batches, then once"
+    assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], (
+        "two of three batches, then once"
+    )
 
 
-def test_the_length_that_would_do_is_named() -> None:
+def test_a_length_that_would_be_enough_is_named() -> None:
     watch = Watch(limit=500, masked=False)
     for seed in range(BATCHES):
         lengths = log_normal(64, 0.5, seed)
@@ -135,41 +130,36 @@ def test_the_length_that_would_do_is_named() -> None:
     assert named == pytest.approx(quantile(0.5, 0.9), rel=0.25)
 
 
-def test_where_no_length_is_known_the_double_is_tried_first() -> None:
-    said = feed(Watch(limit=32, masked=False), BATCHES, ended=0, cut=8)[-1]
-    assert said is not None
-    assert "Try max_completion_length=64 and look again" in said
+@pytest.mark.parametrize(
+    ("limit", "ended", "said"),
+    [
+        (32, 3, f"62% of the completions of the last {BATCHES} batches were cut at 32 tokens. "),
+        (32, 0, "Try max_completion_length=64 and look again"),
+        (4096, 4, "Try max_completion_length=8192"),  # short answers beside endless ones
+    ],
+)
+def test_where_no_length_is_known_the_double_is_tried_first(limit: int, ended: int, said: str) -> None:
+    assert said in str(feed(Watch(limit, masked=False), BATCHES, ended, cut=5)[-1])
 
 
 def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_limit() -> None:
     """A policy that a learning rate has wrecked no longer ends, at any length."""
     watch = Watch(limit=32, masked=False)
     feed(watch, 1, ended=19, cut=1)
-    said = feed(watch, BATCHES, ended=1, cut=19)[-2]
-    assert said is not None
+    said = str(feed(watch, BATCHES, ended=1, cut=19)[-2])
     assert "and 5% of the first batch. The policy has come to write longer" in said
     assert "max_completion_length=" not in said
 
 
-def test_short_answers_beside_endless_ones_name_no_length_below_the_limit() -> None:
-    said = feed(Watch(limit=4096, masked=False), BATCHES, ended=4, cut=5)[-1]
-    assert said is not None
-    assert "Try max_completion_length=8192" in said
-
-
-def test_a_batch_that_is_masked_whole_is_spoken_of_at_once_and_once() -> None:
+def test_a_batch_that_is_masked_whole_gives_a_warning_at_once_and_once() -> None:
+    watch = Watch(limit=32, masked=True)
+    assert feed(watch, 1, ended=1, cut=7) == [None], "masked in part, it still teaches"
     watch = Watch(limit=32, masked=True)
     said = feed(watch, 2 * BATCHES, ended=0, cut=8)
-    assert said[0] is not None
-    assert said[0].startswith("this step changes nothing: every completion was cut and masked at 32 tokens")
+    expected = "this step changes nothing: every completion was cut and masked at 32 tokens"
+    assert str(said[0]).startswith(expected)
     assert not any(said[1:])
-    later = feed(watch, 1, ended=3, cut=5)[0]
-    assert later is not None, "most are cut: another kind"
-    assert f"of the completions of the last {BATCHES} batches were cut" in later
-
-
-def test_a_batch_that_is_masked_in_part_still_teaches() -> None:
-    assert feed(Watch(limit=32, masked=True), 1, ended=1, cut=7) == [None]
+    assert "batches were cut" in str(feed(watch, 1, ended=3, cut=5)[0]), "most are cut: another kind"
 
 
 # --- the trainer ------------------------------------------------------------------------------------------
@@ -215,16 +205,9 @@ def test_where_most_are_cut_the_user_is_told_with_a_length(
     )
     with pytest.warns(UserWarning, match=r"were cut at 9 tokens. max_completion_length=\d+"):
         trainer.train()
-    assert "unhealthy: truncation" not in capsys.readouterr().out, "once, and by who knows the length"
-
-
-def test_where_nothing_is_cut_nothing_is_said(make_trainer: Any) -> None:
-    trainer = make_trainer(reward_funcs=paid_by_tokens)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        trainer._look_for_truncation([[17, trainer.eos_token_ids[0]]] * 8)
-        for _ in range(2 * BATCHES):
-            trainer._look_for_truncation([[17, 18]] * 3 + [[17, trainer.eos_token_ids[0]]] * 5)
+    assert "unhealthy: truncation" not in capsys.readouterr().out, (
+        "once, and by the one that knows the length"
+    )
 
 
 def test_a_group_that_is_masked_whole_is_dead_and_remembered_as_one(make_trainer: Any) -> None:

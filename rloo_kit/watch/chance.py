@@ -1,0 +1,57 @@
+"""What chance alone does to completions that are right or wrong: tails, dead groups, shares.
+
+For :mod:`.log` and :mod:`.rules`.  Numbers in, numbers out; nothing here knows a log.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+
+ALIKE = 0.3
+"""Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
+weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
+
+SURE = 3.0
+"""Standard errors for a change to count.  One look in 700 errs by chance, and a run has about 100."""
+
+
+def surely_above(share: float, count: float, threshold: float) -> bool:
+    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the true one is the
+    threshold.
+
+    The exact binomial tail: rewards of 0 and 1 in small batches are far from normal.
+    """
+    if not share > threshold:  # NaN is not
+        return False
+    trials = round(count)
+    hits = round(share * trials)
+    logs = math.log(threshold), math.log1p(-threshold)
+    ways = (
+        math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
+        for n in range(hits, trials + 1)
+    )
+    tail = sum(math.exp(way + n * logs[0] + (trials - n) * logs[1]) for n, way in enumerate(ways, hits))
+    return tail < NormalDist().cdf(-SURE)
+
+
+def dead_by_chance(k: int, right: float) -> float:
+    """Share of groups of K completions that are all right or all wrong where nothing is wrong.
+
+    Each prompt has a chance of its own to be solved, from a beta distribution with mean ``right`` that makes
+    completions of a prompt correlate by :data:`ALIKE` (beta-binomial; Skellam 1948).
+
+    >>> round(dead_by_chance(2, 0.5), 2), round(dead_by_chance(8, 0.5), 2)
+    (0.65, 0.19)
+    """
+    size = (1 - ALIKE) / ALIKE
+    return sum(math.prod((chance * size + i) / (size + i) for i in range(k)) for chance in (right, 1 - right))
+
+
+def share_of_hits(mean: float, spread: float) -> float:
+    """Share p of completions that got a reward which is 0 or some c > 0: mean p c, variance p (1 - p) c^2.
+
+    >>> share_of_hits(0.2 * 0.9, 0.2 * 0.3)
+    0.9
+    """
+    return round(mean**2 / (mean**2 + spread**2), 6) if mean > 0 else 0.0

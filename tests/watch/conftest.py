@@ -1,0 +1,83 @@
+"""One real run for the whole room: cut at 4 tokens, stopped for that, drawn live, reported to another reporter."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit.watch import live
+from tests.conftest import right_after_thought
+
+
+class Notebook:
+    """A notebook that counts what is shown, and a clock that stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.draw_seconds = 1000.0, 0.0
+        self.shown: list[Any] = []
+        self.updates: list[Any] = []
+        monkeypatch.setattr(live, "in_notebook", lambda: True)
+        monkeypatch.setattr("IPython.display.display", self.display)
+        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+
+    def display(self, thing: Any, display_id: bool) -> Any:
+        assert display_id is True
+        self.shown.append(thing)
+        return SimpleNamespace(update=self.update)
+
+    def update(self, figure: Any) -> None:
+        self.updates.append(figure)
+        self.now += self.draw_seconds
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
+    return Notebook(monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that another reporter got."""
+    from transformers import TrainerCallback
+    from transformers.integrations import integration_utils
+
+    seen: list[dict[str, Any]] = []
+
+    class Trackio(TrainerCallback):
+        """Stands for the package, which the kit does not install."""
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            seen.append(dict(logs))
+
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        notebook = Notebook(monkeypatch)
+        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Trackio)
+        trainer = rloo_kit.RLOOTrainer(
+            model=rloo_kit.load_policy("tiny", seed=0),
+            reward_funcs=right_after_thought,
+            args=rloo_kit.RLOOConfig(
+                output_dir=str(tmp_path_factory.mktemp("run")),
+                num_generations=2,
+                per_device_train_batch_size=4,
+                gradient_accumulation_steps=1,
+                max_steps=6,
+                max_completion_length=4,
+                save_strategy="no",
+                beta=0.0,
+                on_unhealthy="stop",
+                report_to="trackio",
+                run_name="a name",
+            ),
+            train_dataset=task.train,
+        )
+        with contextlib.redirect_stdout(printed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it also warns that completions are cut: test_truncation.py
+            trainer.train()
+    return SimpleNamespace(trainer=trainer, printed=printed.getvalue(), pictures=notebook.updates, logs=seen)

@@ -1,0 +1,152 @@
+"""Logs for the tests of this room: made up, as chance alone makes them, or recorded by benchmarks/health_runs.py."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from types import SimpleNamespace
+from typing import Any
+
+from benchmarks.health_runs import DATA, ROOT
+from rloo_kit.watch.chance import ALIKE
+from rloo_kit.watch.health import episodes
+from rloo_kit.watch.log import Entry, Known, Log, rounds
+
+JUDGES = {"correct": "answer", "answer": "answer", "format": "form"}
+KNOWN = Known(completions=32, groups=4, judges=JUDGES)
+CALM = sorted([*DATA.glob("*.mended.json"), *DATA.glob("*.healthy.json")])
+HEALTHY: dict[str, Any] = {
+    "reward": lambda step: min(0.9, 0.3 + 0.02 * step),
+    "reward_std": 0.45,
+    "dead_groups": 0.1,
+    "frac_reward_zero_std": 0.1,
+    "kl": lambda step: 0.002 * step,
+    "entropy": lambda step: max(0.1, 0.3 - 0.005 * step),
+    "grad_norm": 1.5,
+    "learning_rate": 1e-3,
+    "completions/mean_length": lambda step: 15.0 + min(5.0, 0.3 * step),
+    "completions/max_length": 32.0,
+    "completions/clipped_ratio": 0.03,
+    "clip_ratio/region_mean": 0.0,
+}
+
+
+def history(steps: int = 30, **columns: Any) -> list[Entry]:
+    """A healthy run's log with some metrics replaced: by a number or by a function of the step.
+
+    ``x__y`` stands for ``x/y``; a little noise is laid over the reward, the same one each time.
+    """
+    columns = {**HEALTHY, **{name.replace("__", "/"): value for name, value in columns.items()}}
+    noise = random.Random(0)
+    entries = []
+    for step in range(1, steps + 1):
+        entry = {name: value(step) if callable(value) else value for name, value in columns.items()}
+        if entry["reward"] is not None and entry["reward_std"]:
+            entry["reward"] += noise.gauss(0, 0.05)
+        entries.append({"step": step, **{name: value for name, value in entry.items() if value is not None}})
+    return [*entries, {"step": steps, "train_runtime": 1.0}]
+
+
+def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
+    """Columns of reward functions: ``terms(right=(mean, spread))``."""
+    both = zip(("mean", "std"), zip(*functions.values(), strict=True), strict=True)
+    return {
+        f"rewards__{n}__{what}": v for what, values in both for n, v in zip(functions, values, strict=True)
+    }
+
+
+def from_step(first: int, before: float, after: float) -> Any:
+    return lambda step: before if step < first else after
+
+
+def symptoms(entries: list[Entry], known: Known = KNOWN) -> list[str]:
+    return [finding.symptom for finding in episodes(Log(rounds(entries), known)).found]
+
+
+def trl_config(**changed: Any) -> Any:
+    """What a log is read with, of a config: 32 completions of 4 prompts in one pass, unless changed."""
+    values = {
+        "per_device_train_batch_size": 32,
+        "world_size": 1,
+        "gradient_accumulation_steps": 1,
+        "generation_batch_size": 32,
+        "num_generations": 8,
+        "num_iterations": 1,
+        "reward_weights": None,
+    }
+    return SimpleNamespace(**{**values, **changed})
+
+
+def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: float = 1.0) -> list[Entry]:
+    """The log of a policy that learns nothing: each prompt has a chance of its own, 0.35 on average, to be solved,
+    nearer to 0 or 1 the smaller ``ends``."""
+    rng = random.Random(seed)
+    size = ends * (1 / ALIKE - 1)
+    entries = []
+    for step in range(1, steps + 1):
+        chances = [rng.betavariate(0.35 * size, 0.65 * size) for _ in range(prompts)]
+        groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
+        scores = [score for group in groups for score in group]
+        dead = sum(len(set(group)) == 1 for group in groups) / prompts
+        figures = {
+            "reward": statistics.mean(scores),
+            "reward_std": statistics.stdev(scores),
+            "dead_groups": dead,
+        }
+        entries.append({"step": step, **figures})
+    return entries
+
+
+def averaged(entries: list[Entry], count: int) -> list[Entry]:
+    """One entry per ``count``, with their mean, numbered by its last step."""
+    parts = [entries[i : i + count] for i in range(0, len(entries), count)]
+    return [
+        {
+            name: part[-1][name] if name == "step" else statistics.mean(e[name] for e in part)
+            for name in part[0]
+        }
+        for part in parts
+    ]
+
+
+def timed_runs() -> list[Log]:
+    """Runs of benchmarks/time_to_accuracy.py, stock TRL's and the kit's: their rewards and dead groups were kept."""
+    logs = []
+    for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
+        columns = zip(run["rewards"], run["dead"], strict=True)
+        entries = [{"step": i, "reward": r, "dead_groups": dead} for i, (r, dead) in enumerate(columns, 1)]
+        logs.append(Log(entries, KNOWN))
+    return logs
+
+
+def step(number: int, **more: Any) -> Entry:
+    """A step as the kit's trainer logs it with a KL term and two rewards."""
+    return {
+        "step": number,
+        "reward": number / 10,
+        "reward_std": 0.1,
+        "rewards/right/mean": number / 20,
+        "rewards/closed/mean": 0.5,
+        "dead_groups": 0.25,
+        "frac_reward_zero_std": 0.0,
+        "kl": -0.001 * number,
+        "entropy": 1.0 / number,
+        "completions/mean_length": 20.0 + number,
+        "completions/min_length": 3.0,
+        "completions/max_length": 32.0,
+        "completions/clipped_ratio": 0.05,
+        **more,
+    }
+
+
+LOG = [step(number) for number in range(1, 11)] + [{"step": 10, "train_runtime": 1.0}]
+TITLES = [
+    "Reward",
+    "Reward terms",
+    "Dead groups: all K rewards equal",
+    "KL to the reference",
+    "Entropy of the policy",
+    "Length, grey: shortest to longest",
+    "Cut at the length limit",
+]

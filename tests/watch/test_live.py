@@ -1,0 +1,154 @@
+"""LivePlot: one figure in the cell that trains, redrawn in place, which costs little and never ends a run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit.watch import live, plots
+from rloo_kit.watch.log import Entry
+from tests.watch.conftest import Notebook
+from tests.watch.logs import step
+
+
+@pytest.fixture(autouse=True)
+def cheap_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing is tested in test_plots.py, and with a real run below."""
+    monkeypatch.setattr(plots, "draw", list)
+    monkeypatch.setattr(plots, "save", lambda figure, path: path.write_text(str(len(figure))))
+
+
+class Run:
+    """A trainer's calls to its callback, without a trainer."""
+
+    def __init__(self, callback: live.LivePlot, folder: Path, main: bool = True) -> None:
+        self.callback, self.args = callback, SimpleNamespace(output_dir=str(folder))
+        self.state = SimpleNamespace(log_history=[], is_world_process_zero=main)
+        self.callback.on_train_begin(self.args, self.state, None)
+
+    def log(self, entry: Entry) -> None:
+        self.state.log_history.append(entry)
+        self.callback.on_log(self.args, self.state, None, logs=entry)
+
+    def end(self) -> None:
+        self.callback.on_train_end(self.args, self.state, None)
+
+
+def test_one_figure_is_shown_then_updated_in_place_and_saved(notebook: Notebook, tmp_path: Path) -> None:
+    callback = live.LivePlot(seconds=5)
+    run = Run(callback, tmp_path)
+    for number in range(1, 5):
+        run.log(step(number))
+        notebook.now += 6
+    run.log({"train_runtime": 1.0})  # the log of a run's end has no reward
+    assert (len(notebook.shown), len(notebook.updates)) == (1, 4)
+    assert repr(notebook.shown[0]) == plots.CAPTION
+    run.end()
+    assert [len(figure) for figure in notebook.updates] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "training.png").read_text() == "5"
+    Run(callback, tmp_path).log(step(1))
+    assert len(notebook.shown) == 2, "another run has a figure of its own"
+
+
+@pytest.mark.parametrize(
+    ("draw_seconds", "steps", "least", "most"), [(0.0, 20, 4, 4), (3.0, 400, 3, 5)], ids=["fast", "slow"]
+)
+def test_it_redraws_every_five_seconds_and_spends_at_most_three_per_cent_on_it(
+    draw_seconds: float, steps: int, least: int, most: int, notebook: Notebook, tmp_path: Path
+) -> None:
+    notebook.draw_seconds, started = draw_seconds, notebook.now
+    run = Run(live.LivePlot(seconds=5, share=0.03), tmp_path)
+    for number in range(1, steps + 1):
+        run.log(step(number))
+        notebook.now += 1
+    assert least <= len(notebook.updates) <= most
+    assert draw_seconds * len(notebook.updates) / (notebook.now - started) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("main", "logged", "why"), [(False, [step(1)], "another process"), (True, [], "no step")]
+)
+def test_only_the_main_process_draws_and_only_what_there_is(
+    main: bool, logged: list[Entry], why: str, notebook: Notebook, tmp_path: Path
+) -> None:
+    run = Run(live.LivePlot(), tmp_path, main)
+    for entry in logged:
+        run.log(entry)
+    run.end()
+    assert (notebook.updates, list(tmp_path.iterdir())) == ([], []), why
+
+
+def test_outside_a_notebook_nothing_happens(tmp_path: Path) -> None:
+    assert not live.in_notebook()
+    run = Run(live.LivePlot(seconds=0), tmp_path)
+    run.log(step(1))
+    run.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plot_that_fails_is_disabled_and_training_goes_on(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(history: Any) -> Any:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(plots, "draw", broken)
+    run = Run(live.LivePlot(seconds=0), tmp_path)
+    with pytest.warns(UserWarning, match="Live plot disabled: RuntimeError: no fonts"):
+        run.log(step(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.log(step(2))
+        run.end()
+
+
+LIVE_CELL = """
+import sys
+from types import SimpleNamespace
+
+import rloo_kit
+
+sys.modules["transformers"] = SimpleNamespace(TrainerCallback=object)  # its import takes 10 s
+from rloo_kit.watch.live import LivePlot
+
+state = SimpleNamespace(log_history=[], is_world_process_zero=True)
+args, callback = SimpleNamespace(output_dir="out"), LivePlot(seconds=0, share=1.0)
+callback.on_train_begin(args, state, None)
+print("header")
+for step in range(1, 4):
+    state.log_history.append({"step": step, "reward": step / 10, "reward_std": 0.1})
+    callback.on_log(args, state, None, logs=state.log_history[-1])
+    print("step", step)
+callback.on_train_end(args, state, None)
+"""
+
+
+def test_a_stored_notebook_keeps_the_last_picture_above_the_lines(tmp_path: Path) -> None:
+    """As text it is the same for any run, so that nbval, which the four notebooks pass, compares it equal."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    cell = nbformat.v4.new_code_cell(LIVE_CELL.strip())
+    book = nbformat.v4.new_notebook(cells=[cell])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    picture, *lines = cell.outputs
+    assert picture.output_type == "display_data"
+    assert "".join(output.text for output in lines) == "header\nstep 1\nstep 2\nstep 3\n"
+    assert picture.data["text/plain"] == plots.CAPTION
+    assert len(picture.data["image/png"]) > 5000
+
+
+def test_a_real_run_is_drawn_and_still_reports_where_it_was_asked_to(stopped_run: Any) -> None:
+    args = stopped_run.trainer.args
+    assert (args.report_to, args.run_name) == (["trackio"], "a name")
+    assert {"reward", "dead_groups", "rewards/right_after_thought/mean"} <= stopped_run.logs[0].keys()
+    assert "train_runtime" in stopped_run.logs[-1]
+    assert len(stopped_run.pictures) >= 2
+    assert stopped_run.pictures[-1].axes[0].get_title(loc="left") == "Reward"
+    assert rloo_kit.RLOOConfig().report_to in ("none", []), "and nowhere unless asked"
