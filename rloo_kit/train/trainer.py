@@ -18,6 +18,7 @@ from rloo_kit import advantages, inputs
 from rloo_kit.advantages import dead_groups
 from rloo_kit.memory import planning, shortage
 from rloo_kit.memory.meter import Meter
+from rloo_kit.memory.reading import reference_is_base
 from rloo_kit.passes import Passes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import losses, metrics, packing
@@ -34,7 +35,7 @@ from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.watch.health import HealthCallback  # noqa: E402
+from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
 from rloo_kit.watch.live import LivePlot  # noqa: E402
 from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
 
@@ -106,7 +107,7 @@ class RLOOTrainer(RolloutTrainer):
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._token_means = metrics.TokenMeans()
         super().__init__(**given)
-        if self.beta == 0 or _is_fresh(self.model):
+        if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             drop_reference(self.model)
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
@@ -144,7 +145,11 @@ class RLOOTrainer(RolloutTrainer):
         if self.own.live_plot:
             self.add_callback(LivePlot())
         self.add_callback(ProgressCallback())
-        self.add_callback(HealthCallback(self.own.handler, self._reported))
+        self.add_callback(
+            HealthCallback(
+                self.own.handler, self._reported, judged_by(self.reward_funcs, self.reward_func_names)
+            )
+        )
         self.add_callback(gradients.FiniteGradients(self.accelerator))
         if self._history is not None:
             self.add_callback(self._history)
@@ -342,10 +347,3 @@ class RLOOTrainer(RolloutTrainer):
         super().log(logs, start_time)
         if self.model.training:
             self._token_means.clear()
-
-
-def _is_fresh(model: PreTrainedModel) -> bool:
-    """Whether the LoRA is still the zero map, so that the base model is the same reference."""
-    pairs = [p for name, p in model.named_parameters() if ".default." in name and "lora_B" in name]
-    others = [name for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
-    return bool(pairs) and not others and not any(p.any() for p in pairs)

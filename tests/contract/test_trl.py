@@ -6,6 +6,8 @@ its place.
 
 from __future__ import annotations
 
+import rloo_kit  # isort: skip - unsloth first
+
 import dataclasses
 import hashlib
 import inspect
