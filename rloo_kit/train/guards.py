@@ -119,7 +119,7 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
             todo = f"{name}={near[0]!r}?" if near else f"{allowed[0]!r} is the default"
             _refuse(f"{name} is none of {', '.join(map(str, allowed))}", f"{name}={value!r}", todo)
     if own.on_unhealthy not in HANDLERS:
-        checked(own.on_unhealthy)
+        checked(own.on_unhealthy, where="RLOOConfig")
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",

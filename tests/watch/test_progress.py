@@ -35,6 +35,13 @@ def test_figures_of_the_usual_size_have_their_decimals() -> None:
     )
 
 
+@pytest.mark.parametrize(("seconds", "left"), [(5, "0:05"), (125.6, "2:06"), (3725, "1:02:05"), (None, "-")])
+def test_a_line_ends_with_the_time_left_and_has_a_dash_where_there_is_no_figure(
+    seconds: Any, left: str
+) -> None:
+    assert progress.line(1, 30, {"reward": 0.5}, seconds).split() == ["1/30", "+0.500", *["-"] * 6, left]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
