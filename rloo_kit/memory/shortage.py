@@ -94,8 +94,8 @@ def _remedy(planned: Plan) -> str:
     if planned.changes:
         return f"first {planned.changes[0]}"
     return (
-        "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
-        "(rloo_kit.release()). Then lower per_device_train_batch_size"
+        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
+        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
     )
 
 
