@@ -144,6 +144,15 @@ MADE_UP: dict[str, list[dict[str, float]]] = {
 }
 """Logs that have a symptom of which no run is recorded under tests/data/health."""
 
+JUDGES = {
+    "closed_thought": "form",
+    "right_answer": "answer",
+    "right_after_thought": "answer",
+    "thought_then_answer(answer_reward)": "answer",
+    "characters": "length",
+}
+"""What the reward functions of the recorded runs judge."""
+
 
 def symptoms() -> str:
     """Every symptom: what its rule looks for, and what it says of a run that has it."""
@@ -161,6 +170,8 @@ def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     made_up: dict[str, Any] = {"config": {}, "log_history": MADE_UP.get(name)}
     run = json.loads(file.read_text()) if file.exists() else made_up
     known = Known.of(SimpleNamespace(**{**defaults(RLOOConfig), "world_size": 1, **run["config"]}))
+    if hasattr(known, "judges"):
+        known = dataclasses.replace(known, judges=JUDGES)
     log = Log(rounds(run["log_history"]), known)
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
     sign: Any = next(sign for sign in signs if sign is not None)
