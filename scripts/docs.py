@@ -26,12 +26,12 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
@@ -134,24 +134,8 @@ def old_names() -> str:
 
 MADE_UP: dict[str, list[dict[str, float]]] = {
     "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
-    "truncation": [
-        {"step": step, "reward": 0.1, "completions/clipped_ratio": 0.6, "completions/max_length": 512.0}
-        for step in range(1, 11)
-    ],
-    "dead groups, too hard": [
-        {"step": step, "reward": 0.0, "reward_std": 0.0, "dead_groups": 1.0} for step in range(1, 21)
-    ],
 }
 """Logs that have a symptom of which no run is recorded under tests/data/health."""
-
-JUDGES = {
-    "closed_thought": "form",
-    "right_answer": "answer",
-    "right_after_thought": "answer",
-    "thought_then_answer(answer_reward)": "answer",
-    "characters": "length",
-}
-"""What the reward functions of the recorded runs judge."""
 
 
 def symptoms() -> str:
@@ -163,16 +147,12 @@ def symptoms() -> str:
 
 def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     """One symptom's section."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.watch.log import Known, Log, rounds
+    import health_runs
 
-    file = ROOT / "tests/data/health" / f"{name.replace(', ', ' ').replace(' ', '_')}.ill.json"
-    made_up: dict[str, Any] = {"config": {}, "log_history": MADE_UP.get(name)}
-    run = json.loads(file.read_text()) if file.exists() else made_up
-    known = Known.of(SimpleNamespace(**{**defaults(RLOOConfig), "world_size": 1, **run["config"]}))
-    if hasattr(known, "judges"):
-        known = dataclasses.replace(known, judges=JUDGES)
-    log = Log(rounds(run["log_history"]), known)
+    from rloo_kit.watch.log import Log
+
+    file = health_runs.file_of(f"{name}.ill")
+    log = health_runs.read(file) if file.exists() else Log(MADE_UP[name])
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
     sign: Any = next(sign for sign in signs if sign is not None)
     source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rloo_kit.passes import PLAIN
 from rloo_kit.watch.symptoms import Finding
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ class Own:
     kl_placement: str = "reward"
     kl_estimator: str = "k1"
     loss_aggregation: str = "seq-mean-token-sum"
-    single_pass: bool = False
+    single_pass: bool = PLAIN["single_pass"]
     skip_dead_groups: bool | None = False
     prompt_sampling: str = "uniform"
-    fast_sampling: bool = False
+    fast_sampling: bool = PLAIN["fast_sampling"]
     live_plot: bool = False
     on_unhealthy: str = "warn"
     reward_limit: float = 1e6
