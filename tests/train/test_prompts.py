@@ -23,13 +23,6 @@ from tests.policy.test_sampling import assert_follows
 # --- alive_chance -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [2, 4, 8, 16])
-@pytest.mark.parametrize("p", [0.02, 0.2, 0.5, 0.9])
-def test_after_many_counts_it_is_the_chance_that_k_draws_disagree(p: float, k: int) -> None:
-    counts = {"0": 20_000 * (1 - p), "1": 20_000 * p}
-    assert alive_chance(counts, k) == pytest.approx(1 - p**k - (1 - p) ** k, abs=2e-3)
-
-
 @pytest.mark.parametrize(
     ("counts", "k"), [({"0": 3, "1": 1}, 4), ({"1": 8}, 8), ({"0": 1.5, "0.2": 2, "1": 4.25}, 3)]
 )
@@ -46,14 +39,6 @@ def test_it_is_the_mean_over_the_distributions_that_the_counts_leave_open(
 
 def test_a_prompt_that_was_never_seen_is_taken_to_be_alive() -> None:
     assert alive_chance({}, 8) == 1.0
-
-
-@pytest.mark.parametrize("k", [2, 4, 8])
-def test_what_was_seen_little_is_given_the_benefit_of_the_doubt(k: int) -> None:
-    chances = [alive_chance({"0": seen}, k) for seen in (1, 4, 16, 64, 1024)]
-    assert chances == sorted(chances, reverse=True), "each dead group makes the next more likely to be dead"
-    assert chances[0] >= 0.25
-    assert chances[-1] < 0.01
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0.01, 1e6), max_size=12), st.integers(2, 64))
@@ -102,21 +87,6 @@ def test_earlier_counts_fade_each_time_a_prompt_is_seen_again() -> None:
         history.record([0], torch.full((1, 2), reward))
     faded = {"0": (2 * FORGET + 2) * FORGET, "1": 2}
     assert weights(history)[0] == alive_chance(faded, 2)
-
-
-def test_a_value_that_has_not_come_for_long_is_forgotten() -> None:
-    history = PromptHistory(k=8)
-    history.record([0], torch.zeros(1, 8))
-    for _ in range(12):
-        history.record([0], torch.ones(1, 8))
-    weights(history)
-    assert set(history.state()["attributes"]["counts"]["0"]) == {"1"}
-
-
-def test_one_prompt_twice_in_a_batch_is_counted_together() -> None:
-    history = PromptHistory(k=2)
-    history.record([0, 0], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    assert weights(history)[0] == alive_chance({"0": 2, "1": 2}, 2)
 
 
 @pytest.mark.parametrize(("k", "settles"), [(2, 0.15), (8, 0.18)])
@@ -255,21 +225,6 @@ def test_the_other_prompts_of_a_batch_are_drawn_in_proportion_among_those_left()
     }
     assert set(counts) <= set(expected)
     assert_follows(torch.tensor([counts[pair] for pair in expected]), torch.tensor(list(expected.values())))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_in_the_long_run_half_the_prompts_being_dead_leaves_a_fifth_of_the_groups_dead(seed: int) -> None:
-    """By their weights it is 0.18 / (0.18 + 0.7); a little more, since the two of a batch are distinct."""
-    history = PromptHistory(k=4)
-    drawing = sampler(history, prompts=8, per_batch=2, repeats=1, seed=seed)
-    dead, counts = [], Counter[int]()
-    for batch in range(400):
-        rows = drawing._draw(batch)
-        counts.update(rows)
-        dead += [row % 2 == 0 for row in rows]
-        history.record(rows, torch.tensor([[1.0, 1.0, 1.0, 1.0 - row % 2] for row in rows]))
-    assert sum(dead) / len(dead) == pytest.approx(0.2, abs=0.05)
-    assert min(counts[row] for row in range(8)) > 20, "none starves"
 
 
 # --- the trainer ------------------------------------------------------------------------------------------
