@@ -53,7 +53,7 @@ def one_run(
             "gradient_accumulation_steps": 2,
             "max_steps": 1,
             "learning_rate": 1e-3,
-            "max_completion_length": 8,
+            "max_completion_length": 12,
             "logging_steps": 1,
             "save_strategy": "no",
             "bf16": False,
