@@ -78,8 +78,9 @@ RAN_OUT = (
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
     "DefaultCPUAllocator: can't allocate memory",
+    "could not create a primitive",
 )
-"""Texts of torch's plain RuntimeErrors where memory has run out.  The assertion is the caching allocator's, where it
+"""Texts of torch's plain RuntimeErrors where memory has run out.  The last is oneDNN's, on a CPU.  The assertion is the caching allocator's, where it
 cannot ask NVML for the free memory: in a container, for instance."""
 
 
