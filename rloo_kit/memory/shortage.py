@@ -80,8 +80,8 @@ RAN_OUT = (
     "DefaultCPUAllocator: can't allocate memory",
     "could not create a primitive",
 )
-"""Texts of torch's plain RuntimeErrors where memory has run out.  The last is oneDNN's, on a CPU.  The assertion is the caching allocator's, where it
-cannot ask NVML for the free memory: in a container, for instance."""
+"""Texts of torch's plain RuntimeErrors where memory has run out.  The assertion is the caching allocator's, where it
+cannot ask NVML for the free memory, in a container for instance; the last is oneDNN's, on a CPU."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -42,6 +42,7 @@ OF_CUDA_AND_TORCH = [
     "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",  # where it was full before
     "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp",  # in a container
     "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried",
+    "could not create a primitive",
 ]
 
 
