@@ -1,4 +1,4 @@
-"""Every input that stock TRL takes in silence or answers in riddles gets an error that names it.
+"""Every bad input that stock TRL accepts silently or rejects cryptically gets an error that names it.
 
 The 29 inputs of ``REFUSED``: for each the error, the culprit it names, and that no weight is NaN after it.
 """
