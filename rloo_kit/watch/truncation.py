@@ -30,15 +30,14 @@ REACH = 8
 """A recommendation of this many times the longest completion that ended is not given: it is beyond the data."""
 
 
-def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | None:
-    """The length at which ``share`` of the completions would have ended, by those that did.
+def length_for(ended: Sequence[int], cut: int) -> int | None:
+    """The length at which :data:`WANTED` of the completions would have ended, by those that did.
 
     A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length),
     where the cut completions rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
 
     Args:
-        ended: tokens of the completions that ended.
-        cut: how many were cut.
+        ended: tokens of the completions that ended; ``cut`` others did not.
 
     Returns:
         Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
@@ -54,7 +53,7 @@ def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | N
     quantile = NormalDist().inv_cdf
     ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
     slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
-    wanted = intercept + slope * quantile(share)
+    wanted = intercept + slope * quantile(WANTED)
     return None if wanted > math.log(REACH * lengths[-1]) else math.ceil(math.exp(wanted) / 64) * 64
 
 
