@@ -165,8 +165,7 @@ class Log:
 
     @property
     def remembered(self) -> Log:
-        """The run's first entries and its last ones, from which figures of the whole run are taken; see
-        :data:`MEMORY`."""
+        """The first and the last entries, which figures of the whole run are taken from; see :data:`MEMORY`."""
         middle = max(WINDOW, len(self) - MEMORY)
         return Log([*self.entries[:WINDOW], *self.entries[middle:]], self.known)
 
@@ -259,21 +258,16 @@ class Log:
         Only those count that pay 0 or one value, by all of this log: of others, -1 and 1 for instance, mean and
         spread do not tell the share.
         """
-        shares = [
-            (share_of_hits(window.mean(term(name)), window.spread(term(name))), name)
-            for name in names
-            if self.is_all_or_nothing(term(name))
-        ]
+        terms = [(term(name), name) for name in names if self.is_all_or_nothing(term(name))]
+        shares = [(share_of_hits(window.mean(metric), window.spread(metric)), name) for metric, name in terms]
         return max(shares, default=None)
 
     def is_all_or_nothing(self, name: str) -> bool:
         """Whether a reward seems to be 0 or one value c: never negative on average, and E[r^2] / E[r] steady, as it
         is c then.  True where no spread is logged."""
         run = self.remembered
-        if min(run.values(name), default=0.0) < 0.0:
-            return False
-        largest = run.largest(name)
-        return not largest or max(largest) <= STEADY * min(largest)
+        largest = run.largest(name) or [0.0]
+        return min(run.values(name), default=0.0) >= 0.0 and max(largest) <= STEADY * min(largest)
 
     def largest(self, name: str) -> list[float]:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not

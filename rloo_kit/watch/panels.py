@@ -23,13 +23,7 @@ PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric by step.
-
-    Attributes:
-        label: its name in legends and text.
-        steps: optimizer steps.
-        values: as many, in the panel's unit; NaN where the log has no finite figure.
-    """
+    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure."""
 
     label: str
     steps: tuple[int, ...]
@@ -41,9 +35,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: what it shows.
-        unit: of all its curves.
-        curves: drawn as lines.
         band: lower and upper edge of a grey area, and what it means.
         points: drawn as marks; the held-out rewards of a run that evaluates.
         limits: of the vertical axis; None takes what the figures need.
@@ -62,10 +53,7 @@ class Panel:
 
 
 def panels(history: Sequence[Entry]) -> list[Panel]:
-    """What a log has to show, in reading order.
-
-    Args:
-        history: ``trainer.state.log_history``: training steps, evaluations and summaries mixed.
+    """What a ``trainer.state.log_history`` has to show, in reading order.
 
     Raises:
         ConfigError: it has nothing that could be drawn.
@@ -75,14 +63,12 @@ def panels(history: Sequence[Entry]) -> list[Panel]:
         _reward_panel(log, history),
         *_terms_panels(log),
         # The kit's count is taken before the KL term; TRL's, where a log has no other, after it.
-        _share_panel(log, "dead_groups", "dead groups", "Dead groups: all K rewards equal", "% of groups")
-        or _share_panel(
-            log, "frac_reward_zero_std", "dead groups", "Dead groups, as TRL counts them", "% of groups"
-        ),
+        _share_panel(log, "dead_groups", "Dead groups: all K rewards equal", "% of groups")
+        or _share_panel(log, "frac_reward_zero_std", "Dead groups, as TRL counts them", "% of groups"),
         _panel(log, "kl", "KL", Panel("KL to the reference", "nats per token")),
         _panel(log, "entropy", "entropy", Panel("Entropy of the policy", "nats per token", limits=(0, None))),
         _length_panel(log),
-        _share_panel(log, "completions/clipped_ratio", "cut", "Cut at the length limit", "% of completions"),
+        _share_panel(log, "completions/clipped_ratio", "Cut at the length limit", "% of completions", "cut"),
     ]
     shown = [panel for panel in found if panel]
     if not shown:
@@ -118,10 +104,8 @@ def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
     if len(terms) == 1 and total and _same(terms[0].values, total.values):
         return []
     titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
-    return [
-        Panel(title, "mean, unweighted", tuple(group), wide=True)
-        for title, group in zip(titles, _by_size(terms), strict=False)
-    ]
+    both = zip(titles, _by_size(terms), strict=False)
+    return [Panel(title, "mean, unweighted", tuple(group), wide=True) for title, group in both]
 
 
 def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
@@ -145,13 +129,14 @@ def _length_panel(log: Sequence[Entry]) -> Panel | None:
     low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
     panel = Panel("Length", "tokens", limits=(0, None), decimals=0)
     if low and high:
-        panel = replace(
-            panel, title="Length, grey: shortest to longest", band=(low, high, "shortest to longest")
-        )
+        meaning = "shortest to longest"
+        panel = replace(panel, title=f"Length, grey: {meaning}", band=(low, high, meaning))
     return _panel(log, "completions/mean_length", "length", panel)
 
 
-def _share_panel(log: Sequence[Entry], metric: str, label: str, title: str, unit: str) -> Panel | None:
+def _share_panel(
+    log: Sequence[Entry], metric: str, title: str, unit: str, label: str = "dead groups"
+) -> Panel | None:
     return _panel(log, metric, label, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
 
 
@@ -174,9 +159,8 @@ def _finite(value: float | None) -> float:
 
 
 def _same(first: Sequence[float], second: Sequence[float]) -> bool:
-    return all(
-        abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in zip(first, second, strict=True)
-    )
+    pairs = zip(first, second, strict=True)
+    return all(abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
