@@ -47,6 +47,7 @@ SIXTEEN = {"per_device_train_batch_size": 16}
 SMALL = {"num_generations": 4, **SIXTEEN}
 WARM_UP = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 16}
 ONE_PROMPT = {"num_generations": 2, "per_device_train_batch_size": 2}
+TWO_PASSES = {"num_iterations": 2, "max_steps": 12}
 FORM_AND_ANSWER = {"rewards": ["closed_thought", "right_answer"]}
 ONLY_FIRST = {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
 ONLY_SECOND = {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
@@ -110,7 +111,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "entropy explosion": ({**SMALL, "max_steps": 12}, {"learning_rate": 3e-2}, {}),
     "reward collapse": ({**SMALL, **WARM_UP, "max_steps": 24}, *rates(6e-3, 6e-4)),
     "learning rate too high, ratios clipped": (
-        {**SMALL, "num_iterations": 2, "max_steps": 12},
+        {**SMALL, **TWO_PASSES},
         *rates(4e-3, 4e-4),
     ),
     "learning rate too high, gradient grows": (
@@ -156,7 +157,7 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "kl": {"beta": 0.05, "max_steps": 20},
-    "two passes": {**SMALL, "num_iterations": 2, "max_steps": 12},
+    "two passes": {**SMALL, **TWO_PASSES},
     "pairs": {"num_generations": 2, "per_device_train_batch_size": 16, "max_steps": 15},
 }
 """Runs with nothing wrong, of settings that people use."""
@@ -231,9 +232,7 @@ def train(setting: dict[str, Any]) -> list[Entry]:
     names, level, operands, stale = (setting.pop(word) for word in WORDS)
     policy, rows = rloo_kit.load_policy("tiny", lora_alpha=32, seed=0), rloo_kit.tasks.arithmetic(level).train
     if operands:
-        rows = rows.filter(
-            lambda row: all(int(one) in range(*operands) for one in row["problem"].split(" + "))
-        )
+        rows = rows.filter(lambda row: all(int(n) in range(*operands) for n in row["problem"].split(" + ")))
     if stale:
         draw_from_the_start(policy.model)
     with tempfile.TemporaryDirectory() as folder:

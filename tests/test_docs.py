@@ -29,9 +29,7 @@ import docs  # noqa: E402 - scripts/docs.py
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-SOURCES = sorted(
-    file for folder in ("rloo_kit", "rewards", "scripts") for file in (ROOT / folder).rglob("*.py")
-)
+SOURCES = sorted(file for name in ("rloo_kit", "rewards", "scripts") for file in (ROOT / name).rglob("*.py"))
 
 
 def named(file: Path) -> str:
@@ -86,9 +84,7 @@ def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
 @pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
 def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int, block: str) -> None:
     before = [*([] if page == README else CELLS), *blocks(page)[:number], block]
-    assert needed(block) <= set().union(*map(given, before)), (
-        "of its own, of its page or of the readme's cells"
-    )
+    assert needed(block) <= set().union(*map(given, before)), "its own, its page's or the readme's"
     for path, target, keywords in calls(block):
         fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
         assert keywords <= {*inspect.signature(target).parameters, *(field.name for field in fields)}, path
@@ -101,9 +97,7 @@ def test_the_readmes_command_runs_the_three_cells_that_train_and_they_need_no_ot
     assert len(README.read_text().splitlines()) <= 130, "two screens"
 
 
-def test_the_readmes_block_on_rewards_runs_alone_and_finds_no_exploit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_readmes_block_on_rewards_runs_and_finds_no_exploit(capsys: pytest.CaptureFixture[str]) -> None:
     exec(blocks(README)[-1], {})
     assert "no exploit among" in capsys.readouterr().out
 
@@ -166,9 +160,7 @@ def leads_somewhere(reference: str, file: Path) -> bool:
 
 def test_a_reference_in_a_docstring_leads_to_a_name_that_exists() -> None:
     found = [(reference, file) for file in SOURCES for reference in REFERENCE.findall(file.read_text())]
-    assert [
-        (named(file), reference) for reference, file in found if not leads_somewhere(reference, file)
-    ] == []
+    assert [(named(file), name) for name, file in found if not leads_somewhere(name, file)] == []
 
 
 # --- what is generated ------------------------------------------------------------------------------------

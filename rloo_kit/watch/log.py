@@ -245,8 +245,7 @@ class Log:
     @property
     def names(self) -> list[str]:
         """The reward functions' names."""
-        keys = [key for key in self.entries[-1] if key.startswith("rewards/") and key.endswith("/mean")]
-        return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
+        return term_names(self.entries[-1])
 
     def judging(self, what: Judges) -> list[str]:
         """The reward functions that are known to judge this."""
@@ -335,6 +334,12 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
         elif found and RATIO in entry:
             found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
     return found
+
+
+def term_names(entry: Entry) -> list[str]:
+    """The reward functions in an entry."""
+    keys = [key for key in entry if key.startswith("rewards/") and key.endswith("/mean")]
+    return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
 
 
 def term(name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import Entry
+from rloo_kit.watch.log import Entry, term, term_names
 from rloo_kit.watch.run_folder import training_steps
 
 APART = 10
@@ -95,11 +95,8 @@ def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | Non
 
 def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
     """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    names = dict.fromkeys(
-        key for entry in log for key in entry if key.startswith("rewards/") and key.endswith("/mean")
-    )
-    curves = [_curve(log, key, key.removeprefix("rewards/").removesuffix("/mean")) for key in names]
-    terms = [curve for curve in curves if curve]
+    names = dict.fromkeys(name for entry in log for name in term_names(entry))
+    terms = [curve for name in names if (curve := _curve(log, term(name), name))]
     total = _curve(log, "reward", "mean reward")
     if len(terms) == 1 and total and _same(terms[0].values, total.values):
         return []
@@ -112,12 +109,12 @@ def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
     """Groups within which no term is more than ten times another, so that each can be read."""
     groups: list[list[Curve]] = []
     smallest = math.inf
-    for term in sorted(terms, key=_size):
-        if not groups or _size(term) > APART * smallest:
+    for one in sorted(terms, key=_size):
+        if not groups or _size(one) > APART * smallest:
             groups.append([])
             smallest = math.inf
-        groups[-1].append(term)
-        smallest = min(smallest, _size(term) or math.inf)
+        groups[-1].append(one)
+        smallest = min(smallest, _size(one) or math.inf)
     return groups
 
 
@@ -135,9 +132,9 @@ def _length_panel(log: Sequence[Entry]) -> Panel | None:
 
 
 def _share_panel(
-    log: Sequence[Entry], metric: str, title: str, unit: str, label: str = "dead groups"
+    log: Sequence[Entry], metric: str, title: str, unit: str, name: str = "dead groups"
 ) -> Panel | None:
-    return _panel(log, metric, label, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
+    return _panel(log, metric, name, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
 
 
 def _panel(log: Sequence[Entry], metric: str, label: str, panel: Panel, scale: float = 1) -> Panel | None:

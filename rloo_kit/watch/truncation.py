@@ -91,9 +91,8 @@ class Watch:
             return self._once("all masked", "this step changes nothing: every completion was cut and masked")
         share = sum(n for _, n in self._batches) / sum(len(e) + n for e, n in self._batches)
         if len(self._batches) == BATCHES and share > MANY:
-            return self._once(
-                "many cut", f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
-            )
+            said = f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
+            return self._once("many cut", said)
         return None
 
     def _once(self, kind: str, what: str) -> str | None:

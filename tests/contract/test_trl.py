@@ -105,8 +105,7 @@ LINES = {
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
     # rloo_kit.watch.run_folder.last_whole_checkpoint: a readable trainer_state.json means a whole checkpoint.
     Trainer._save_checkpoint: (
-        *("self.save_model", "_save_optimizer_and_scheduler", "_save_rng_state"),
-        "TRAINER_STATE_NAME",
+        *("self.save_model", "_save_optimizer_and_scheduler", "_save_rng_state", "TRAINER_STATE_NAME"),
     ),
     # rloo_kit.train.gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),

@@ -47,9 +47,7 @@ def history(steps: int = 30, **columns: Any) -> list[Entry]:
 def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
     """Columns of reward functions: ``terms(right=(mean, spread))``."""
     both = zip(("mean", "std"), zip(*functions.values(), strict=True), strict=True)
-    return {
-        f"rewards__{n}__{what}": v for what, values in both for n, v in zip(functions, values, strict=True)
-    }
+    return {f"rewards__{n}__{what}": v for what, vs in both for n, v in zip(functions, vs, strict=True)}
 
 
 def level(**functions: tuple[Any, Any]) -> dict[str, Any]:
@@ -98,11 +96,8 @@ def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: floa
 def averaged(entries: list[Entry], count: int) -> list[Entry]:
     """One entry per ``count``, with their mean, numbered by its last step."""
     parts = [entries[i : i + count] for i in range(0, len(entries), count)]
-    return [
-        {name: statistics.mean(entry[name] for entry in part) for name in part[0]}
-        | {"step": part[-1]["step"]}
-        for part in parts
-    ]
+    means = [{name: statistics.mean(entry[name] for entry in part) for name in part[0]} for part in parts]
+    return [{**mean, "step": part[-1]["step"]} for mean, part in zip(means, parts, strict=True)]
 
 
 def step(number: int, **more: Any) -> Entry:

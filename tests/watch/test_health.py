@@ -60,9 +60,8 @@ def play(
 def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys: Any) -> None:
     play(history(20, **CUT), health.HealthCallback())
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(
-        "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
-    )
+    start = "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
+    assert line.startswith(start)
     assert "Change first: max_completion_length" in line
     play(history(30), health.HealthCallback())
     play(history(20, **CUT), health.HealthCallback(), seen=10)  # a resumed run has reported it before
@@ -121,12 +120,7 @@ JUDGED: dict[str | None, list[Any]] = {
     "answer": [ANSWER, BOTH, WRAPPED, rewards.gated(by=ANSWER, reward=FORM)],
     "form": [FORM, rewards.repetition_reward(), PARTIAL, THOUGHT, rewards.weighted([FORM, SENTENCE])],
     "length": [LENGTH, rewards.overlong_reward(64, 16), rewards.guarded(judging("length"))],
-    None: [
-        right,
-        torch.nn.Linear(1, 1),
-        rewards.weighted([ANSWER, FORM]),
-        rewards.gated(by=FORM, reward=LENGTH),
-    ],
+    None: [right, torch.nn.Linear(1, 1), rewards.weighted([ANSWER, FORM]), rewards.gated(FORM, LENGTH)],
 }
 
 
@@ -172,9 +166,7 @@ def test_a_healthy_report_says_so_with_figures() -> None:
     assert DisplayFormatter().format(report)[0]["text/plain"] == str(report), "as a cell's value too"
 
 
-def test_a_report_has_each_episode_with_cause_and_setting_whichever_way_the_log_is_given(
-    tmp_path: Path,
-) -> None:
+def test_a_report_has_each_episode_with_cause_and_setting_however_the_log_is_given(tmp_path: Path) -> None:
     entries = history(30, **CUT)
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
     (text,) = {str(rloo_kit.diagnose(one)) for one in (entries, tmp_path, tmp_path / "trainer_state.json")}

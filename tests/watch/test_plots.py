@@ -75,9 +75,8 @@ def test_no_text_of_a_panel_runs_into_another_or_out_of_the_picture(picture: Any
 def _texts(axis: Any) -> list[Any]:
     """What is shown: labels, title, legend, and the ticks within the limits."""
     found = [axis.xaxis.label, axis.yaxis.label, axis._left_title]
-    for place, (side, (least, most)) in enumerate(
-        ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim()))
-    ):
+    sides = ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim()))
+    for place, (side, (least, most)) in enumerate(sides):
         found += [one for one in side.get_ticklabels() if least <= one.get_position()[place] <= most]
     legend = axis.get_legend()
     return [text for text in [*found, *(legend.get_texts() if legend else [])] if text.get_text()]

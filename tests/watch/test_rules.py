@@ -36,8 +36,8 @@ FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("columns", "symptom", "setting"), FOUND.values(), ids=FOUND)
-def test_a_symptom_is_found_alone_with_the_setting_to_change_first(
-    columns: dict[str, Any], symptom: str, setting: str
+def test_a_symptom_is_found_alone_with_the_setting_to_change(
+    columns: dict, symptom: str, setting: str
 ) -> None:
     (found,) = episodes(Log(rounds(history(30, **columns)), KNOWN)).found
     assert (found.symptom, found.setting) == (symptom, setting)
@@ -85,13 +85,11 @@ def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn() -
     assert symptoms(history(130, reward=from_step(126, 0.85, 0.6))) == [], "a little less good of late"
 
 
-@pytest.mark.parametrize(
-    ("fp16", "overflows", "ill"), [(False, 2, False), (False, 3, True), (True, 16, False), (True, 17, True)]
-)
-def test_an_fp16_run_may_look_for_its_loss_scale(fp16: bool, overflows: int, ill: bool) -> None:
-    entries = history(overflows, grad_norm=math.nan)
+@pytest.mark.parametrize(("fp16", "overflows"), [(False, 3), (True, 17)])
+def test_an_fp16_run_may_look_for_its_loss_scale(fp16: bool, overflows: int) -> None:
     known = Known(completions=32, groups=4, args=logs.trl_config(fp16=fp16))
-    assert ("non-finite figures" in symptoms(entries, known)) is ill
+    assert "non-finite figures" not in symptoms(history(overflows - 1, grad_norm=math.nan), known)
+    assert "non-finite figures" in symptoms(history(overflows, grad_norm=math.nan), known)
 
 
 def test_clip_ratios_of_a_second_pass_over_a_batch_are_read_though_it_logs_no_reward() -> None:

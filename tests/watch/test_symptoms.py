@@ -45,10 +45,8 @@ def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
     logs = [read(file) for file in CALM]
     # Stock TRL's runs and the kit's, of which rewards and dead groups were kept.
     for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
-        columns = zip(run["rewards"], run["dead"], strict=True)
-        logs.append(
-            Log([{"step": i, "reward": r, "dead_groups": d} for i, (r, d) in enumerate(columns, 1)], KNOWN)
-        )
+        columns = zip(range(1, 1 + len(run["dead"])), run["rewards"], run["dead"], strict=True)
+        logs.append(Log([{"step": i, "reward": r, "dead_groups": d} for i, r, d in columns], KNOWN))
     alarms = [
         str(finding)
         for log in logs
