@@ -36,9 +36,6 @@ def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-# --- Python in the pages ----------------------------------------------------------------------------------
-
-
 def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
@@ -102,8 +99,6 @@ def test_the_readmes_block_on_rewards_runs_and_finds_no_exploit(capsys: pytest.C
     assert "no exploit among" in capsys.readouterr().out
 
 
-# --- links ------------------------------------------------------------------------------------------------
-
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -137,8 +132,6 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-# --- references in docstrings -----------------------------------------------------------------------------
-
 REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`(?:[^`<]*<)?~?([^`>]+)>?`")
 
 
@@ -163,9 +156,6 @@ def test_a_reference_in_a_docstring_leads_to_a_name_that_exists() -> None:
     assert [(named(file), name) for name, file in found if not leads_somewhere(name, file)] == []
 
 
-# --- what is generated ------------------------------------------------------------------------------------
-
-
 def test_a_generated_page_is_what_the_code_gives() -> None:
     assert [page.name for page in docs.stale()] == [], "python scripts/docs.py writes them"
 
@@ -181,14 +171,6 @@ def test_the_architecture_has_a_paragraph_for_every_room_in_the_order_of_the_flo
     text = (ROOT / "docs" / "architecture.md").read_text()
     rooms = [room for floor in docs.floors() for room in floor]
     assert [room for room in re.findall(r"^### (\w+)$", text, re.MULTILINE) if room in rooms] == rooms
-
-
-def test_an_entry_of_a_docstring_is_read_over_several_lines() -> None:
-    text = "Head.\n\nAdded:\n    one: first\n        and second.\n    two: ``x`` of :class:`Y`.\n"
-    assert dict(docs.documented(text)) == {"one": "first and second.", "two": "`x` of `Y`."}
-
-
-# --- figures ----------------------------------------------------------------------------------------------
 
 
 def test_an_interval_is_one_of_a_stored_result() -> None:

@@ -122,11 +122,6 @@ def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None
     Args:
         reward_funcs: a trainer's.
         names: their names as metrics, a trainer's ``reward_func_names``; by default the functions' own.
-
-    >>> def right(completions, **kwargs): ...
-    >>> right.judges = "answer"
-    >>> judged_by([right, len])
-    {'right': 'answer'}
     """
     named = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
     said = zip(named, map(judges_of, reward_funcs), strict=True)

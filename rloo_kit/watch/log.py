@@ -89,11 +89,7 @@ class Known:
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
         """From a log alone: as many groups as make each share of dead groups a whole number of them, with two
-        completions or more in each.
-
-        >>> Known.guessed([{"dead_groups": 0.25}, {"dead_groups": 0.5}]).groups
-        4
-        """
+        completions or more in each."""
         shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
         counts = range(1, MOST_GROUPS + 1)
         fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
@@ -199,11 +195,6 @@ class Log:
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
         return _finite([entry.get(name) for entry in self.entries])
-
-    def start(self, name: str) -> float:
-        """A metric's first finite value; NaN where there is none."""
-        found = (entry.get(name) for entry in self.entries)
-        return next((value for value in found if value is not None and math.isfinite(value)), math.nan)
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
@@ -322,11 +313,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of scored completions.
-
-    Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that
-    are not 0, are taken into the batch's entry.
-    """
+    """One entry per batch of scored completions.  Further updates on the same batch (``num_iterations``) log no reward;
+    their clip ratios, the only ones that are not 0, are taken into the batch's entry."""
     found: list[Entry] = []
     for entry in history:
         if entry.get("reward") is not None:

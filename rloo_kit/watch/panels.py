@@ -161,11 +161,7 @@ def _same(first: Sequence[float], second: Sequence[float]) -> bool:
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other.
-
-    >>> running_mean([0, 3, 6, 9], window=3)
-    [1.5, 3.0, 6.0, 7.5]
-    """
+    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other."""
     half = window // 2
     totals = [0.0, *accumulate(0.0 if math.isnan(value) else value for value in values)]
     counts = [0, *accumulate(not math.isnan(value) for value in values)]

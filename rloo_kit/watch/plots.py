@@ -150,11 +150,7 @@ def _shortened(name: str, width: int = 26) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap.
-
-    >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
-    '▁▂▃▄▅▆▇█'
-    """
+    """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap."""
     size = max(1, -(-len(values) // width))
     parts = [[v for v in values[i : i + size] if not math.isnan(v)] for i in range(0, len(values), size)]
     means = [sum(part) / len(part) if part else None for part in parts]

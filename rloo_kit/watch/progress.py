@@ -63,11 +63,7 @@ def _figure(value: float | None, width: int, style: str) -> str:
 
 
 def evaluation_line(step: int, logs: Logs) -> str:
-    """An evaluation's figures; the name of its dataset where a run has several.
-
-    >>> evaluation_line(25, {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_completions/mean_length": 18.2})
-    'held out, step 25: reward +0.420, spread 0.310, length 18'
-    """
+    """An evaluation's figures; the name of its dataset where a run has several."""
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
     found = [(label, logs.get(metric), style) for label, metric, style in EVALUATION]

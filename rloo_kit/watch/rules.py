@@ -89,7 +89,7 @@ def kl_explosion(log: Log) -> Sign | None:
 
 def entropy_explosion(log: Log) -> Sign | None:
     """The policy dissolves into noise."""
-    start, window = log.start("entropy"), log.last(at.SHORT)
+    start, window = next(iter(log.values("entropy")), math.nan), log.last(at.SHORT)
     now = window.mean("entropy")
     if not (now >= at.ENTROPY_GROWN * start and now >= 1.0):
         return None

@@ -40,12 +40,9 @@ checkpoint."""
 
 
 def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]:
-    """Every entry of a run's log, evaluations too, and its folder where it is known.
+    """Every entry of a run's log, evaluations too, and its folder where it is known; errors name the ``caller``.
 
-    Args:
-        source: the run.  Stock trainers leave the state in their checkpoints alone: of a folder without one the newest
-            whole checkpoint is read.
-        caller: the public function that was called, for error messages: "plot".
+    Stock trainers leave the state in their checkpoints: of a folder without one the newest whole checkpoint is read.
 
     Raises:
         ConfigError: this is no run, or it has no training step.

@@ -42,9 +42,6 @@ def length_for(ended: Sequence[int], cut: int) -> int | None:
     Returns:
         Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
         known, or the line would have to be followed beyond :data:`REACH` times the longest.
-
-    >>> length_for([100, 110, 120, 130, 140, 150, 160, 170, 180, 190], cut=10)
-    320
     """
     lengths = sorted(max(1, length) for length in ended)
     if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
@@ -77,12 +74,8 @@ class Watch:
         return bool(self._said)
 
     def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
-        """Take in a generation batch; return the warning that it gives rise to, once for each kind.
-
-        Args:
-            lengths: (completions,) tokens of each.
-            cut: (completions,) whether each was cut.
-        """
+        """Take in a generation batch, (completions,) tokens of each and whether it was cut; return the warning that it
+        gives rise to, once for each kind."""
         ended = [length for length, was_cut in zip(lengths, cut, strict=True) if not was_cut]
         self._batches.append((ended, sum(cut)))
         if self._share_at_first is None:

@@ -104,9 +104,7 @@ LINES = {
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
     # rloo_kit.watch.run_folder.last_whole_checkpoint: a readable trainer_state.json means a whole checkpoint.
-    Trainer._save_checkpoint: (
-        *("self.save_model", "_save_optimizer_and_scheduler", "_save_rng_state", "TRAINER_STATE_NAME"),
-    ),
+    Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
     # rloo_kit.train.gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
     # rloo_kit.train.packing trims columns: what is masked within them must cost nothing.

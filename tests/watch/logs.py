@@ -19,7 +19,6 @@ HEALTHY: dict[str, Any] = {
     "reward": lambda step: min(0.9, 0.3 + 0.02 * step),
     "reward_std": 0.45,
     "dead_groups": 0.1,
-    "frac_reward_zero_std": 0.1,
     "kl": lambda step: 0.002 * step,
     "entropy": lambda step: max(0.1, 0.3 - 0.005 * step),
     "grad_norm": 1.5,
@@ -27,7 +26,6 @@ HEALTHY: dict[str, Any] = {
     "completions/mean_length": lambda step: 15.0 + min(5.0, 0.3 * step),
     "completions/max_length": 32.0,
     "completions/clipped_ratio": 0.03,
-    "clip_ratio/region_mean": 0.0,
 }
 
 

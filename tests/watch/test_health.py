@@ -24,8 +24,6 @@ from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_con
 CUT = {"completions__clipped_ratio": 0.6}
 FORM_ALONE = {"reward": 0.95, "reward_std": 0.2, **terms(neat=(0.95, 0.2), right=(0.0, 0.0))}
 
-# --- episodes and the callback ----------------------------------------------------------------------------
-
 
 def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_with_a_pause() -> None:
     flickers = history(40, completions__clipped_ratio=lambda step: 0.0 if step % 10 == 0 else 0.5)
@@ -38,13 +36,8 @@ def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_wit
     assert second.last_step == 45
 
 
-def play(
-    entries: list[Entry], callback: health.HealthCallback, main: bool = True, seen: int = 0
-) -> tuple[int, bool, bool]:
-    """Give a log to a callback as a Trainer does, until it stops the run; some before it began.
-
-    Returns the last step, whether the run was stopped, and whether it was saved.
-    """
+def play(entries: list[Entry], callback: Any, main: bool = True, seen: int = 0) -> tuple[int, bool, bool]:
+    """Give a log to a callback as a Trainer does, some before it began: the last step, whether it stops and saves."""
     args = trl_config()
     state = SimpleNamespace(log_history=entries[:seen], is_world_process_zero=main)
     control = SimpleNamespace(should_save=False, should_training_stop=False)
@@ -97,9 +90,6 @@ def test_another_value_of_on_unhealthy_is_refused_where_it_was_given(value: Any)
         assert health.checked(choice, "RLOOConfig") is choice
 
 
-# --- what rewards judge -----------------------------------------------------------------------------------
-
-
 def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
     return [float(rloo_kit.tasks.answer_of(c) == gold) for c, gold in zip(completions, answer, strict=True)]
 
@@ -127,6 +117,7 @@ JUDGED: dict[str | None, list[Any]] = {
 @pytest.mark.parametrize(("judges", "reward"), [(what, one) for what, many in JUDGED.items() for one in many])
 def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge(judges: str | None, reward: Any) -> None:
     assert health.judged_by([reward], ["name"]) == ({"name": judges} if judges else {})
+    assert health.judged_by([judging("form"), right]) == {"reward": "form"}, "by their own names"
 
 
 def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from_no_name() -> None:
@@ -153,9 +144,6 @@ def test_judges_that_are_misspelt_are_refused(name: str, what: Any) -> None:
         rewards.guarded(judging("anser"))
 
 
-# --- the report -------------------------------------------------------------------------------------------
-
-
 def test_a_healthy_report_says_so_with_figures() -> None:
     from IPython.core.formatters import DisplayFormatter
 
@@ -174,9 +162,6 @@ def test_a_report_has_each_episode_with_cause_and_setting_however_the_log_is_giv
     assert all(label in text for label in ("evidence", "likely cause", "change first"))
     with pytest.raises(ConfigError, match="no training step to diagnose"):
         rloo_kit.diagnose([{"train_runtime": 1.0}])
-
-
-# --- real runs --------------------------------------------------------------------------------------------
 
 
 def test_a_run_whose_completions_are_cut_stops_with_a_checkpoint(stopped_run: Any) -> None:

@@ -32,9 +32,7 @@ def test_each_panel_has_its_title_unit_curves_and_points(picture: Any) -> None:
     assert len(reward.collections) == 1, "the spread, in grey"
     (points,) = [line for line in reward.lines if line.get_label() == "held out"]
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([10], [0.9])
-
-
-def test_a_long_run_has_its_steps_light_and_their_running_mean_dark(picture: Any) -> None:
+    # A long run has its steps light and their running mean dark.
     each, mean = picture.axes[TITLES.index("Entropy of the policy")].lines
     assert (each.get_color(), mean.get_color()) == ("0.62", "black")
     assert list(each.get_ydata()) == [1.0 / number for number in range(1, 31)]

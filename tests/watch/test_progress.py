@@ -18,12 +18,8 @@ USUAL = {
     "completions/clipped_ratio": 1.0,
     "step_time": 12.34,
 }
-EVALUATION = {
-    "eval_reward": 0.42,
-    "eval_reward_std": 0.31,
-    "eval_completions/mean_length": 18.4,
-    "eval_completions/clipped_ratio": 0.0,
-}
+EVALUATION = {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_runtime": 3.0}
+LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio": 0.0}
 
 
 def test_figures_of_the_usual_size_have_their_decimals() -> None:
@@ -67,18 +63,13 @@ def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
 @pytest.mark.parametrize(
     ("logs", "printed"),
     [
-        (EVALUATION, "held out, step 25: reward +0.420, spread 0.310, length 18, 0% cut\n"),
+        (EVALUATION | LENGTHS, "held out, step 25: reward +0.420, spread 0.310, length 18, 0% cut\n"),
         ({"eval_reward": 0.42, "eval_hard_runtime": 3.0}, "held out (hard), step 25: reward +0.420\n"),
-        (
-            {"eval_reward": 0.42, "eval_reward_std": None, "eval_runtime": 3},
-            "held out, step 25: reward +0.420\n",
-        ),
+        ({"eval_reward": 0.42, "eval_reward_std": None}, "held out, step 25: reward +0.420\n"),
         ({"eval_loss": 0.0}, ""),  # no reward was given
     ],
 )
-def test_an_evaluation_has_a_line_of_its_own_with_its_dataset_and_figures(
-    logs: dict[str, float], printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], printed: str, capsys: Any) -> None:
     for main, said in ((True, printed), (False, "")):
         state = SimpleNamespace(is_world_process_zero=main, global_step=25, max_steps=100)
         progress.ProgressCallback().on_log(None, state, None, logs=logs)

@@ -36,9 +36,7 @@ FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("columns", "symptom", "setting"), FOUND.values(), ids=FOUND)
-def test_a_symptom_is_found_alone_with_the_setting_to_change(
-    columns: dict, symptom: str, setting: str
-) -> None:
+def test_a_symptom_is_found_alone_with_its_setting(columns: dict, symptom: str, setting: str) -> None:
     (found,) = episodes(Log(rounds(history(30, **columns)), KNOWN)).found
     assert (found.symptom, found.setting) == (symptom, setting)
 
@@ -150,8 +148,7 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() ->
     ],
 )
 def test_dead_groups_count_against_chance(k: int, share: float, right: float, found: list[str]) -> None:
-    entries = history(40, reward=right, reward_std=0.45, dead_groups=share)
-    assert symptoms(entries, Known(8 * k, 8)) == found
+    assert symptoms(history(40, reward=right, reward_std=0.45, dead_groups=share), Known(8 * k, 8)) == found
 
 
 @pytest.mark.parametrize(("temperature", "setting"), [(0.2, "temperature"), (1.0, "num_generations")])

@@ -57,8 +57,7 @@ def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tm
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
     state, args = SimpleNamespace(log_history=LOG), SimpleNamespace(output_dir=tmp_path)
-    trainer = SimpleNamespace(state=state, args=args)
-    for source in (trainer, tmp_path, tmp_path / "trainer_state.json"):
+    for source in (SimpleNamespace(state=state, args=args), tmp_path, tmp_path / "trainer_state.json"):
         assert read_history(source, "plot") == (LOG, tmp_path)
 
 

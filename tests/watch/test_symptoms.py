@@ -58,15 +58,9 @@ def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
 
 
 def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> None:
-    entries = history(
-        12,
-        reward=from_step(4, 0.6, 0.0),
-        reward_std=from_step(4, 0.45, 0.0),
-        kl=from_step(4, 0.01, 8.0),
-        dead_groups=from_step(4, 0.0, 1.0),
-        completions__clipped_ratio=from_step(4, 0.0, 1.0),
-    )
-    found = symptoms(entries)
+    rewards = {"reward": from_step(4, 0.6, 0.0), "reward_std": from_step(4, 0.45, 0.0)}
+    shares = dict.fromkeys(("dead_groups", "completions/clipped_ratio"), from_step(4, 0.0, 1.0))
+    found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
     assert found[0] == "KL explosion"
     assert not {"truncation", "dead groups, too hard"} & set(found)
 

@@ -29,10 +29,7 @@ def quantile(sigma: float, share: float) -> float:
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0])
-@pytest.mark.parametrize(
-    ("ended", "most"),
-    [(0.95, 1.25), (0.5, 1.5), (0.3, 2.0)],  # of 0.3 the length is read far beyond what was seen
-)
+@pytest.mark.parametrize(("ended", "most"), [(0.95, 1.25), (0.5, 1.5), (0.3, 2.0)])
 def test_the_length_that_lets_nine_of_ten_end_is_found(sigma: float, ended: float, most: float) -> None:
     """Of 200 times 128 completions, nine tenths of the answers lie within a factor of ``most``.
 
@@ -64,17 +61,12 @@ def test_where_a_length_cannot_be_known_none_is_given(ended: list[int], cut: int
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(0, 100_000))
-def test_a_length_is_a_multiple_of_64_in_reach_and_grows_with_what_was_cut(
-    ended: list[int], cut: int
-) -> None:
+def test_a_length_is_a_multiple_of_64_in_reach_and_grows_with_what_is_cut(ended: list[int], cut: int) -> None:
     fewer, more = length_for(ended, cut), length_for(ended, cut + 5)
     assert fewer is None or more is None or fewer <= more
     if fewer is not None:
         assert fewer % 64 == 0
         assert 0 < fewer < REACH * max(ended) + 64
-
-
-# --- Watch ------------------------------------------------------------------------------------------------
 
 
 def feed(watch: Watch, batches: int, ended: int, cut: int) -> list[str | None]:
@@ -134,9 +126,6 @@ def test_a_batch_that_is_masked_whole_gives_a_warning_at_once_and_once() -> None
     assert "this step changes nothing: every completion was cut and masked at 32 tokens" in str(said[0])
     assert not any(said[1:])
     assert "batches were cut" in str(feed(watch, 1, ended=3, cut=5)[0]), "most are cut: another kind"
-
-
-# --- the trainer ------------------------------------------------------------------------------------------
 
 
 def test_where_most_are_cut_a_length_is_suggested(make_trainer: Any, monkeypatch: Any, capsys: Any) -> None:
