@@ -43,10 +43,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first simulated run")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.runs)
-    lines = ["# What the diagnosis makes of runs", ""]
-    lines += [
-        f"`OMP_NUM_THREADS=1 python benchmarks/health_alarms.py --runs {given.runs} --seed {given.seed}`"
-    ]
+    command = f"python benchmarks/health_alarms.py --runs {given.runs} --seed {given.seed}"
+    lines = ["# What the diagnosis makes of runs", "", f"`OMP_NUM_THREADS=1 {command}`"]
     lines += ["", "## Recorded runs of the tiny policy", "", *recorded_table(), ""]
     lines += [f"## Simulated runs of {STEPS} steps, {given.runs} for each line", ""]
     lines += ["| prompts x K | mean reward | true findings | runs with a false one | which |"]
@@ -70,11 +68,10 @@ def recorded_table() -> list[str]:
 
 def recorded(file: Path) -> str:
     """A line on a recorded run: what is found with its settings known, and without."""
-    log = read(file)
-    alone = rloo_kit.diagnose(list(log.entries)).findings
-    found = ", ".join(finding.symptom for finding in episodes(log).found)
-    name = file.stem.replace("_", " ")
-    return f"| {name} | {log.entries[-1]['step']} | {found or '-'} | {', '.join(f.symptom for f in alone) or '-'} |"
+    log, name = read(file), file.stem.replace("_", " ")
+    both = (episodes(log).found, rloo_kit.diagnose(list(log.entries)).findings)
+    found, alone = (", ".join(finding.symptom for finding in findings) or "-" for findings in both)
+    return f"| {name} | {log.entries[-1]['step']} | {found} | {alone} |"
 
 
 def simulated(prompts: int, k: int, name: str, rise: float, seeds: range) -> str:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit.watch.log import Entry, Known, Log, rounds
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import PreTrainedModel
 
     from rewards.compose import Judges
@@ -44,9 +43,14 @@ BASE = {
     "save_strategy": "no",
     "seed": 0,
 }
-SMALL = {"num_generations": 4, "per_device_train_batch_size": 16}
+SIXTEEN = {"per_device_train_batch_size": 16}
+SMALL = {"num_generations": 4, **SIXTEEN}
 WARM_UP = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 16}
 ONE_PROMPT = {"num_generations": 2, "per_device_train_batch_size": 2}
+TWO_PASSES = {"num_iterations": 2, "max_steps": 12}
+FORM_AND_ANSWER = {"rewards": ["closed_thought", "right_answer"]}
+ONLY_FIRST = {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
+ONLY_SECOND = {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
 
 
 def closed_thought(completions: Messages, **kwargs: object) -> list[float]:
@@ -79,16 +83,14 @@ def agreement(prompts: Messages, completions: Messages, **kwargs: object) -> lis
     return [(texts.count(one) - 1) / count for one, count in zip(texts, others, strict=True)]
 
 
-REWARDS: dict[str, Any] = {
-    function.__name__: function
-    for function in (closed_thought, right_answer, right_after_thought, characters, agreement)
-}
+FUNCTIONS = (closed_thought, right_answer, right_after_thought, characters, agreement)
+REWARDS: dict[str, Any] = {function.__name__: function for function in FUNCTIONS}
 JUDGES: dict[str, Judges] = {
     "closed_thought": "form",
+    "thinking_reward": "form",
+    "characters": "length",
     "right_answer": "answer",
     "right_after_thought": "answer",
-    "characters": "length",
-    "thinking_reward": "form",
     "answer_reward": "answer",
     "thought_then_answer(answer_reward)": "answer",
 }
@@ -97,32 +99,24 @@ JUDGES: dict[str, Judges] = {
 for name in REWARDS.keys() & JUDGES.keys():
     REWARDS[name].judges = JUDGES[name]
 
-FORMAT_AND_ANSWER = ["closed_thought", "right_answer"]
+
+def rates(ill: float, mend: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Two learning rates."""
+    return {"learning_rate": ill}, {"learning_rate": mend}
+
 
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "KL negative": ({**SMALL, "beta": 0.001, "max_steps": 14}, {"stale_sampler": True}, {}),
     "KL explosion": ({**SMALL, "beta": 0.001, "max_steps": 10}, {"learning_rate": 3e-2}, {}),
     "entropy explosion": ({**SMALL, "max_steps": 12}, {"learning_rate": 3e-2}, {}),
-    "reward collapse": (
-        {**SMALL, **WARM_UP, "max_steps": 24},
-        {"learning_rate": 6e-3},
-        {"learning_rate": 6e-4},
-    ),
+    "reward collapse": ({**SMALL, **WARM_UP, "max_steps": 24}, *rates(6e-3, 6e-4)),
     "learning rate too high, ratios clipped": (
-        {**SMALL, "num_iterations": 2, "max_steps": 12},
-        {"learning_rate": 4e-3},
-        {"learning_rate": 4e-4},
+        {**SMALL, **TWO_PASSES},
+        *rates(4e-3, 4e-4),
     ),
     "learning rate too high, gradient grows": (
-        {
-            "per_device_train_batch_size": 16,
-            **WARM_UP,
-            "warmup_steps": 12,
-            "temperature": 0.5,
-            "max_steps": 18,
-        },
-        {"learning_rate": 5e-3},
-        {"learning_rate": 5e-4},
+        {**SIXTEEN, **WARM_UP, "warmup_steps": 12, "temperature": 0.5, "max_steps": 18},
+        *rates(5e-3, 5e-4),
     ),
     "dead groups, too easy": (
         {**SMALL, "temperature": 0.3, "learning_rate": 1e-5, "max_steps": 12},
@@ -142,33 +136,28 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
             "reward_weights": [1.0, 0.0],
             "operands": [3, 5],
             "skip_dead_groups": False,  # else entropy is a mean over live groups, which are the uncertain ones
-            "per_device_train_batch_size": 16,
+            **SIXTEEN,
             "max_completion_length": 24,
             "max_steps": 34,
         },
-        {"learning_rate": 1e-3},
-        {"learning_rate": 3e-4},
+        *rates(1e-3, 3e-4),
     ),
     "dead groups, too hard": ({**SMALL, "rewards": ["right_answer"], "max_steps": 8}, {"level": 3}, {}),
     "truncation": ({**SMALL, "max_steps": 8}, {"max_completion_length": 8}, {}),
-    "format without answers": ({**SMALL, "rewards": FORMAT_AND_ANSWER, "max_steps": 10}, {"level": 2}, {}),
+    "format without answers": ({**SMALL, **FORM_AND_ANSWER, "max_steps": 10}, {"level": 2}, {}),
     "drowned reward": (
         {**SMALL, "rewards": ["characters", "right_answer"], "max_steps": 6},
         {},
         {"reward_weights": [0.04, 1.0]},
     ),
-    "nothing learned": (
-        {"per_device_train_batch_size": 16, "max_completion_length": 24, "max_steps": 110},
-        {"learning_rate": 1e-5},
-        {"learning_rate": 1e-4},
-    ),
+    "nothing learned": ({**SIXTEEN, "max_completion_length": 24, "max_steps": 110}, *rates(1e-5, 1e-4)),
     "high variance": ({**ONE_PROMPT, "max_steps": 24}, {}, {"gradient_accumulation_steps": 4}),
 }
 """Symptom -> the settings of both runs, those of the run that has it, those of its mend."""
 
 HEALTHY: dict[str, dict[str, Any]] = {
     "kl": {"beta": 0.05, "max_steps": 20},
-    "two passes": {**SMALL, "num_iterations": 2, "max_steps": 12},
+    "two passes": {**SMALL, **TWO_PASSES},
     "pairs": {"num_generations": 2, "per_device_train_batch_size": 16, "max_steps": 15},
 }
 """Runs with nothing wrong, of settings that people use."""
@@ -192,27 +181,18 @@ LEFT: dict[str, tuple[str, str, dict[str, Any]]] = {
         "rloo_vs_grpo/run",
         {"max_steps": 16, "reward_weights": [1.0, 0.0]},
     ),
-    "length hacking.ill": (
-        NOTEBOOK_2,
-        "thinking_rewards/copied",
-        {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]},
-    ),
-    "length hacking.mended": (
-        NOTEBOOK_2,
-        "thinking_rewards/better",
-        {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]},
-    ),
+    "length hacking.ill": (NOTEBOOK_2, "thinking_rewards/copied", ONLY_FIRST),
+    "length hacking.mended": (NOTEBOOK_2, "thinking_rewards/better", ONLY_SECOND),
 }
 """Copied with ``--left``: what leaves a run in out/, where, and how its config differs from BASE."""
 
 
 def runs() -> dict[str, dict[str, Any]]:
     """Name -> what a run sets over BASE, and :data:`WORDS`."""
-    found: dict[str, dict[str, Any]] = {}
+    found = {f"{name}.healthy": setting for name, setting in HEALTHY.items()}
     for symptom, (both, ill, mend) in PAIRS.items():
-        found[f"{symptom}.ill"] = {**both, **ill}
-        found[f"{symptom}.mended"] = {**both, **mend}
-    return {**found, **{f"{name}.healthy": setting for name, setting in HEALTHY.items()}}
+        found |= {f"{symptom}.ill": {**both, **ill}, f"{symptom}.mended": {**both, **mend}}
+    return found
 
 
 def main() -> None:
@@ -250,7 +230,9 @@ def train(setting: dict[str, Any]) -> list[Entry]:
     """One run of the tiny policy; its log."""
     setting = {**BASE, **WORDS, **setting}
     names, level, operands, stale = (setting.pop(word) for word in WORDS)
-    policy = rloo_kit.load_policy("tiny", lora_alpha=32, seed=0)
+    policy, rows = rloo_kit.load_policy("tiny", lora_alpha=32, seed=0), rloo_kit.tasks.arithmetic(level).train
+    if operands:
+        rows = rows.filter(lambda row: all(int(n) in range(*operands) for n in row["problem"].split(" + ")))
     if stale:
         draw_from_the_start(policy.model)
     with tempfile.TemporaryDirectory() as folder:
@@ -258,19 +240,10 @@ def train(setting: dict[str, Any]) -> list[Entry]:
             model=policy,
             reward_funcs=[REWARDS[name] for name in names],
             args=rloo_kit.RLOOConfig(output_dir=folder, **setting),
-            train_dataset=problems(level, operands),
+            train_dataset=rows,
         )
         trainer.train()
     return list(trainer.state.log_history)
-
-
-def problems(level: int, operands: list[int] | None) -> Dataset:
-    """A task's training set, or its problems whose operands are all in a range."""
-    train_set = rloo_kit.tasks.arithmetic(level).train
-    if operands is None:
-        return train_set
-    within = range(*operands)
-    return train_set.filter(lambda row: all(int(one) in within for one in row["problem"].split(" + ")))
 
 
 def draw_from_the_start(model: PreTrainedModel) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
-import importlib
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -29,16 +29,11 @@ import docs  # noqa: E402 - scripts/docs.py
 README = ROOT / "README.md"
 PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
-SOURCES = sorted(
-    file for package in ("rloo_kit", "rewards", "scripts") for file in (ROOT / package).rglob("*.py")
-)
+SOURCES = sorted(file for name in ("rloo_kit", "rewards", "scripts") for file in (ROOT / name).rglob("*.py"))
 
 
 def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
-
-
-# --- Python in the pages ----------------------------------------------------------------------------------
 
 
 def blocks(page: Path) -> list[str]:
@@ -51,17 +46,18 @@ IDS = [f"{page.name}, block {number + 1}" for page, number, _ in BLOCKS]
 PACKAGES = {"rloo_kit": rloo_kit, "rewards": rewards}
 
 
-def names(tree: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    return {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, context)
-    }
+def needed(block: str) -> set[str]:
+    nodes = ast.walk(ast.parse(block))
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 def given(block: str) -> set[str]:
-    tree = ast.parse(block)
-    found = names(tree, ast.Store)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
+    """Every name that it defines or imports."""
+    found = set(dir(builtins))
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.arg):
             found.add(node.arg)
@@ -82,47 +78,26 @@ def calls(block: str) -> Iterator[tuple[str, Callable[..., object], set[str]]]:
             yield path, target, {keyword.arg or "**" for keyword in node.keywords}
 
 
-def arguments(target: Callable[..., object]) -> set[str]:
-    parameters = set(inspect.signature(target).parameters)
-    fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
-    return parameters | {field.name for field in fields}
-
-
 @pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
-def test_a_block_uses_names_of_its_own_of_its_page_or_of_the_readmes_cells(
-    page: Path, number: int, block: str
-) -> None:
+def test_a_block_uses_names_and_arguments_that_are_there(page: Path, number: int, block: str) -> None:
     before = [*([] if page == README else CELLS), *blocks(page)[:number], block]
-    assert names(ast.parse(block), ast.Load) <= set().union(*map(given, before)) | set(dir(builtins))
-
-
-@pytest.mark.parametrize(("page", "number", "block"), BLOCKS, ids=IDS)
-def test_a_call_gives_arguments_that_the_function_has(page: Path, number: int, block: str) -> None:
+    assert needed(block) <= set().union(*map(given, before)), "its own, its page's or the readme's"
     for path, target, keywords in calls(block):
-        assert keywords <= arguments(target), path
+        fields = dataclasses.fields(target) if dataclasses.is_dataclass(target) else ()
+        assert keywords <= {*inspect.signature(target).parameters, *(field.name for field in fields)}, path
 
 
 def test_the_readmes_command_runs_the_three_cells_that_train_and_they_need_no_others() -> None:
     assert blocks(README)[:3] == CELLS
-    assert names(ast.parse(CELLS[0]), ast.Load) <= given(CELLS[0]) | set(dir(builtins))
-    written = {path for cell in CELLS for path, _, _ in calls(cell)}
-    assert written >= {
-        f"rloo_kit.{name}" for name in ("RLOOConfig", "RLOOTrainer", "evaluate", "load_policy")
-    }
+    written = {path.removeprefix("rloo_kit.") for cell in CELLS for path, _, _ in calls(cell)}
+    assert written >= {"RLOOConfig", "RLOOTrainer", "evaluate", "load_policy"}
+    assert len(README.read_text().splitlines()) <= 130, "two screens"
 
 
-def test_the_readmes_block_on_rewards_runs_alone_and_finds_no_exploit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_readmes_block_on_rewards_runs_and_finds_no_exploit(capsys: pytest.CaptureFixture[str]) -> None:
     exec(blocks(README)[-1], {})
     assert "no exploit among" in capsys.readouterr().out
 
-
-def test_the_readme_is_two_screens() -> None:
-    assert len(README.read_text().splitlines()) <= 130
-
-
-# --- links ------------------------------------------------------------------------------------------------
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -139,8 +114,8 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_an_internal_link_leads_to_a_tracked_file_and_to_a_heading_in_it(page: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    files = {ROOT / name for name in tracked.splitlines()}
+    tracked = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    files = {ROOT / name for name in tracked}
     places = files | {folder for file in files for folder in file.parents}
     for link in LINK.findall(prose(page)):
         if re.match(r"[a-z]+:", link):
@@ -157,50 +132,28 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
-# --- references in docstrings -----------------------------------------------------------------------------
-
 REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):`(?:[^`<]*<)?~?([^`>]+)>?`")
 
 
-def defined(file: Path) -> set[str]:
-    """Every name that a module or something in it defines or imports."""
-    found = given(file.read_text())
-    tree = ast.parse(file.read_text())
-    return found | {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-
-
 def leads_somewhere(reference: str, file: Path) -> bool:
-    if reference.split(".")[0] in {*rloo_kit.__all__} - defined(file):
+    defined = given(file.read_text())
+    if reference.split(".")[0] in {*rloo_kit.__all__} - defined:
         reference = f"rloo_kit.{reference}"  # a public name, in a room that may not import it
     if not reference.startswith((".", "rloo_kit", "rewards")):
-        return set(reference.split(".")) <= defined(file)
+        return set(reference.split(".")) <= defined
     package = ".".join(file.relative_to(ROOT).parent.parts)
-    path = (package + reference if reference.startswith(".") else reference).split(".")
-    for length in range(len(path), 0, -1):
-        try:
-            found: object = importlib.import_module(".".join(path[:length]))
-        except ModuleNotFoundError:
-            continue
-        for name in path[length:]:
-            fields = getattr(found, "__dataclass_fields__", {})
-            if not (hasattr(found, name) or name in fields):
-                return False
-            found = getattr(found, name, None)
-        return True
-    return False
+    path = package + reference if reference.startswith(".") else reference
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        owner, _, name = path.rpartition(".")  # a field without a default is no attribute
+        return name in getattr(pkgutil.resolve_name(owner), "__dataclass_fields__", {})
+    return True
 
 
 def test_a_reference_in_a_docstring_leads_to_a_name_that_exists() -> None:
-    lost = [
-        f"{named(file)}: {reference}"
-        for file in SOURCES
-        for reference in REFERENCE.findall(file.read_text())
-        if not leads_somewhere(reference, file)
-    ]
-    assert lost == []
-
-
-# --- what is generated ------------------------------------------------------------------------------------
+    found = [(reference, file) for file in SOURCES for reference in REFERENCE.findall(file.read_text())]
+    assert [(named(file), name) for name, file in found if not leads_somewhere(name, file)] == []
 
 
 def test_a_generated_page_is_what_the_code_gives() -> None:
@@ -220,18 +173,9 @@ def test_the_architecture_has_a_paragraph_for_every_room_in_the_order_of_the_flo
     assert [room for room in re.findall(r"^### (\w+)$", text, re.MULTILINE) if room in rooms] == rooms
 
 
-def test_an_entry_of_a_docstring_is_read_over_several_lines() -> None:
-    text = "Head.\n\nAdded:\n    one: first\n        and second.\n    two: ``x`` of :class:`Y`.\n"
-    assert dict(docs.documented(text)) == {"one": "first and second.", "two": "`x` of `Y`."}
-
-
-# --- figures ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("page", [ROOT / "docs" / "speed.md"], ids=named)
-def test_an_interval_is_one_of_a_stored_result(page: Path) -> None:
+def test_an_interval_is_one_of_a_stored_result() -> None:
     results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
-    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", page.read_text())
+    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", (ROOT / "docs" / "speed.md").read_text())
     assert len(intervals) >= 5
     assert [interval for interval in intervals if interval not in results] == []
 

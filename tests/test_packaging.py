@@ -6,19 +6,13 @@ import re
 import subprocess
 import tomllib
 
-import pytest
-
 from rloo_kit.session import environment, imports
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONDA = (ROOT / "environment.yml").read_text()
-TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-FILES = {name: (ROOT / name).read_bytes() for name in TRACKED.splitlines() if (ROOT / name).is_file()}
-
-
-def printed(*command: str) -> str:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+FILES = {name: (ROOT / name).read_bytes() for name in TRACKED if (ROOT / name).is_file()}
 
 
 def test_conda_forge_gives_python_alone_and_pip_the_pins_of_the_project() -> None:
@@ -39,36 +33,24 @@ def test_the_pins_are_what_prepare_calls_tested_and_the_constraints_say() -> Non
     assert below <= set(constraints)
 
 
-@pytest.mark.parametrize(
-    ("what", "pattern"),
-    [
-        ("a package index", rb"--(?:extra-)?index-url|index-url\s*="),
-        ("a token", rb"hf_[A-Za-z]{20,}"),
-    ],
-)
-def test_no_file_holds(what: str, pattern: bytes) -> None:
-    this = "tests/test_packaging.py"
-    assert [name for name, text in FILES.items() if name != this and re.search(pattern, text)] == []
-
-
-def test_no_tracked_file_is_over_a_megabyte() -> None:
-    assert [name for name, text in FILES.items() if len(text) > 2**20] == []
+def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte() -> None:
+    secret = rb"--(?:extra-)?index-url|index-url\s*=|hf_[A-Za-z]{20,}"
+    others = {name: text for name, text in FILES.items() if name != "tests/test_packaging.py"}
+    assert [name for name, text in others.items() if len(text) > 2**20 or re.search(secret, text)] == []
 
 
 def test_make_help_lists_every_target_a_user_needs_and_ci_runs_the_readmes_command() -> None:
-    said = printed("make", "help")
-    for target in ("install", "quickstart", "test", "lock", "clean"):
-        assert f"make {target}" in said
-    for name in (".ci/run", "README.md"):
-        assert b"make test" in FILES[name]
+    said = subprocess.check_output(["make", "help"], cwd=ROOT, text=True)
+    assert all(f"make {target}" in said for target in ("install", "quickstart", "test", "lock", "clean"))
+    assert all(b"make test" in FILES[name] for name in (".ci/run", "README.md"))
 
 
 def test_an_installation_without_a_gpu_leaves_out_what_needs_one() -> None:
     everywhere, cpu = (ROOT / "requirements/overrides.txt").read_text().split("# --- cpu:")
     assert "certifi" in everywhere
     assert "never" not in everywhere
-    for package in ("torchvision", "xformers", "triton", "diffusers"):
-        assert f"{package}; sys_platform == 'never'" in cpu
+    needed = ("torchvision", "xformers", "triton", "diffusers")
+    assert all(f"{package}; sys_platform == 'never'" in cpu for package in needed)
 
 
 def test_a_step_that_fails_says_which_and_what_to_do() -> None:

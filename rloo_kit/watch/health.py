@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rewards.compose import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
@@ -22,7 +22,6 @@ from rloo_kit.watch.symptoms import Finding, judged
 
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["Diagnosis", "Finding", "HealthCallback", "checked", "diagnose", "judged_by"]
 
@@ -54,10 +53,9 @@ class Diagnosis:
         return not self.findings
 
     def __str__(self) -> str:
-        steps = f"steps {self.first_step} to {self.last_step}"
         found = len(self.findings)
         head = f"{found} finding{'s' if found > 1 else ''}" if found else "healthy: nothing found"
-        lines = [f"{head}, {steps}"]
+        lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
             lines += [
                 f"  {one.symptom}, steps {one.first_step} to {one.last_step}",
@@ -85,7 +83,7 @@ class Episodes:
         now, new = len(log), []
         self._open = {name: seen for name, seen in self._open.items() if now - seen[1] <= QUIET}
         for finding in judged(log):
-            place, _ = self._open.get(finding.symptom, (len(self.found), now))
+            place = self._open.get(finding.symptom, (len(self.found), now))[0]
             self._open[finding.symptom] = (place, now)
             if place == len(self.found):
                 self.found.append(finding)
@@ -118,19 +116,12 @@ FIGURES = (
 
 
 def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
-    """What each reward function says that it judges, by its attribute ``judges``.
+    """What each reward function says that it judges, by its attribute ``judges``: metric name -> "answer", "form" or
+    "length", of those that say so.
 
     Args:
         reward_funcs: a trainer's.
         names: their names as metrics, a trainer's ``reward_func_names``; by default the functions' own.
-
-    Returns:
-        Metric name -> "answer", "form" or "length", of those that say so.
-
-    >>> def right(completions, **kwargs): ...
-    >>> right.judges = "answer"
-    >>> judged_by([right, len])
-    {'right': 'answer'}
     """
     named = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
     said = zip(named, map(judges_of, reward_funcs), strict=True)
@@ -200,7 +191,7 @@ class HealthCallback(TrainerCallback):
         self._episodes = Episodes()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
         self._episodes = episodes(self._log(args, state))
@@ -237,14 +228,10 @@ class HealthCallback(TrainerCallback):
 
 
 def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
-    """The same, if it is one of the choices.
-
-    Args:
-        on_unhealthy: what was given.
-        where: the class that it was given to, for the error.
+    """The same, if it is "warn", "stop" or a callable.
 
     Raises:
-        ConfigError: it is not "warn", "stop" or a callable.
+        ConfigError: it is not; names the class ``where`` it was given.
     """
     if callable(on_unhealthy) or (isinstance(on_unhealthy, str) and on_unhealthy in ("warn", "stop")):
         return on_unhealthy

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,11 @@ from transformers import TrainerCallback
 
 from rloo_kit.session.show import in_notebook
 from rloo_kit.watch import plots
+from rloo_kit.watch.log import Entry
 
 if TYPE_CHECKING:
     from IPython.core.display_functions import DisplayHandle
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerState, TrainingArguments
 
 
 class _Waiting:
@@ -46,9 +46,7 @@ class LivePlot(TrainerCallback):
         self._handle: DisplayHandle | None = None
         self._next = 0.0
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Take the place in the cell's output."""
         self._handle, self._next = None, 0.0
         if state.is_world_process_zero and in_notebook():
@@ -57,12 +55,7 @@ class LivePlot(TrainerCallback):
             self._handle = display(_Waiting(), display_id=True)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: Entry | None = None, **kwargs: object
     ) -> None:
         """Redraw, unless the last drawing is too recent."""
         if logs and "reward" in logs and time.monotonic() >= self._next:
@@ -72,7 +65,7 @@ class LivePlot(TrainerCallback):
             self._next = now + max(self.seconds, (now - started) / self.share)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Draw the whole run, and save it beside its checkpoints."""
         self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)

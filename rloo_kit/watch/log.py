@@ -89,11 +89,7 @@ class Known:
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
         """From a log alone: as many groups as make each share of dead groups a whole number of them, with two
-        completions or more in each.
-
-        >>> Known.guessed([{"dead_groups": 0.25}, {"dead_groups": 0.5}]).groups
-        4
-        """
+        completions or more in each."""
         shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
         counts = range(1, MOST_GROUPS + 1)
         fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
@@ -165,8 +161,7 @@ class Log:
 
     @property
     def remembered(self) -> Log:
-        """The run's first entries and its last ones, from which figures of the whole run are taken; see
-        :data:`MEMORY`."""
+        """The first and the last entries, which figures of the whole run are taken from; see :data:`MEMORY`."""
         middle = max(WINDOW, len(self) - MEMORY)
         return Log([*self.entries[:WINDOW], *self.entries[middle:]], self.known)
 
@@ -200,11 +195,6 @@ class Log:
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
         return _finite([entry.get(name) for entry in self.entries])
-
-    def start(self, name: str) -> float:
-        """A metric's first finite value; NaN where there is none."""
-        found = (entry.get(name) for entry in self.entries)
-        return next((value for value in found if value is not None and math.isfinite(value)), math.nan)
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
@@ -246,8 +236,7 @@ class Log:
     @property
     def names(self) -> list[str]:
         """The reward functions' names."""
-        keys = [key for key in self.entries[-1] if key.startswith("rewards/") and key.endswith("/mean")]
-        return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
+        return term_names(self.entries[-1])
 
     def judging(self, what: Judges) -> list[str]:
         """The reward functions that are known to judge this."""
@@ -259,21 +248,16 @@ class Log:
         Only those count that pay 0 or one value, by all of this log: of others, -1 and 1 for instance, mean and
         spread do not tell the share.
         """
-        shares = [
-            (share_of_hits(window.mean(term(name)), window.spread(term(name))), name)
-            for name in names
-            if self.is_all_or_nothing(term(name))
-        ]
+        terms = [(term(name), name) for name in names if self.is_all_or_nothing(term(name))]
+        shares = [(share_of_hits(window.mean(metric), window.spread(metric)), name) for metric, name in terms]
         return max(shares, default=None)
 
     def is_all_or_nothing(self, name: str) -> bool:
         """Whether a reward seems to be 0 or one value c: never negative on average, and E[r^2] / E[r] steady, as it
         is c then.  True where no spread is logged."""
         run = self.remembered
-        if min(run.values(name), default=0.0) < 0.0:
-            return False
-        largest = run.largest(name)
-        return not largest or max(largest) <= STEADY * min(largest)
+        largest = run.largest(name) or [0.0]
+        return min(run.values(name), default=0.0) >= 0.0 and max(largest) <= STEADY * min(largest)
 
     def largest(self, name: str) -> list[float]:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
@@ -329,11 +313,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of scored completions.
-
-    Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that
-    are not 0, are taken into the batch's entry.
-    """
+    """One entry per batch of scored completions.  Further updates on the same batch (``num_iterations``) log no reward;
+    their clip ratios, the only ones that are not 0, are taken into the batch's entry."""
     found: list[Entry] = []
     for entry in history:
         if entry.get("reward") is not None:
@@ -341,6 +322,12 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
         elif found and RATIO in entry:
             found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
     return found
+
+
+def term_names(entry: Entry) -> list[str]:
+    """The reward functions in an entry."""
+    keys = [key for key in entry if key.startswith("rewards/") and key.endswith("/mean")]
+    return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
 
 
 def term(name: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import Entry
+from rloo_kit.watch.log import Entry, term, term_names
 from rloo_kit.watch.run_folder import training_steps
 
 APART = 10
@@ -23,13 +23,7 @@ PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric by step.
-
-    Attributes:
-        label: its name in legends and text.
-        steps: optimizer steps.
-        values: as many, in the panel's unit; NaN where the log has no finite figure.
-    """
+    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure."""
 
     label: str
     steps: tuple[int, ...]
@@ -41,9 +35,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: what it shows.
-        unit: of all its curves.
-        curves: drawn as lines.
         band: lower and upper edge of a grey area, and what it means.
         points: drawn as marks; the held-out rewards of a run that evaluates.
         limits: of the vertical axis; None takes what the figures need.
@@ -62,10 +53,7 @@ class Panel:
 
 
 def panels(history: Sequence[Entry]) -> list[Panel]:
-    """What a log has to show, in reading order.
-
-    Args:
-        history: ``trainer.state.log_history``: training steps, evaluations and summaries mixed.
+    """What a ``trainer.state.log_history`` has to show, in reading order.
 
     Raises:
         ConfigError: it has nothing that could be drawn.
@@ -75,14 +63,12 @@ def panels(history: Sequence[Entry]) -> list[Panel]:
         _reward_panel(log, history),
         *_terms_panels(log),
         # The kit's count is taken before the KL term; TRL's, where a log has no other, after it.
-        _share_panel(log, "dead_groups", "dead groups", "Dead groups: all K rewards equal", "% of groups")
-        or _share_panel(
-            log, "frac_reward_zero_std", "dead groups", "Dead groups, as TRL counts them", "% of groups"
-        ),
+        _share_panel(log, "dead_groups", "Dead groups: all K rewards equal", "% of groups")
+        or _share_panel(log, "frac_reward_zero_std", "Dead groups, as TRL counts them", "% of groups"),
         _panel(log, "kl", "KL", Panel("KL to the reference", "nats per token")),
         _panel(log, "entropy", "entropy", Panel("Entropy of the policy", "nats per token", limits=(0, None))),
         _length_panel(log),
-        _share_panel(log, "completions/clipped_ratio", "cut", "Cut at the length limit", "% of completions"),
+        _share_panel(log, "completions/clipped_ratio", "Cut at the length limit", "% of completions", "cut"),
     ]
     shown = [panel for panel in found if panel]
     if not shown:
@@ -109,31 +95,26 @@ def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | Non
 
 def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
     """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    names = dict.fromkeys(
-        key for entry in log for key in entry if key.startswith("rewards/") and key.endswith("/mean")
-    )
-    curves = [_curve(log, key, key.removeprefix("rewards/").removesuffix("/mean")) for key in names]
-    terms = [curve for curve in curves if curve]
+    names = dict.fromkeys(name for entry in log for name in term_names(entry))
+    terms = [curve for name in names if (curve := _curve(log, term(name), name))]
     total = _curve(log, "reward", "mean reward")
     if len(terms) == 1 and total and _same(terms[0].values, total.values):
         return []
     titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
-    return [
-        Panel(title, "mean, unweighted", tuple(group), wide=True)
-        for title, group in zip(titles, _by_size(terms), strict=False)
-    ]
+    both = zip(titles, _by_size(terms), strict=False)
+    return [Panel(title, "mean, unweighted", tuple(group), wide=True) for title, group in both]
 
 
 def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
     """Groups within which no term is more than ten times another, so that each can be read."""
     groups: list[list[Curve]] = []
     smallest = math.inf
-    for term in sorted(terms, key=_size):
-        if not groups or _size(term) > APART * smallest:
+    for one in sorted(terms, key=_size):
+        if not groups or _size(one) > APART * smallest:
             groups.append([])
             smallest = math.inf
-        groups[-1].append(term)
-        smallest = min(smallest, _size(term) or math.inf)
+        groups[-1].append(one)
+        smallest = min(smallest, _size(one) or math.inf)
     return groups
 
 
@@ -145,14 +126,15 @@ def _length_panel(log: Sequence[Entry]) -> Panel | None:
     low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
     panel = Panel("Length", "tokens", limits=(0, None), decimals=0)
     if low and high:
-        panel = replace(
-            panel, title="Length, grey: shortest to longest", band=(low, high, "shortest to longest")
-        )
+        meaning = "shortest to longest"
+        panel = replace(panel, title=f"Length, grey: {meaning}", band=(low, high, meaning))
     return _panel(log, "completions/mean_length", "length", panel)
 
 
-def _share_panel(log: Sequence[Entry], metric: str, label: str, title: str, unit: str) -> Panel | None:
-    return _panel(log, metric, label, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
+def _share_panel(
+    log: Sequence[Entry], metric: str, title: str, unit: str, name: str = "dead groups"
+) -> Panel | None:
+    return _panel(log, metric, name, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
 
 
 def _panel(log: Sequence[Entry], metric: str, label: str, panel: Panel, scale: float = 1) -> Panel | None:
@@ -174,17 +156,12 @@ def _finite(value: float | None) -> float:
 
 
 def _same(first: Sequence[float], second: Sequence[float]) -> bool:
-    return all(
-        abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in zip(first, second, strict=True)
-    )
+    pairs = zip(first, second, strict=True)
+    return all(abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other.
-
-    >>> running_mean([0, 3, 6, 9], window=3)
-    [1.5, 3.0, 6.0, 7.5]
-    """
+    """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other."""
     half = window // 2
     totals = [0.0, *accumulate(0.0 if math.isnan(value) else value for value in values)]
     counts = [0, *accumulate(not math.isnan(value) for value in values)]

@@ -140,17 +140,9 @@ def _legend_above(axis: Axes) -> None:
     """Beside the title, where no curve can run under it."""
     _, labels = axis.get_legend_handles_labels()
     columns = 3 if max(map(len, labels)) <= 18 else 2
-    axis.legend(
-        loc="lower right",
-        bbox_to_anchor=(1, 1),
-        ncols=min(4, len(labels)) if sum(map(len, labels)) < 50 else columns,
-        frameon=False,
-        fontsize=8,
-        borderpad=0.1,
-        borderaxespad=0.2,
-        handlelength=2.6,
-        columnspacing=1.2,
-    )
+    ncols = min(4, len(labels)) if sum(map(len, labels)) < 50 else columns
+    space = {"borderpad": 0.1, "borderaxespad": 0.2, "handlelength": 2.6, "columnspacing": 1.2}
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=ncols, frameon=False, fontsize=8, **space)
 
 
 def _shortened(name: str, width: int = 26) -> str:
@@ -158,28 +150,18 @@ def _shortened(name: str, width: int = 26) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap.
-
-    >>> sparkline([0, 1, 2, 3, 4, 5, 6, 7])
-    '▁▂▃▄▅▆▇█'
-    """
+    """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap."""
     size = max(1, -(-len(values) // width))
     parts = [[v for v in values[i : i + size] if not math.isnan(v)] for i in range(0, len(values), size)]
-    means = [sum(part) / len(part) if part else math.nan for part in parts]
-    finite = [mean for mean in means if not math.isnan(mean)] or [0.0]
+    means = [sum(part) / len(part) if part else None for part in parts]
+    finite = [mean for mean in means if mean is not None] or [0.0]
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(
-        " " if math.isnan(mean) else BARS[round((mean - low) / span * (len(BARS) - 1))] for mean in means
-    )
+    return "".join(" " if m is None else BARS[round((m - low) / span * (len(BARS) - 1))] for m in means)
 
 
 def as_text(source: Source, width: int | None = None) -> str:
-    """What :func:`plot` draws, as one sparkline per curve between its first and its last figure.
-
-    Args:
-        source: as for :func:`plot`.
-        width: characters per line; None takes the terminal's.
-    """
+    """What :func:`plot` draws, as one sparkline per curve between its first and its last figure, in lines of so many
+    characters; None takes the terminal's width."""
     history, _ = read_history(source, "plot")
     rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
     label_width = max(len(_shortened(curve.label)) for _, curve in rows) + 1

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from transformers import TrainerCallback
-
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 Logs = Mapping[str, float | None]
 
@@ -48,11 +44,9 @@ def header(max_steps: int = 0) -> str:
 
 def line(step: int, max_steps: int, logs: Logs, seconds_left: float | None) -> str:
     """One step's figures, as wide as :func:`header`; a dash where there is no figure."""
-    cells = [f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}"]
-    for _, metric, width, style in COLUMNS:
-        cells.append(f"{_figure(logs.get(metric), width, style):>{width}}")
-    cells.append(f"{'-' if seconds_left is None else clock(seconds_left):>8}")
-    return "".join(cells)
+    cells = [f"{_figure(logs.get(metric), width, style):>{width}}" for _, metric, width, style in COLUMNS]
+    left = "-" if seconds_left is None else clock(seconds_left)
+    return f"{f'{step}/{max_steps}':>{_step_width(max_steps)}}{''.join(cells)}{left:>8}"
 
 
 def _step_width(max_steps: int) -> int:
@@ -69,18 +63,11 @@ def _figure(value: float | None, width: int, style: str) -> str:
 
 
 def evaluation_line(step: int, logs: Logs) -> str:
-    """An evaluation's figures; the name of its dataset where a run has several.
-
-    >>> evaluation_line(25, {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_completions/mean_length": 18.2})
-    'held out, step 25: reward +0.420, spread 0.310, length 18'
-    """
+    """An evaluation's figures; the name of its dataset where a run has several."""
     timed = next((key for key in logs if key.endswith("_runtime")), "eval_runtime")
     name = timed.removeprefix("eval_").removesuffix("runtime").strip("_")
-    figures = [
-        label.format(format(value, style))
-        for label, metric, style in EVALUATION
-        if (value := logs.get(metric)) is not None
-    ]
+    found = [(label, logs.get(metric), style) for label, metric, style in EVALUATION]
+    figures = [label.format(format(value, style)) for label, value, style in found if value is not None]
     return f"held out{f' ({name})' if name else ''}, step {step}: {', '.join(figures)}"
 
 
@@ -94,31 +81,21 @@ def clock(seconds: float) -> str:
 class ProgressCallback(TrainerCallback):
     """Prints :func:`header` once, a :func:`line` per training log and one per evaluation, on the main process."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
             print(header(state.max_steps), flush=True)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Logs | None = None,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
     ) -> None:
         """Print a line for a log that has a reward: the last log of a run has none."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
             print(evaluation_line(state.global_step, logs), flush=True)
-        if "reward" not in logs:
-            return
-        done = state.global_step - self._first_step
-        left = None
-        if done:
-            left = (time.monotonic() - self._started) / done * max(0, state.max_steps - state.global_step)
-        print(line(state.global_step, state.max_steps, logs, left), flush=True)
+        if "reward" in logs:
+            done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
+            left = (time.monotonic() - self._started) / done * to_do if done else None
+            print(line(state.global_step, state.max_steps, logs, left), flush=True)

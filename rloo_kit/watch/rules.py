@@ -89,7 +89,7 @@ def kl_explosion(log: Log) -> Sign | None:
 
 def entropy_explosion(log: Log) -> Sign | None:
     """The policy dissolves into noise."""
-    start, window = log.start("entropy"), log.last(at.SHORT)
+    start, window = next(iter(log.values("entropy")), math.nan), log.last(at.SHORT)
     now = window.mean("entropy")
     if not (now >= at.ENTROPY_GROWN * start and now >= 1.0):
         return None
@@ -216,9 +216,7 @@ def truncation(log: Log, kind: str) -> Sign | None:
 def worsened(log: Log) -> Change | None:
     """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
     any update."""
-    windows = [
-        (log.first(before), log.last(after)) for before in (1, at.FEW) for after in (WINDOW, 2 * WINDOW)
-    ]
+    windows = [(log.first(a), log.last(b)) for a in (1, at.FEW) for b in (WINDOW, 2 * WINDOW)]
     fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
     return fall if fall.sigmas <= -2.0 else None
 
@@ -253,18 +251,13 @@ def dead_groups(log: Log, kind: str) -> Sign | None:
     if not surely_above(share, window.groups, max(at.DEAD, by_chance)):
         return None
     found, cause, setting, change = dead_kind(log)
-    evidence = (
-        f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})"
-    )
-    return Sign(evidence, cause, setting, change, window) if found == kind else None
+    seen = f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})"
+    return Sign(seen, cause, setting, change, window) if found == kind else None
 
 
 def dead_kind(log: Log) -> tuple[str, str, str, str]:
-    """Why groups are dead, by how high the reward is: in the upper third, in the lower one, or between.
-
-    Returns:
-        The kind, then cause, setting and change as in :class:`Sign`.
-    """
+    """Why groups are dead, by how high the reward is (in the upper third, in the lower one, or between): the kind, then
+    cause, setting and change as in :class:`Sign`."""
     height, known = log.height(), log.known
     if height >= 2 / 3:
         cause = "the policy solves nearly every prompt, or has learned to"
@@ -325,8 +318,8 @@ def length_hacking(log: Log) -> Sign | None:
 def drowned_term(log: Log) -> Sign | None:
     """One reward function's spread hides another's."""
     window = log.last(WINDOW)
-    spreads = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
-    spreads = {name: spread for name, spread in spreads.items() if spread > 0.0}
+    weighted = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
+    spreads = {name: spread for name, spread in weighted.items() if spread > 0.0}
     paid = {n: share_of_hits(abs(window.mean(term(n))), window.spread(term(n))) for n in spreads}
     learning = [name for name, share in paid.items() if at.IN_PLAY[0] <= share <= at.IN_PLAY[1]]
     if len(window) < at.FEW or not learning:

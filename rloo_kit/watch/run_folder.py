@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch.log import Entry
@@ -40,12 +40,9 @@ checkpoint."""
 
 
 def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]:
-    """Every entry of a run's log, evaluations too, and its folder where it is known.
+    """Every entry of a run's log, evaluations too, and its folder where it is known; errors name the ``caller``.
 
-    Args:
-        source: the run.  Stock trainers leave the state in their checkpoints alone: of a folder without one the newest
-            whole checkpoint is read.
-        caller: the public function that was called, for error messages: "plot".
+    Stock trainers leave the state in their checkpoints: of a folder without one the newest whole checkpoint is read.
 
     Raises:
         ConfigError: this is no run, or it has no training step.
@@ -81,13 +78,11 @@ def training_steps(history: Sequence[Entry]) -> list[Entry]:
 
 
 def _log_in(path: Path, caller: str) -> list[Entry]:
-    file = path
-    if path.is_dir():
-        own = path / STATE
-        newest = None if own.is_file() else last_whole_checkpoint(path)
-        file = newest / STATE if newest else own
+    file = path / STATE if path.is_dir() else path
+    if path.is_dir() and not file.is_file():
+        file = (last_whole_checkpoint(path) or path) / STATE
     try:
-        history: list[Entry] = _state(file)["log_history"]
+        history: list[Entry] = json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except UNREADABLE as error:
         raise ConfigError(
             "there is no log of a run to read",
@@ -99,20 +94,15 @@ def _log_in(path: Path, caller: str) -> list[Entry]:
 
 def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest ``checkpoint-N`` that was written to its end, or None."""
-    whole = [folder for folder in _checkpoints(output_dir) if _is_whole(folder)]
-    return whole[-1] if whole else None
+    return next((folder for folder in reversed(_checkpoints(output_dir)) if _is_whole(folder)), None)
 
 
 def check(folder: Path, output_dir: str | Path | None = None) -> None:
     """Refuse a folder that cannot be resumed from.
 
-    Args:
-        folder: what is to be resumed from.
-        output_dir: the run's own folder, where it is known.
-
     Raises:
         ConfigError: there is no such folder, it is not a checkpoint, or one that was cut off; names the whole ones
-            inside it, beside it or in ``output_dir``.
+            inside it, beside it or in the run's ``output_dir``, where that is known.
     """
     if _is_whole(folder):
         return
@@ -143,8 +133,7 @@ def remove_broken(output_dir: str | Path) -> None:
 
 def set_aside(output_dir: str | Path) -> None:
     """Move an earlier run's checkpoints to ``earlier``, in place of what was there."""
-    folders = _checkpoints(output_dir)
-    if not folders:
+    if not (folders := _checkpoints(output_dir)):
         return
     earlier = Path(output_dir) / "earlier"
     shutil.rmtree(earlier, ignore_errors=True)
@@ -166,11 +155,6 @@ def _is_whole(folder: Path) -> bool:
 
 def _saved_step(folder: Path) -> int | None:
     try:
-        return int(_state(folder / STATE)["global_step"])
+        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
     except UNREADABLE:
         return None
-
-
-def _state(file: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return state

@@ -30,22 +30,18 @@ REACH = 8
 """A recommendation of this many times the longest completion that ended is not given: it is beyond the data."""
 
 
-def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | None:
-    """The length at which ``share`` of the completions would have ended, by those that did.
+def length_for(ended: Sequence[int], cut: int) -> int | None:
+    """The length at which :data:`WANTED` of the completions would have ended, by those that did.
 
     A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length),
     where the cut completions rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
 
     Args:
-        ended: tokens of the completions that ended.
-        cut: how many were cut.
+        ended: tokens of the completions that ended; ``cut`` others did not.
 
     Returns:
         Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
         known, or the line would have to be followed beyond :data:`REACH` times the longest.
-
-    >>> length_for([100, 110, 120, 130, 140, 150, 160, 170, 180, 190], cut=10)
-    320
     """
     lengths = sorted(max(1, length) for length in ended)
     if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
@@ -54,7 +50,7 @@ def length_for(ended: Sequence[int], cut: int, share: float = WANTED) -> int | N
     quantile = NormalDist().inv_cdf
     ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
     slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
-    wanted = intercept + slope * quantile(share)
+    wanted = intercept + slope * quantile(WANTED)
     return None if wanted > math.log(REACH * lengths[-1]) else math.ceil(math.exp(wanted) / 64) * 64
 
 
@@ -78,12 +74,8 @@ class Watch:
         return bool(self._said)
 
     def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
-        """Take in a generation batch; return the warning that it gives rise to, once for each kind.
-
-        Args:
-            lengths: (completions,) tokens of each.
-            cut: (completions,) whether each was cut.
-        """
+        """Take in a generation batch, (completions,) tokens of each and whether it was cut; return the warning that it
+        gives rise to, once for each kind."""
         ended = [length for length, was_cut in zip(lengths, cut, strict=True) if not was_cut]
         self._batches.append((ended, sum(cut)))
         if self._share_at_first is None:
@@ -92,9 +84,8 @@ class Watch:
             return self._once("all masked", "this step changes nothing: every completion was cut and masked")
         share = sum(n for _, n in self._batches) / sum(len(e) + n for e, n in self._batches)
         if len(self._batches) == BATCHES and share > MANY:
-            return self._once(
-                "many cut", f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
-            )
+            said = f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
+            return self._once("many cut", said)
         return None
 
     def _once(self, kind: str, what: str) -> str | None:

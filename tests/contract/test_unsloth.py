@@ -21,11 +21,9 @@ CHANGED_ON_A_GPU = {
     "optim": "adamw_8bit",
     "weight_decay": 0.001,
     "gradient_accumulation_steps": 2,
-    "bf16": False,
     "torch_empty_cache_steps": 250,
     "logging_steps": 1,
-    "logging_nan_inf_filter": False,
-    "include_num_input_tokens_seen": False,
+    **dict.fromkeys(("bf16", "logging_nan_inf_filter", "include_num_input_tokens_seen"), False),
     "per_device_eval_batch_size": 4,
     "eval_accumulation_steps": 2,
     "seed": 3407,
@@ -96,24 +94,17 @@ def gpu_path(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(printed.splitlines()[-1])
 
 
-def test_ours_sets_every_default_that_the_generated_config_changes(gpu_path: dict) -> None:
+def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(gpu_path: dict) -> None:
     assert gpu_path["changed"] == CHANGED_ON_A_GPU
-    settled_otherwise = {"bf16"}  # rloo_kit.train.config._precision
-    ours = set(rloo_kit.RLOOConfig.__annotations__)
-    assert set(CHANGED_ON_A_GPU) <= ours | settled_otherwise, "a notebook would mean two things"
-
-
-def test_the_generated_trainer_has_its_name_and_takes_what_ours_passes(gpu_path: dict) -> None:
-    assert gpu_path["name"].startswith("Unsloth"), (
-        "rloo_kit.train.trainer._check_model knows the class by its name"
-    )
+    ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.config._precision
+    assert set(CHANGED_ON_A_GPU) <= ours, "a notebook would mean two things"
+    # rloo_kit.train.trainer._check_model knows the class by its name.
+    assert gpu_path["name"].startswith("Unsloth")
     ours = {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"}
     assert ours <= set(gpu_path["arguments"])
 
 
-def test_the_mask_costs_four_bytes_a_pair_of_tokens_and_changes_nothing_without_padded_prompts(
-    gpu_path: dict,
-) -> None:
+def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_prompts(gpu_path: dict) -> None:
     """Which ``footprint.Step.mask`` plans, and which lets the trainer drop it where all prompts are of one length."""
     mask = gpu_path["mask"]
     assert mask["additive"] == 2
@@ -122,18 +113,14 @@ def test_the_mask_costs_four_bytes_a_pair_of_tokens_and_changes_nothing_without_
     assert mask["unread"] > 0, "the padding's own rows, which are never read"
 
 
-@pytest.mark.parametrize(
-    ("function", "passed"),
-    [
-        ("from_pretrained", "model_name max_seq_length load_in_4bit use_gradient_checkpointing"),
-        (
-            "get_peft_model",
-            "r lora_alpha lora_dropout target_modules use_gradient_checkpointing random_state",
-        ),
-    ],
-)
-def test_the_loader_takes_what_load_policy_passes(function: str, passed: str) -> None:
-    assert set(passed.split()) <= set(inspect.signature(getattr(FastLanguageModel, function)).parameters)
+def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists() -> None:
+    for function, passed in {
+        FastLanguageModel.from_pretrained: "model_name max_seq_length load_in_4bit use_gradient_checkpointing",
+        FastLanguageModel.get_peft_model: "r lora_alpha lora_dropout target_modules use_gradient_checkpointing "
+        "random_state",
+    }.items():
+        assert set(passed.split()) <= set(inspect.signature(function).parameters)
+    assert isinstance(unsloth.is_bfloat16_supported(), bool)
 
 
 def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> None:
@@ -142,7 +129,3 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
     assert not policy.model.training
     policy.model.for_training()
     assert policy.model.training
-
-
-def test_the_name_for_bfloat16_exists_on_this_device_too() -> None:
-    assert isinstance(unsloth.is_bfloat16_supported(), bool)

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
 
 import rloo_kit
 from rloo_kit.watch import live
-from tests.conftest import right_after_thought
+from tests.conftest import SMALL, right_after_thought
 
 
 class Notebook:
@@ -44,9 +46,6 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> Notebook:
 @pytest.fixture(scope="session")
 def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that another reporter got."""
-    from transformers import TrainerCallback
-    from transformers.integrations import integration_utils
-
     seen: list[dict[str, Any]] = []
 
     class Trackio(TrainerCallback):
@@ -64,13 +63,7 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
             reward_funcs=right_after_thought,
             args=rloo_kit.RLOOConfig(
                 output_dir=str(tmp_path_factory.mktemp("run")),
-                num_generations=2,
-                per_device_train_batch_size=4,
-                gradient_accumulation_steps=1,
-                max_steps=6,
-                max_completion_length=4,
-                save_strategy="no",
-                beta=0.0,
+                **{**SMALL, "max_steps": 6, "max_completion_length": 4},
                 on_unhealthy="stop",
                 report_to="trackio",
                 run_name="a name",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.health_runs import DATA, ROOT
+from benchmarks.health_runs import DATA
 from rloo_kit.watch.chance import ALIKE
 from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import Entry, Known, Log, rounds
@@ -20,7 +19,6 @@ HEALTHY: dict[str, Any] = {
     "reward": lambda step: min(0.9, 0.3 + 0.02 * step),
     "reward_std": 0.45,
     "dead_groups": 0.1,
-    "frac_reward_zero_std": 0.1,
     "kl": lambda step: 0.002 * step,
     "entropy": lambda step: max(0.1, 0.3 - 0.005 * step),
     "grad_norm": 1.5,
@@ -28,21 +26,17 @@ HEALTHY: dict[str, Any] = {
     "completions/mean_length": lambda step: 15.0 + min(5.0, 0.3 * step),
     "completions/max_length": 32.0,
     "completions/clipped_ratio": 0.03,
-    "clip_ratio/region_mean": 0.0,
 }
 
 
 def history(steps: int = 30, **columns: Any) -> list[Entry]:
-    """A healthy run's log with some metrics replaced: by a number or by a function of the step.
-
-    ``x__y`` stands for ``x/y``; a little noise is laid over the reward, the same one each time.
-    """
+    """A healthy run's log with metrics replaced by a number or a function of the step; ``x__y`` stands for ``x/y``."""
     columns = {**HEALTHY, **{name.replace("__", "/"): value for name, value in columns.items()}}
     noise = random.Random(0)
     entries = []
     for step in range(1, steps + 1):
         entry = {name: value(step) if callable(value) else value for name, value in columns.items()}
-        if entry["reward"] is not None and entry["reward_std"]:
+        if entry["reward_std"]:
             entry["reward"] += noise.gauss(0, 0.05)
         entries.append({"step": step, **{name: value for name, value in entry.items() if value is not None}})
     return [*entries, {"step": steps, "train_runtime": 1.0}]
@@ -51,9 +45,15 @@ def history(steps: int = 30, **columns: Any) -> list[Entry]:
 def terms(**functions: tuple[Any, Any]) -> dict[str, Any]:
     """Columns of reward functions: ``terms(right=(mean, spread))``."""
     both = zip(("mean", "std"), zip(*functions.values(), strict=True), strict=True)
-    return {
-        f"rewards__{n}__{what}": v for what, values in both for n, v in zip(functions, values, strict=True)
-    }
+    return {f"rewards__{n}__{what}": v for what, vs in both for n, v in zip(functions, vs, strict=True)}
+
+
+def level(**functions: tuple[Any, Any]) -> dict[str, Any]:
+    return {"completions__mean_length": 16.0, **terms(**functions)}
+
+
+def rising(start: float, slope: float) -> Any:
+    return lambda step: start + slope * step
 
 
 def from_step(first: int, before: float, after: float) -> Any:
@@ -68,12 +68,10 @@ def trl_config(**changed: Any) -> Any:
     """What a log is read with, of a config: 32 completions of 4 prompts in one pass, unless changed."""
     values = {
         "per_device_train_batch_size": 32,
-        "world_size": 1,
-        "gradient_accumulation_steps": 1,
         "generation_batch_size": 32,
         "num_generations": 8,
-        "num_iterations": 1,
         "reward_weights": None,
+        **dict.fromkeys(("world_size", "gradient_accumulation_steps", "num_iterations"), 1),
     }
     return SimpleNamespace(**{**values, **changed})
 
@@ -88,36 +86,16 @@ def chance_rewards(seed: int, prompts: int, k: int, steps: int = 100, ends: floa
         chances = [rng.betavariate(0.35 * size, 0.65 * size) for _ in range(prompts)]
         groups = [[float(rng.random() < chance) for _ in range(k)] for chance in chances]
         scores = [score for group in groups for score in group]
-        dead = sum(len(set(group)) == 1 for group in groups) / prompts
-        figures = {
-            "reward": statistics.mean(scores),
-            "reward_std": statistics.stdev(scores),
-            "dead_groups": dead,
-        }
-        entries.append({"step": step, **figures})
+        entry = {"step": step, "reward": statistics.mean(scores), "reward_std": statistics.stdev(scores)}
+        entries.append({**entry, "dead_groups": sum(len(set(group)) == 1 for group in groups) / prompts})
     return entries
 
 
 def averaged(entries: list[Entry], count: int) -> list[Entry]:
     """One entry per ``count``, with their mean, numbered by its last step."""
     parts = [entries[i : i + count] for i in range(0, len(entries), count)]
-    return [
-        {
-            name: part[-1][name] if name == "step" else statistics.mean(e[name] for e in part)
-            for name in part[0]
-        }
-        for part in parts
-    ]
-
-
-def timed_runs() -> list[Log]:
-    """Runs of benchmarks/time_to_accuracy.py, stock TRL's and the kit's: their rewards and dead groups were kept."""
-    logs = []
-    for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
-        columns = zip(run["rewards"], run["dead"], strict=True)
-        entries = [{"step": i, "reward": r, "dead_groups": dead} for i, (r, dead) in enumerate(columns, 1)]
-        logs.append(Log(entries, KNOWN))
-    return logs
+    means = [{name: statistics.mean(entry[name] for entry in part) for name in part[0]} for part in parts]
+    return [{**mean, "step": part[-1]["step"]} for mean, part in zip(means, parts, strict=True)]
 
 
 def step(number: int, **more: Any) -> Entry:

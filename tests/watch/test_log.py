@@ -11,22 +11,22 @@ from rloo_kit.watch.log import MEMORY, Known, Log
 from tests.watch.logs import chance_rewards, trl_config
 
 
+def steady(known: Known, **entry: float) -> Log:
+    return Log([{"step": step, **entry} for step in range(1, 11)], known)
+
+
 def test_a_means_error_counts_how_a_batchs_prompts_differ_from_others() -> None:
     """Four completions of one prompt weigh as 4 / 1.9; the spread among them is (4 - 1.9) / 3 of the variance."""
-    log = Log([{"step": step, "reward": 0.5, "reward_std": 0.3} for step in range(1, 11)], Known(4, 1))
+    log = steady(Known(4, 1), reward=0.5, reward_std=0.3)
     assert log.error("reward", log) == pytest.approx(0.3 * math.sqrt(3 / 2.1) / math.sqrt(40 / 1.9))
 
 
-def test_how_good_a_policy_is_depends_on_the_most_that_its_reward_pays() -> None:
-    """0 or 5 to 4 of 10: mean 2; TRL's deviation is the sample's."""
-    spread = 5 * math.sqrt(0.4 * 0.6 * 10 / 9)
-    log = Log([{"step": step, "reward": 2.0, "reward_std": spread} for step in range(1, 11)], Known(10, 1))
+def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_right_answers() -> None:
+    # 0 or 5 to 4 of 10: mean 2; TRL's deviation is the sample's.
+    log = steady(Known(10, 1), reward=2.0, reward_std=5 * math.sqrt(0.4 * 0.6 * 10 / 9))
     assert log.height() == pytest.approx(0.4)
-
-
-def test_how_good_a_policy_is_does_not_exceed_its_right_answers_where_a_reward_judges_them() -> None:
-    entry = {"reward": 0.9, "rewards/form/mean": 1.0, "rewards/right/mean": 0.2, "rewards/right/std": 0.41}
-    log = Log([{"step": step, **entry} for step in range(1, 11)], Known(32, 4))
+    terms = {"rewards/form/mean": 1.0, "rewards/right/mean": 0.2, "rewards/right/std": 0.41}
+    log = steady(Known(32, 4), reward=0.9, **terms)
     assert log.height() == pytest.approx(0.9)
     known = replace(log.known, judges={"right": "answer", "form": "form"})
     assert replace(log, known=known).height() == pytest.approx(0.2, abs=0.02)
@@ -40,23 +40,18 @@ def test_a_long_log_costs_no_more_than_its_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "groups", "why"),
+    ("entries", "groups"),
     [
-        ([{"dead_groups": share} for share in (0.0, 0.25, 0.5, 1.0)], 4, "quarters"),
-        ([{"frac_reward_zero_std": 0.0417}, {"reward": 0.3}], 24, "as rounded in a file"),
-        ([{"reward": 0.3}], 1, "no share is logged"),
-        ([{"dead_groups": 0.123456}, {"dead_groups": 0.98765}], 1, "no number fits"),
-        ([{"step": i, "dead_groups": i / 5} for i in (1, 2, 3)], 5, "a batch per entry"),
-        (
-            [{"step": 5 * i, "dead_groups": i / 5} for i in (1, 2, 3)],
-            1,
-            "five batches per entry have five times",
-        ),
+        ([{"dead_groups": share} for share in (0.0, 0.25, 0.5, 1.0)], 4),
+        ([{"frac_reward_zero_std": 0.0417}, {"reward": 0.3}], 24),  # as rounded in a file
+        ([{"reward": 0.3}], 1),  # no share is logged
+        ([{"dead_groups": 0.123456}, {"dead_groups": 0.98765}], 1),  # no number fits
+        ([{"step": 5 * i, "dead_groups": i / 5} for i in (1, 2, 3)], 1),  # five batches per entry
     ],
 )
-def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries: list, groups: int, why: str) -> None:
+def test_a_log_alone_tells_how_many_groups_a_step_has_at_least(entries: list, groups: int) -> None:
     known = Known.guessed(entries)
-    assert (known.groups, known.completions) == (groups, max(8, 2 * groups)), why
+    assert (known.groups, known.completions) == (groups, max(8, 2 * groups))
 
 
 def test_a_batch_that_several_updates_use_is_counted_once() -> None:
@@ -64,9 +59,6 @@ def test_a_batch_that_several_updates_use_is_counted_once() -> None:
     known = Known.of(config)
     assert (known.completions, known.groups, known.updates, known.batches) == (32, 8, 4, 1)
     assert Log([{"step": 4}, {"step": 8}], known).completions == 64
-
-
-def test_a_second_pass_over_a_batch_is_no_further_batch() -> None:
     entries = [{**entry, "step": 2 * entry["step"]} for entry in chance_rewards(0, 1, 8)]
     twice = trl_config(per_device_train_batch_size=8, generation_batch_size=8, num_iterations=2)
     log = Log(entries, Known.of(twice))

@@ -9,7 +9,6 @@ import pytest
 
 from rloo_kit.watch import progress
 
-STATE = SimpleNamespace(is_world_process_zero=True, global_step=25, max_steps=100)
 USUAL = {
     "reward": 0.5,
     "reward_std": 0.25,
@@ -19,26 +18,18 @@ USUAL = {
     "completions/clipped_ratio": 1.0,
     "step_time": 12.34,
 }
-EVALUATION = {
-    "eval_reward": 0.42,
-    "eval_reward_std": 0.31,
-    "eval_completions/mean_length": 18.4,
-    "eval_completions/clipped_ratio": 0.0,
-    "eval_runtime": 3.0,
-}
+EVALUATION = {"eval_reward": 0.42, "eval_reward_std": 0.31, "eval_runtime": 3.0}
+LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio": 0.0}
 
 
 def test_figures_of_the_usual_size_have_their_decimals() -> None:
     assert progress.header() == "     step  reward spread dead      kl length  cut s/step    left"
-    assert progress.line(2, 30, USUAL, 62) == (
-        "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
-    )
+    line = progress.line(2, 30, USUAL, 62)
+    assert line == "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
 
 
-@pytest.mark.parametrize(("seconds", "left"), [(5, "0:05"), (125.6, "2:06"), (3725, "1:02:05"), (None, "-")])
-def test_a_line_ends_with_the_time_left_and_has_a_dash_where_there_is_no_figure(
-    seconds: Any, left: str
-) -> None:
+@pytest.mark.parametrize(("seconds", "left"), [(125.6, "2:06"), (3725, "1:02:05"), (None, "-")])
+def test_a_line_ends_with_the_time_left_and_has_a_dash_for_what_is_missing(seconds: Any, left: str) -> None:
     assert progress.line(1, 30, {"reward": 0.5}, seconds).split() == ["1/30", "+0.500", *["-"] * 6, left]
 
 
@@ -52,13 +43,10 @@ def test_a_line_ends_with_the_time_left_and_has_a_dash_where_there_is_no_figure(
         ("reward", 1234567.0, "+1e+06"),
         ("reward", float("nan"), "+nan"),
         ("reward_std", 100.0, "100.00"),
-        ("kl", 1234.5678, "1234.57"),
         ("step_time", 123456.0, "123456"),
     ],
 )
-def test_a_large_figure_gives_up_decimals_and_not_the_blank_before_it(
-    name: str, value: float, shown: str
-) -> None:
+def test_a_large_figure_gives_up_decimals_and_not_its_blank(name: str, value: float, shown: str) -> None:
     line = progress.line(2, 2, {**USUAL, name: value}, 0)
     assert f" {shown} " in line
     assert len(line) == len(progress.header())
@@ -72,26 +60,17 @@ def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
     assert line.startswith((" ", f"{max_steps}/{max_steps} "))
 
 
-def printed(logs: dict[str, Any], capsys: pytest.CaptureFixture[str], **state: Any) -> str:
-    shown = SimpleNamespace(**{**vars(STATE), **state})
-    progress.ProgressCallback().on_log(None, shown, None, logs=logs)
-    return capsys.readouterr().out
-
-
-def test_an_evaluation_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "held out, step 25: reward +0.420, spread 0.310, length 18, 0% cut\n"
-    assert printed(EVALUATION, capsys) == line
-    assert printed(EVALUATION, capsys, is_world_process_zero=False) == "", "the main process speaks"
-    assert printed({"eval_loss": 0.0}, capsys) == "", "no reward was given"
-
-
-def test_of_several_datasets_each_evaluation_says_which(capsys: pytest.CaptureFixture[str]) -> None:
-    logs = {**EVALUATION, "eval_hard_sums_runtime": 3.0}
-    del logs["eval_runtime"]
-    assert printed(logs, capsys).startswith("held out (hard_sums), step 25: reward +0.420")
-
-
-def test_a_figure_that_the_evaluation_has_not_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed({"eval_reward": 0.42, "eval_reward_std": None}, capsys) == (
-        "held out, step 25: reward +0.420\n"
-    )
+@pytest.mark.parametrize(
+    ("logs", "printed"),
+    [
+        (EVALUATION | LENGTHS, "held out, step 25: reward +0.420, spread 0.310, length 18, 0% cut\n"),
+        ({"eval_reward": 0.42, "eval_hard_runtime": 3.0}, "held out (hard), step 25: reward +0.420\n"),
+        ({"eval_reward": 0.42, "eval_reward_std": None}, "held out, step 25: reward +0.420\n"),
+        ({"eval_loss": 0.0}, ""),  # no reward was given
+    ],
+)
+def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], printed: str, capsys: Any) -> None:
+    for main, said in ((True, printed), (False, "")):
+        state = SimpleNamespace(is_world_process_zero=main, global_step=25, max_steps=100)
+        progress.ProgressCallback().on_log(None, state, None, logs=logs)
+        assert capsys.readouterr().out == said

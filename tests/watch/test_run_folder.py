@@ -39,29 +39,25 @@ def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tm
     run = tmp_path / "run"
     for step in (2, 10):
         checkpoint(run / f"checkpoint-{step}", f'{{"global_step": {step}}}')
-    beside = r"(?s)checkpoint-9 does not exist\..*one of those beside it: checkpoint-2, checkpoint-10\."
-    with pytest.raises(ConfigError, match=beside):
-        run_folder.check(run / "checkpoint-9")
-    with pytest.raises(ConfigError, match="run/nope does not exist"):
-        run_folder.check(run / "nope")
-    with pytest.raises(ConfigError, match="call train\\(\\) without it to start at step 0"):
-        run_folder.check(tmp_path / "rum" / "checkpoint-2")
-    with pytest.raises(ConfigError, match=r"one of those in .*run: checkpoint-2, checkpoint-10"):
-        run_folder.check(tmp_path / "rum" / "checkpoint-2", run)
-
-
-def test_the_folder_of_a_run_is_answered_with_the_checkpoints_inside_it(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
-    with pytest.raises(ConfigError, match="one of those inside it: checkpoint-2"):
-        run_folder.check(tmp_path)
+    misspelt = tmp_path / "rum" / "checkpoint-2"
+    for folder, output_dir, said in (
+        (
+            run / "checkpoint-9",
+            None,
+            r"-9 does not exist\..*beside it: checkpoint-2, checkpoint-10\.",
+        ),
+        (run, None, "run is not a checkpoint .*one of those inside it: checkpoint-2, checkpoint-10"),
+        (misspelt, None, r"call train\(\) without it to start at step 0"),
+        (misspelt, run, "one of those in .*run: checkpoint-2, checkpoint-10"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?s){said}"):
+            run_folder.check(folder, output_dir)
 
 
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": LOG}))
-    trainer = SimpleNamespace(
-        state=SimpleNamespace(log_history=LOG), args=SimpleNamespace(output_dir=tmp_path)
-    )
-    for source in (trainer, tmp_path, tmp_path / "trainer_state.json"):
+    state, args = SimpleNamespace(log_history=LOG), SimpleNamespace(output_dir=tmp_path)
+    for source in (SimpleNamespace(state=state, args=args), tmp_path, tmp_path / "trainer_state.json"):
         assert read_history(source, "plot") == (LOG, tmp_path)
 
 
@@ -80,7 +76,6 @@ def test_of_a_stock_run_the_newest_whole_checkpoint_is_read(tmp_path: Path) -> N
     [
         (None, "no log of a run"),
         ("not json", "no log of a run"),
-        ("[]", "no log of a run"),
         ('{"log_history": [{"step": 1, "loss": 0.1}]}', "no training step"),  # another trainer's
     ],
 )

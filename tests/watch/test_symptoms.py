@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from benchmarks.health_runs import DATA, file_of, read
+from benchmarks.health_runs import DATA, ROOT, file_of, read
 from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import Known, Log
-from rloo_kit.watch.symptoms import SYMPTOMS, Finding
-from tests.watch.logs import CALM, from_step, history, symptoms, timed_runs
+from rloo_kit.watch.symptoms import SYMPTOMS
+from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
 LIVE = {"non-finite figures"}
 """Provoked and mended in test_health.py, with plain TRL: the kit's trainer refuses such a reward."""
@@ -23,23 +22,15 @@ WORDS = {"level": "train_dataset", "operands": "train_dataset", "stale_sampler":
 FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 / 3}
 
 
-def found_in(log: Log) -> dict[str, Finding]:
-    return {finding.symptom: finding for finding in episodes(log).found}
-
-
-def config(file: Path) -> dict:
-    return json.loads(file.read_text())["config"]
-
-
 @pytest.mark.parametrize("symptom", sorted(SYMPTOMS.keys() - LIVE))
 def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting_named(symptom: str) -> None:
     ill, mended = file_of(f"{symptom}.ill"), file_of(f"{symptom}.mended")
-    finding = found_in(read(ill))[symptom]
+    finding = next(finding for finding in episodes(read(ill)).found if finding.symptom == symptom)
     assert any(digit in finding.evidence for digit in "0123456789"), "figures, and the steps they are from"
     assert f"step {finding.first_step}" in finding.evidence or f"s {finding.first_step}-" in finding.evidence
     assert "\n" not in str(finding)
-    assert not found_in(read(mended))
-    before, after = config(ill), config(mended)
+    assert not episodes(read(mended)).found
+    before, after = (json.loads(file.read_text())["config"] for file in (ill, mended))
     changed = {WORDS.get(name, name) for name in {*before, *after} if before.get(name) != after.get(name)}
     assert changed == {finding.setting}, "what was named first, and no more"
     # KL and entropy explosion, and what a worse policy brings along, were mended with another factor.
@@ -51,27 +42,25 @@ def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting
 
 def test_healthy_and_mended_runs_give_no_false_alarm() -> None:
     """Whether their settings are known, or their log alone."""
-    logs = [*map(read, CALM), *timed_runs()]
+    logs = [read(file) for file in CALM]
+    # Stock TRL's runs and the kit's, of which rewards and dead groups were kept.
+    for run in json.loads((ROOT / "benchmarks" / "results" / "time_to_accuracy.json").read_text()):
+        columns = zip(range(1, 1 + len(run["dead"])), run["rewards"], run["dead"], strict=True)
+        logs.append(Log([{"step": i, "reward": r, "dead_groups": d} for i, r, d in columns], KNOWN))
     alarms = [
         str(finding)
         for log in logs
         for either in (log, replace(log, known=Known.guessed(log.entries)))
-        for finding in found_in(either).values()
+        for finding in episodes(either).found
     ]
     assert len(logs) >= 10
     assert alarms == [], f"{len(alarms)} false alarms in {len(logs)} runs"
 
 
 def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> None:
-    entries = history(
-        12,
-        reward=from_step(4, 0.6, 0.0),
-        reward_std=from_step(4, 0.45, 0.0),
-        kl=from_step(4, 0.01, 8.0),
-        dead_groups=from_step(4, 0.0, 1.0),
-        completions__clipped_ratio=from_step(4, 0.0, 1.0),
-    )
-    found = symptoms(entries)
+    rewards = {"reward": from_step(4, 0.6, 0.0), "reward_std": from_step(4, 0.45, 0.0)}
+    shares = dict.fromkeys(("dead_groups", "completions/clipped_ratio"), from_step(4, 0.0, 1.0))
+    found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
     assert found[0] == "KL explosion"
     assert not {"truncation", "dead groups, too hard"} & set(found)
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rloo_kit.watch.truncation import BATCHES, KNOWN, REACH, Watch, length_for
+from tests.conftest import random_rewards
 
 MEDIAN = 500
 
@@ -28,17 +29,8 @@ def quantile(sigma: float, share: float) -> float:
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0])
-@pytest.mark.parametrize(
-    ("ended", "most", "why"),
-    [
-        (0.95, 1.25, "hardly anything was cut"),
-        (0.5, 1.5, "half was cut"),
-        (0.3, 2.0, "seven of ten were cut: the length is read far beyond what was seen"),
-    ],
-)
-def test_the_length_that_lets_nine_of_ten_end_is_found_from_those_that_did(
-    sigma: float, ended: float, most: float, why: str
-) -> None:
+@pytest.mark.parametrize(("ended", "most"), [(0.95, 1.25), (0.5, 1.5), (0.3, 2.0)])
+def test_the_length_that_lets_nine_of_ten_end_is_found(sigma: float, ended: float, most: float) -> None:
     """Of 200 times 128 completions, nine tenths of the answers lie within a factor of ``most``.
 
     Where the right answer is 6 times what was seen, a good part of the fits pass REACH, and no answer is given.
@@ -50,46 +42,31 @@ def test_the_length_that_lets_nine_of_ten_end_is_found_from_those_that_did(
         known = [length for length in lengths if length <= limit]
         answers.append(length_for(known, len(lengths) - len(known)))
     found = [answer / right for answer in answers if answer]
-    assert len(found) >= (190 if right / limit < 6 else 140), why
+    assert len(found) >= (190 if right / limit < 6 else 140)
     assert median(found) == pytest.approx(1, abs=0.08)
-    within = sum(1 / most <= ratio <= most for ratio in found)
-    assert within >= 0.9 * len(found), why
-
-
-def test_another_share_gives_its_own_quantile() -> None:
-    lengths = log_normal(4000, 0.5, seed=0)
-    for share in (0.5, 0.75, 0.99):
-        assert length_for(lengths, 0, share) == pytest.approx(quantile(0.5, share), rel=0.05, abs=64)
+    assert sum(1 / most <= ratio <= most for ratio in found) >= 0.9 * len(found)
 
 
 @pytest.mark.parametrize(
-    ("ended", "cut", "why"),
+    ("ended", "cut"),
     [
-        ([], 64, "nothing ended"),
-        (list(range(100, 100 + KNOWN - 1)), 10, "too few ended"),
-        ([40] * 30, 30, "all of one length: a line through one point"),
-        ([1] * 5 + [2, 4, 20, 100, 1000], 10_000, "one in a thousand ended"),
+        ([], 64),
+        (list(range(100, 100 + KNOWN - 1)), 10),
+        ([40] * 30, 30),  # all of one length: a line through one point
+        ([1] * 5 + [2, 4, 20, 100, 1000], 10_000),  # one in a thousand ended
     ],
 )
-def test_where_a_length_cannot_be_known_none_is_given(ended: list[int], cut: int, why: str) -> None:
-    assert length_for(ended, cut) is None, why
+def test_where_a_length_cannot_be_known_none_is_given(ended: list[int], cut: int) -> None:
+    assert length_for(ended, cut) is None
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(0, 100_000))
-def test_an_answer_is_a_multiple_of_64_within_reach_of_what_was_seen(ended: list[int], cut: int) -> None:
-    answer = length_for(ended, cut)
-    if answer is not None:
-        assert answer % 64 == 0
-        assert 0 < answer < REACH * max(ended) + 64
-
-
-@given(st.lists(st.integers(1, 2000), min_size=KNOWN, max_size=40), st.integers(0, 30))
-def test_the_more_were_cut_the_longer_the_answer(ended: list[int], cut: int) -> None:
+def test_a_length_is_a_multiple_of_64_in_reach_and_grows_with_what_is_cut(ended: list[int], cut: int) -> None:
     fewer, more = length_for(ended, cut), length_for(ended, cut + 5)
     assert fewer is None or more is None or fewer <= more
-
-
-# --- Watch ------------------------------------------------------------------------------------------------
+    if fewer is not None:
+        assert fewer % 64 == 0
+        assert 0 < fewer < REACH * max(ended) + 64
 
 
 def feed(watch: Watch, batches: int, ended: int, cut: int) -> list[str | None]:
@@ -102,22 +79,13 @@ def spoken(said: list[str | None]) -> list[bool]:
     return [text is not None for text in said]
 
 
-@pytest.mark.parametrize(
-    ("ended", "cut", "warned"), [(8, 0, False), (5, 3, False), (4, 4, False), (3, 5, True), (0, 8, True)]
-)
-def test_it_warns_once_where_more_than_half_of_enough_batches_were_cut(
-    ended: int, cut: int, warned: bool
-) -> None:
-    said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended, cut)
-    assert spoken(said) == [warned and batch == BATCHES for batch in range(1, 5 * BATCHES + 1)]
-
-
-def test_old_batches_are_forgotten() -> None:
+def test_it_warns_once_where_more_than_half_of_the_last_batches_were_cut() -> None:
+    for ended, warned in ((8, False), (4, False), (3, True), (0, True)):
+        said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended, cut=8 - ended)
+        assert spoken(said) == [warned and batch == BATCHES for batch in range(1, 5 * BATCHES + 1)]
     watch = Watch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
-    assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], (
-        "two of three batches, then once"
-    )
+    assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], "two of three, then once"
 
 
 def test_a_length_that_would_be_enough_is_named() -> None:
@@ -152,31 +120,39 @@ def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_l
 
 
 def test_a_batch_that_is_masked_whole_gives_a_warning_at_once_and_once() -> None:
-    watch = Watch(limit=32, masked=True)
-    assert feed(watch, 1, ended=1, cut=7) == [None], "masked in part, it still teaches"
+    assert feed(Watch(limit=32, masked=True), 1, ended=1, cut=7) == [None], "masked in part, it still teaches"
     watch = Watch(limit=32, masked=True)
     said = feed(watch, 2 * BATCHES, ended=0, cut=8)
-    expected = "this step changes nothing: every completion was cut and masked at 32 tokens"
-    assert str(said[0]).startswith(expected)
+    assert "this step changes nothing: every completion was cut and masked at 32 tokens" in str(said[0])
     assert not any(said[1:])
     assert "batches were cut" in str(feed(watch, 1, ended=3, cut=5)[0]), "most are cut: another kind"
 
 
-# --- the trainer ------------------------------------------------------------------------------------------
+def test_where_most_are_cut_a_length_is_suggested(make_trainer: Any, monkeypatch: Any, capsys: Any) -> None:
+    """Of each 12 completions 5 end, after 5 to 9 tokens."""
+
+    def written(trainer: Any, prompt_ids: Any, *args: Any) -> list[list[int]]:
+        ends = [[17] * (length - 1) + trainer.eos_token_ids[:1] for length in range(5, 10)]
+        return ends + [[17] * 9] * (len(prompt_ids) - len(ends))
+
+    monkeypatch.setattr(trl.RLOOTrainer, "_generate_single_turn", written)
+    small = {"max_completion_length": 9, "per_device_train_batch_size": 12, "max_steps": BATCHES}
+    trainer = make_trainer(reward_funcs=random_rewards, **small)
+    with pytest.warns(UserWarning, match=r"were cut at 9 tokens. max_completion_length=\d+"):
+        trainer.train()
+    assert "unhealthy: truncation" not in capsys.readouterr().out, "once, by the one that knows the length"
 
 
-def paid_by_tokens(completion_ids: Any, **kwargs: Any) -> list[float]:
-    return [(sum(ids) % 97) / 97 for ids in completion_ids]
-
-
-def test_where_every_completion_is_cut_and_masked_it_is_said_and_no_weight_moves(
+def test_where_every_completion_is_cut_and_masked_it_is_said_no_weight_moves_and_every_group_is_dead(
     fresh_policy: Any, make_trainer: Any
 ) -> None:
+    """They have a spread of rewards, and teach nothing all the same."""
     trainer = make_trainer(
         model=fresh_policy,
-        reward_funcs=paid_by_tokens,
+        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
         max_completion_length=2,
         mask_truncated_completions=True,
+        prompt_sampling="informative",
         max_steps=2,
         learning_rate=0.1,
         beta=0.05,
@@ -185,42 +161,6 @@ def test_where_every_completion_is_cut_and_masked_it_is_said_and_no_weight_moves
     with pytest.warns(UserWarning, match="this step changes nothing: every completion was cut and masked"):
         trainer.train()
     assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
-
-
-def test_where_most_are_cut_the_user_is_told_with_a_length(
-    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of each 12 completions 5 end, after 5 to 9 tokens."""
-
-    def written(trainer: Any, prompt_ids: Any, *args: Any) -> list[list[int]]:
-        ends = [[17] * (length - 1) + trainer.eos_token_ids[:1] for length in range(5, 10)]
-        return ends + [[17] * 9] * (len(prompt_ids) - len(ends))
-
-    monkeypatch.setattr(trl.RLOOTrainer, "_generate_single_turn", written)
-    trainer = make_trainer(
-        reward_funcs=paid_by_tokens,
-        max_completion_length=9,
-        per_device_train_batch_size=12,
-        max_steps=BATCHES,
-    )
-    with pytest.warns(UserWarning, match=r"were cut at 9 tokens. max_completion_length=\d+"):
-        trainer.train()
-    assert "unhealthy: truncation" not in capsys.readouterr().out, (
-        "once, and by the one that knows the length"
-    )
-
-
-def test_a_group_that_is_masked_whole_is_dead_and_remembered_as_one(make_trainer: Any) -> None:
-    """It has a spread of rewards, and teaches nothing all the same."""
-    trainer = make_trainer(
-        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
-        max_completion_length=2,
-        mask_truncated_completions=True,
-        prompt_sampling="informative",
-        max_steps=2,
-    )
-    with pytest.warns(UserWarning, match="this step changes nothing"):
-        trainer.train()
     logged = [entry["dead_groups"] for entry in trainer.state.log_history if "dead_groups" in entry]
     assert logged == [1.0, 1.0]
     counts = [counts for _, seen in trainer._history._recent for counts in seen.values()]
