@@ -1,181 +1,115 @@
-"""What a check is, what it found, and the list of all checks in the order of their worth.
+"""Every check, in the order of worth: what comes first is run first, and the budget cuts off the end.
 
-A check is a plain function of a :class:`Place` that returns figures, each with its limit.  It runs in a worker process
-and shares that process with the checks that ask for the same one.  Nothing heavy is imported here: the command
-that starts the workers never loads torch.
+Only the list: functions are in the files named after the parts.  Seconds are guesses, start included.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-KIT, CPU, PLAIN, BARE = "kit", "cpu", "plain", "bare"
-"""Processes: with the kit (unsloth first) on the GPU; with the kit on the CPU; with TRL alone; without CUDA at all."""
+from .runner import Check
 
-HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1"}
-"""Variables of a process that must not see the GPU."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured number, and what it must be.
-
-    Attributes:
-        low, high: it must lie between them, both included; None sets no bound.
-        is_goal: the bounds are what is aimed at, and missing them is said, but fails nothing.
-    """
-
-    name: str
-    value: float
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    is_goal: bool = False
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether anything is demanded of it."""
-        return self.low is not None or self.high is not None
-
-    @property
-    def holds(self) -> bool:
-        """Whether it lies within its bounds; NaN lies within none."""
-        above = self.low is None or self.value >= self.low
-        below = self.high is None or self.value <= self.high
-        return above and below
-
-
-def seen(name: str, value: float, unit: str = "") -> Figure:
-    """A figure of which nothing is demanded."""
-    return Figure(name, float(value), unit)
+CARD_GIB = {
+    "qwen3-0.6b": 3,
+    "qwen3-1.7b": 4,
+    "qwen3-4b": 6,
+    "qwen3-8b": 9,
+}  # the smallest GPU that trains each
+CASES = (
+    ("qwen3-4b", 8, 1, 256, 8),
+    ("qwen3-8b", 4, 1, 128, 4),
+    ("qwen3-4b", 4, 1, 512, 2),
+    ("qwen3-8b", 8, 1, 512, 2),
+    ("qwen3-1.7b", 8, 2, 256, 8),
+    ("qwen3-0.6b", 2, 4, 128, 8),
+    ("qwen3-1.7b", 16, 1, 512, 4),
+    ("qwen3-4b", 8, 1, 1024, 2),
+    ("qwen3-4b", 2, 1, 2048, 2),
+)
+"""Of memory: shape, K, prompts at once, completion tokens, rows in a pass.  Passes that hold no whole group of K take
+one more pass, for the KL term."""
+PLAIN, UNSLOTH, KIT = "TRL, PEFT, bitsandbytes", "TRL under Unsloth", "kit"
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "fused 4-bit rows": {"variables": {"UNSLOTH_GEMV_MAX_ROWS": "8"}},
+    "fused 4-bit GEMM": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "1"}},
+    "2 prompts at once": {"groups": 2},
+    "4 prompts at once": {"groups": 4},
+    "no decode graphs": {"variables": {"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}},
+    "decode buffers whole": {"variables": {"UNSLOTH_DECODE_GRAPH_PREALLOC": "1"}},
+    "continuous batching": {"config": {"use_transformers_continuous_batching": True}},
+    "layers not compiled": {"variables": {"UNSLOTH_BLOCK_COMPILE": "0"}},
+    "two passes": {"config": {"single_pass": False}},
+    "checkpointing True": {"load": {"gradient_checkpointing": True}},
+    "no checkpointing": {"load": {"gradient_checkpointing": False}},
+    "static cache": {"config": {"cache_implementation": "static"}},
+}
+"""Of speed: one public switch of the stack each, in the order of the gain that is expected."""
 
 
-def at_most(name: str, value: float, high: float, unit: str = "") -> Figure:
-    """A figure that must not pass ``high``."""
-    return Figure(name, float(value), unit, high=high)
+def shape(name: str) -> Check:
+    """A checkpoint of a shape, which others need."""
+    return Check(f"shape/{name}", "memory:make", 25, {"shape": name}, card_gib=CARD_GIB[name])
 
 
-def at_least(name: str, value: float, low: float, unit: str = "") -> Figure:
-    """A figure that must reach ``low``."""
-    return Figure(name, float(value), unit, low=low)
+def case(index: int) -> Check:
+    """A row of :data:`CASES`; a CPU rehearses the first two, since the others differ in size alone."""
+    size, k, groups, tokens, micro = CASES[index]
+    name = f"memory/{size} K {k}, {tokens} tokens, {k * groups} rows by {micro}"
+    arguments = {"shape": size, "k": k, "groups": groups, "tokens": tokens, "micro": micro}
+    return Check(name, "memory:case", 20 + 0.03 * tokens, arguments, (f"shape/{size}",), rehearsed=index < 2)
 
 
-def holds(name: str, condition: bool) -> Figure:
-    """A statement that must be true: 1, or 0."""
-    return Figure(name, float(condition), low=1.0)
+def timed(trainer: str, tokens: int) -> Check:
+    """A trainer at a length of completions."""
+    seconds = 35 + (0.07 if trainer == PLAIN else 0.03) * tokens
+    arguments, rehearsed = {"trainer": trainer, "tokens": tokens}, trainer != PLAIN and tokens == 256
+    name = f"speed/{tokens} tokens, {trainer}"
+    return Check(name, "speed:run", seconds, arguments, ("shape/qwen3-4b",), rehearsed=rehearsed)
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a check found: figures for the table, and raw numbers for whoever looks closer."""
-
-    figures: list[Figure]
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return {"figures": [asdict(figure) for figure in self.figures], "details": self.details}
+def candidate(name: str) -> Check:
+    """A candidate, beside the kit's default."""
+    arguments = {"trainer": KIT, "tokens": 256, "candidate": CANDIDATES[name]}
+    variables = CANDIDATES[name].get("variables", {})
+    return Check(f"speed/candidate {name}", "speed:run", 45, arguments, (timed(KIT, 256).name,), variables)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a check runs.
-
-    Attributes:
-        scratch: a folder that all checks of one command share; gone afterwards.
-        is_rehearsal: on a CPU, at tiny sizes, to try the harness and not the hardware.
-    """
-
-    scratch: Path
-    is_rehearsal: bool
-
-
-@dataclass(frozen=True)
-class Check:
-    """One entry of the list.
-
-    Attributes:
-        name: "part/what it checks".
-        run: the function.
-        seconds: after that long it is killed.
-        takes: what it probably takes; it is not begun with less than that left.
-        rank: lower runs earlier.
-        home: which of the processes :data:`KIT`, :data:`CPU`, :data:`PLAIN`, :data:`BARE`, or one of its own by
-            another name.
-        variables: of its process.
-        needs: checks that must have run without an error.
-        is_rehearsed: whether a CPU can stand in for the GPU.
-        card_gib: the smallest card that it can run on.
-    """
-
-    name: str
-    run: Callable[[Place], Found]
-    seconds: float
-    takes: float
-    rank: int
-    home: str = KIT
-    variables: dict[str, str] = field(default_factory=dict)
-    needs: tuple[str, ...] = ()
-    is_rehearsed: bool = True
-    card_gib: float = 0.0
-
-    @property
-    def process(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Two checks of the same process may share it."""
-        return self.home, tuple(sorted(self.variables.items()))
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "UNSLOTH_FORCE_CPU": "1"}
+LEARNS = [
+    Check(f"correct/learns, seed {n}", "correct:learns", 35, {"seed": n}, rehearsed=n == 0) for n in range(3)
+]
+CHECKS = [
+    Check("correct/update", "correct:update", 35),
+    Check("correct/against plain PEFT", "plain:compare", 25, {}, ("correct/update",), NO_GPU),
+    shape("qwen3-4b"),
+    case(0),
+    timed(UNSLOTH, 256),
+    timed(KIT, 256),
+    shape("qwen3-0.6b"),
+    Check("hygiene/kernel", "hygiene:kernel", 60, needs=("shape/qwen3-0.6b",)),
+    timed(PLAIN, 256),
+    shape("qwen3-8b"),
+    case(1),
+    Check("correct/save and resume", "correct:saved", 30),
+    LEARNS[0],
+    Check("correct/fp16", "correct:fp16", 25, rehearsed=False),
+    *map(case, (2, 3)),
+    shape("qwen3-1.7b"),
+    *map(case, (4, 5, 6)),
+    *LEARNS[1:],
+    *(timed(trainer, 1024) for trainer in (UNSLOTH, KIT, PLAIN)),
+    *map(case, range(7, len(CASES))),
+]
 
 
-CHECKS: dict[str, Check] = {}
-"""name -> check, filled where this package's parts are imported."""
-
-
-def add(check: Check) -> None:
-    """Put a check on the list; its name must be new."""
-    if check.name in CHECKS:
-        raise ValueError(f"two checks are called {check.name!r}")
-    CHECKS[check.name] = check
-
-
-def check(name: str, **options: Any) -> Callable[[Callable[[Place], Found]], Callable[[Place], Found]]:
-    """Decorate a function to put it on the list; options are those of :class:`Check`."""
-
-    def register(run: Callable[[Place], Found]) -> Callable[[Place], Found]:
-        add(Check(name, run, **options))
-        return run
-
-    return register
-
-
-def ordered(checks: Iterable[Check], wanted: Sequence[str] = ()) -> list[Check]:
-    """The checks whose names begin with one of ``wanted`` (none means all), with what they need, in order.
-
-    By rank; among equals, those of one process side by side.  What is needed comes right before its first user, or,
-    where it runs in another process, before the whole run of checks that share the user's, so that nothing interrupts
-    a process.
-    """
-    known = {one.name: one for one in checks}
-    groups = {one.process: number for number, one in reversed(list(enumerate(known.values())))}
-    chosen = sorted(
-        (one for one in known.values() if not wanted or one.name.startswith(tuple(wanted))),
-        key=lambda one: (one.rank, groups[one.process]),
-    )
-    found: dict[str, Check] = {}
-
-    def put(one: Check) -> None:
-        for need in one.needs:
-            put(known[need])
-        found.setdefault(one.name, one)
-
-    for _, block in itertools.groupby(chosen, key=lambda one: one.process):
-        together = list(block)
-        for one in together:
-            for need in one.needs:
-                if known[need].process != one.process:
-                    put(known[need])
-        for one in together:
-            put(one)
-    return list(found.values())
+def chosen(only: Sequence[str] = (), candidates: Sequence[str] = ()) -> list[Check]:
+    """The checks whose names begin with one of ``only`` (none means all), candidates by name or "all", and what they
+    need, in order."""
+    asked = [candidate(name) for name in (CANDIDATES if "all" in candidates else candidates)]
+    every = {check.name: check for check in [*CHECKS, *asked]}
+    wanted = {name for name in every if not only or name.startswith(tuple(only))}
+    wanted |= {check.name for check in asked}
+    while missing := {need for name in wanted for need in every[name].needs} - wanted:
+        wanted |= missing
+    return [check for check in every.values() if check.name in wanted]

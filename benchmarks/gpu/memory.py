@@ -1,180 +1,106 @@
-"""Memory: the plan beside what a step took, phase by phase, on real shapes.
+"""Memory: the plan beside what a step takes, on checkpoints of the real Qwen3 shapes with random weights.
 
-The plan must never be under what was measured (a limit), and at most a tenth above it (a goal).  Measured is what the
-driver would count at the peak: the most that torch's allocator held, and the context beside it.
+The plan must never be under what the driver counts for the process, and is meant to be at most a tenth above it.
+Weights change neither the memory nor the time of a step, as long as completions run to their full length.  Unsloth's
+own 4-bit repositories keep some projections in 16 bit, these do not.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import tempfile
-from dataclasses import dataclass
-from typing import Any
+import shutil
 
-from . import device, shapes
-from .checks import Check, Figure, Found, Place, add, at_least, at_most, holds, seen
-from .workload import REHEARSAL_TOKENS, dataset, every_other, full_length, settings
+import rloo_kit  # isort: skip - Unsloth first
+import torch
+from bitsandbytes.nn import Params4bit
+from safetensors.torch import save_file
+from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
-PROMPT_TOKENS = 256
+from rloo_kit.catalogue import Checkpoint
+from rloo_kit.memory.hardware import cuda_process_bytes
+from rloo_kit.memory.meter import Meter
+from rloo_kit.memory.reading import weight_bytes
+from rloo_kit.policy import tiny
 
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration: ``groups`` x ``k`` completions at once, ``micro`` of them in one pass."""
-
-    shape: str
-    k: int
-    tokens: int
-    micro: int
-    groups: int = 1
-
-    @property
-    def name(self) -> str:
-        """For the table."""
-        rows = f"{self.k * self.groups} rows by {self.micro}"
-        return f"memory/{self.shape} K {self.k}, {self.tokens} tokens, {rows}"
-
-    @property
-    def takes(self) -> float:
-        """Seconds, guessed: a token of decoding is bound by launches on small shapes and by bandwidth on large ones."""
-        token = {"qwen3-0.6b": 0.015, "qwen3-1.7b": 0.016, "qwen3-4b": 0.022, "qwen3-8b": 0.028}[self.shape]
-        return 8 + self.tokens * token
+from . import work
+from .runner import Figure, Place
 
 
-CASES = (
-    Case("qwen3-4b", 8, 256, 8),
-    Case("qwen3-4b", 4, 512, 2),
-    Case("qwen3-8b", 4, 128, 4),
-    Case("qwen3-8b", 8, 512, 2),
-    Case("qwen3-1.7b", 8, 256, 8, groups=2),
-    Case("qwen3-1.7b", 16, 512, 4),
-    Case("qwen3-0.6b", 2, 128, 8, groups=4),
-    Case("qwen3-0.6b", 8, 512, 8),
-    Case("qwen3-4b", 16, 256, 16),
-    Case("qwen3-4b", 8, 1024, 2),
-    Case("qwen3-1.7b", 4, 1024, 4),
-    Case("qwen3-0.6b", 16, 1024, 16),
-    Case("qwen3-8b", 2, 1024, 1, groups=2),
-    Case("qwen3-0.6b", 4, 2048, 4),
-    Case("qwen3-4b", 2, 2048, 2),
-)
-"""In the order of their worth: each shape early, the long ones late."""
-
-
-def config_of(case: Case, place: Place, folder: str) -> Any:
-    """The kit's configuration of a case."""
-    import rloo_kit
-
-    return rloo_kit.RLOOConfig(
-        **settings(folder, case.k, case.groups, case.micro, shortened(case.tokens, place)),
-        live_plot=False,
+def config_of(checkpoint: Checkpoint) -> Qwen3Config:
+    """The transformers configuration of a catalogue entry."""
+    return Qwen3Config(
+        vocab_size=checkpoint.vocabulary,
+        hidden_size=checkpoint.hidden_size,
+        intermediate_size=checkpoint.ffn_size,
+        num_hidden_layers=checkpoint.layers,
+        num_attention_heads=checkpoint.heads,
+        num_key_value_heads=checkpoint.kv_heads,
+        head_dim=checkpoint.head_dim,
+        tie_word_embeddings=checkpoint.tied,
+        max_position_embeddings=40960,
+        architectures=["Qwen3ForCausalLM"],
+        dtype=torch.bfloat16,
     )
 
 
-def shortened(tokens: int, place: Place) -> int:
-    """A case's completions; a rehearsal's are short."""
-    return min(tokens, REHEARSAL_TOKENS) if place.is_rehearsal else tokens
+def make(place: Place, shape: str) -> dict[str, Figure]:
+    """Write random weights in NF4 with the tiny policy's tokenizer, matrix by matrix; load them as a user would, and
+    compare their bytes with the catalogue's."""
+    checkpoint, folder = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape], place.scratch / shape
+    not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
+    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
+    config = config_of(checkpoint)
+    with torch.device("meta"):
+        skeleton = Qwen3ForCausalLM(config).to(torch.bfloat16)
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
+    config.quantization_config = how.to_dict()
+    config.save_pretrained(folder)
+    found: dict[str, torch.Tensor] = {}
+    device = "cpu" if place.is_rehearsal else "cuda"
+    for name, parameter in skeleton.named_parameters():
+        weight = torch.ones(parameter.shape, dtype=torch.bfloat16, device=device)
+        if weight.dim() == 2:
+            weight.normal_(std=0.02)  # as transformers initialises Qwen3
+        if "_proj." in name:
+            fresh = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4")
+            weight = fresh.to(weight.device)
+            state = weight.quant_state.as_dict(packed=True)
+            found |= {f"{name}.{key}": part.cpu() for key, part in state.items()}
+        found[name] = weight.data.cpu()
+    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+    model = rloo_kit.load_policy(folder).model
+    linear, rest = weight_bytes(model)
+    expected = model.get_input_embeddings().weight.element_size() * checkpoint.rest_parameters
+    off = abs(linear - checkpoint.linear_bytes()) + abs(rest - expected)
+    return {"projections and other weights, off the catalogue by, bytes": Figure(off, high=0)}
 
 
-def prompts(place: Place, count: int = 64) -> Any:
-    """The dataset of all cases."""
-    return dataset(32 if place.is_rehearsal else PROMPT_TOKENS, count)
-
-
-def train(
-    policy: Any, config: Any, data: Any, card: Any = None, reward: Any = every_other
-) -> tuple[Any, Any]:
-    """Two steps, the second at full length: the plan, and the trainer that took them.
-
-    Args:
-        card: what to plan for; None is this machine.
-    """
-    import rloo_kit
-    from rloo_kit.memory.meter import Meter
-
-    lengths = full_length(config.max_completion_length)
-    trainer = rloo_kit.RLOOTrainer(
-        model=policy, reward_funcs=reward, args=config, train_dataset=data, callbacks=[lengths]
-    )
-    lengths.begin(trainer)
+def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int) -> dict[str, Figure]:
+    """Two steps, the second at full length: measured over planned, for the process, each part and each phase's peak."""
+    tokens, prompt = (work.REHEARSAL_TOKENS, 32) if place.is_rehearsal else (tokens, 256)
+    policy, data = rloo_kit.load_policy(place.scratch / shape), work.dataset(prompt)
+    config = rloo_kit.RLOOConfig(**work.settings(str(place.scratch / "run"), k, groups, micro, tokens))
+    trainer = rloo_kit.RLOOTrainer(policy, work.every_other, config, data)
+    work.at_full_length(trainer, tokens)
     longest = max(len(ids) for ids in policy.tokenize(data["prompt"]))
-    plan = rloo_kit.plan(policy, config, card, prompt_tokens=longest)
-    trainer.memory_plan = plan
+    plan = rloo_kit.plan(policy, config, prompt_tokens=longest)
+    if plan.fits == "does not fit":
+        return {"does not fit by the plan, which needs, GiB": Figure(plan.peak_bytes / 2**30)}
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
     trainer.train()
-    return plan, trainer
-
-
-def measure(case: Case, place: Place) -> Found:
-    """One case: the ratio of measured to planned, in all and by phase."""
-    import rloo_kit
-    from rloo_kit.memory.measured import planned_tensors
-
-    policy = shapes.loaded(case.shape, place)
-    with tempfile.TemporaryDirectory() as folder:
-        config = config_of(case, place, folder)
-        plan = rloo_kit.plan(policy, config, prompt_tokens=PROMPT_TOKENS)
-        if plan.fits == "does not fit":
-            return Found(
-                [seen("by the plan it does not fit this card; peak", plan.peak_bytes / device.GIB, "GiB")]
-            )
-        plan, trainer = train(policy, config, prompts(place))
-    peaks = trainer.memory.peaks
-    planned = planned_tensors(plan)
-    by_phase = {name: peaks[name].allocated_bytes / size for name, size in planned.items() if name in peaks}
-    return Found(
-        [
-            *_whole(plan, peaks, place),
-            *(seen(f"tensors in {name}, measured / planned", ratio) for name, ratio in by_phase.items()),
-            at_least(
-                "longest completion, of its limit", _longest(trainer) / config.max_completion_length, 1.0
-            ),
-            holds("every phase was measured", by_phase.keys() == planned.keys()),
-            holds("the policy is still fresh", not _is_trained(policy)),
-        ],
-        {
-            "case": dataclasses.asdict(case),
-            "plan": {name: dict(parts) for name, parts in plan.phases.items()},
-            "settings": dataclasses.asdict(plan.settings),
-            "peaks": {name: dataclasses.asdict(peak) for name, peak in peaks.items()},
-            "compared": [dataclasses.asdict(row) for row in plan.compare(trainer).all_rows],
-        },
-    )
-
-
-def _whole(plan: Any, peaks: Any, place: Place) -> list[Figure]:
-    """The peak of the process as the driver would count it; in a rehearsal that of tensors alone, unbounded."""
-    from rloo_kit.memory.measured import planned_tensors
-
-    if place.is_rehearsal:
-        largest = max(peak.allocated_bytes for peak in peaks.values())
-        return [seen("peak of tensors, measured / planned", largest / max(planned_tensors(plan).values()))]
-    held = max(peak.reserved_bytes for peak in peaks.values()) + device.context_bytes()
-    never_under = at_most("peak of the process, measured / planned", held / plan.peak_bytes, 1.0)
-    return [never_under, dataclasses.replace(never_under, low=0.9, high=None, is_goal=True)]
-
-
-def _longest(trainer: Any) -> float:
-    """Tokens of the longest completion: the plan is for full ones, and shorter ones would flatter it."""
-    return max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
-
-
-def _is_trained(policy: Any) -> bool:
-    from rloo_kit.memory.reading import reference_is_base
-
-    return not reference_is_base(policy.model)
-
-
-for _number, _case_ in enumerate(CASES):
-    add(
-        Check(
-            _case_.name,
-            functools.partial(measure, _case_),
-            seconds=90 + 3 * _case_.takes,
-            takes=_case_.takes,
-            rank=30 if _number < 3 else 50 + _number,
-            home="memory",
-            needs=(f"shape/{_case_.shape}",),
-        )
-    )
+    compared = plan.compare(trainer)
+    sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)
+    found = {
+        "every phase was measured": Figure(all(row.measured_bytes for row in compared.phases)),
+        "longest completion, of its limit": Figure(sampled / tokens, low=1.0),
+    }
+    if not place.is_rehearsal:
+        # What the driver would count at the peak: the most that torch's allocator held, and the CUDA context.
+        context = cuda_process_bytes() - torch.cuda.memory_reserved()
+        held = context + max(peak.reserved_bytes for peak in trainer.memory.peaks.values())
+        found["process, measured / planned (goal: 0.9 or more)"] = Figure(held / plan.peak_bytes, high=1.0)
+        found["process, GiB"] = Figure(held / 2**30)
+    for row in (*compared.parts, *compared.phases):
+        if row.measured_bytes and row.planned_bytes:
+            found[f"{row.name}, measured / planned"] = Figure(row.measured_bytes / row.planned_bytes)
+    return found

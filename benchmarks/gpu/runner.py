@@ -1,12 +1,13 @@
-"""Run checks in processes of their own, each within its limit and all within a budget.
+"""Run checks one by one, each in a process of its own, within its limit and all within a budget.
 
-A worker that crashes, hangs or raises costs its own check alone.  Outcomes are handed on one by one, so that a command
-that is killed keeps what was done.  What the budget did not reach is said to have not run, and never to have passed.
+For ``python -m benchmarks.gpu``.  A check that raises, crashes, hangs or runs out of memory fails alone, and a check
+that the budget does not reach has not passed: it is "not run".  This file knows no check and loads no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -14,179 +15,181 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-from .checks import Check
-from .device import NUMBERING
-from .report import NOT_RUN, Outcome
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60.0
-"""What the first check of a new process may take on top of its limit: the stack's import, on a cold disk."""
-
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_TOKEN", "WANDB_API_KEY")
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "WANDB_MODE": "disabled",
+PASSED, FAILED, MEASURED, NOT_RUN = "passed", "FAILED", "measured", "not run"
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+ALWAYS = {
+    **dict.fromkeys((*OFFLINE, "PYTHONUNBUFFERED"), "1"),
+    "PYTHONDONTWRITEBYTECODE": "",  # with bytecode the stack imports in a quarter of the time
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA then numbers GPUs as NVML does
 }
+# Tokens; and VS Code's variables, which would make shutdown_kernel() take a kernel for one of VS Code's.
+LEFT_OUT = ("HF_TOKEN", "HUGGING_FACE", "WANDB", "VSCODE_")
 
 
-def environment(variables: dict[str, str], inherited: dict[str, str] | None = None) -> dict[str, str]:
-    """A worker's variables: offline, with this project importable, without secrets, and without the marks of VS Code's
-    terminal, by which ``shutdown_kernel()`` would take the notebook's kernel for one of VS Code's."""
-    given = dict(os.environ) if inherited is None else inherited
-    kept = {
-        name: value for name, value in given.items() if name not in SECRETS and not name.startswith("VSCODE_")
-    }
-    paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [given.get("PYTHONPATH")])]
-    return {
-        **kept,
-        **OFFLINE,
-        **NUMBERING,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONDONTWRITEBYTECODE": "",
-        **variables,
-    }
+class Figure(NamedTuple):
+    """A number between its limits, both included, None for no limit; a bool is a statement that must be true."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the value is within its limits; NaN is not within a limit."""
+        if isinstance(self.value, bool):
+            return self.value
+        return (self.low is None or self.value >= self.low) and (self.high is None or self.value <= self.high)
+
+    @property
+    def shown(self) -> str:
+        """The value in words."""
+        return ("yes" if self.value else "no") if isinstance(self.value, bool) else f"{self.value:.4g}"
+
+    @property
+    def limits(self) -> str:
+        """The limits in words; empty where nothing is demanded."""
+        bounds = (("at least", self.low), ("at most", self.high))
+        words = ", ".join(f"{word} {bound:.4g}" for word, bound in bounds if bound is not None)
+        return "must be" if isinstance(self.value, bool) else words
 
 
-class Running(Protocol):
-    """What the loop below needs of a worker."""
+class Place(NamedTuple):
+    """Where a check runs: a folder that all checks of a command share, and whether a CPU stands in for the GPU."""
 
-    is_new: bool
-
-    def run(self, name: str, seconds: float) -> dict[str, Any]:
-        """Figures and details, or an error; ``is_late`` where the limit ended it."""
-
-    def close(self) -> None:
-        """End the process."""
+    scratch: Path
+    is_rehearsal: bool = False
 
 
-class Worker:
-    """A process that runs one check after another.
+@dataclass(frozen=True)
+class Check:
+    """A function of this package, or one by its full name, as "module:function", and what it needs: earlier checks,
+    ``variables`` of its process, a GPU of ``card_gib``; not ``rehearsed`` where no CPU can stand in.  ``seconds`` are a
+    guess: it is not begun with less left, and killed at four times that plus a minute."""
 
-    Args:
-        check: the first one, which says what process it wants.
-        scratch: for the answers, and for what checks share.
-        is_rehearsal: handed on.
-        log: what the process prints is added to it.
-        command: another program to talk to, for a test.
-    """
+    name: str
+    call: str
+    seconds: float
+    arguments: dict[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+    card_gib: float = 0.0
+    rehearsed: bool = True
 
-    def __init__(
-        self,
-        check: Check,
-        scratch: Path,
-        is_rehearsal: bool,
-        log: Path,
-        command: Sequence[str] = (sys.executable, "-m", "benchmarks.gpu.worker"),
-    ) -> None:
-        self.is_new = True
-        self._scratch, self._log = scratch, log
-        self._output = log.open("ab")
-        self._count = 0
-        self._process = subprocess.Popen(
-            [*command, str(scratch), *(["rehearse"] if is_rehearsal else [])],
-            stdin=subprocess.PIPE,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            env=environment(check.variables),
-            cwd=scratch,  # libraries write into the working directory
-            start_new_session=True,
-        )
 
-    def run(self, name: str, seconds: float) -> dict[str, Any]:
-        """Ask for one check and wait for its answer, ``seconds`` at most."""
-        started, self._count, self.is_new = time.monotonic(), self._count + 1, False
-        file = self._scratch / f"answer-{self._process.pid}-{self._count}.json"
-        with contextlib.suppress(BrokenPipeError):  # a process that is gone is seen below
-            assert self._process.stdin is not None
-            self._process.stdin.write((json.dumps([name, str(file)]) + "\n").encode())
-            self._process.stdin.flush()
-        while not file.exists():
-            spent = time.monotonic() - started
-            if self._process.poll() is not None and not file.exists():
-                return {"error": self._last_words(), "seconds": spent}
-            if spent > seconds:
-                return {"error": f"killed after {spent:.0f} s", "seconds": spent, "is_late": True}
-            time.sleep(0.02)
-        answer: dict[str, Any] = json.loads(file.read_text())
-        file.unlink()
-        return answer
+class Outcome(NamedTuple):
+    """What came of a check; ``note`` is its error, or why it did not run."""
 
-    def _last_words(self) -> str:
-        lines = self._log.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()
-        return f"the process ended with {self._process.returncode}: {''.join(lines[-1:])[:300]}"
+    status: str
+    note: str = ""
+    seconds: float = 0.0
+    figures: dict[str, Figure] = {}  # noqa: RUF012 - never written to
 
-    def close(self) -> None:
-        """End the process and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._output.close()
+
+def judged(figures: dict[str, Figure], seconds: float) -> Outcome:
+    """The outcome of a check that ran to its end."""
+    limited = [figure for figure in figures.values() if figure.limits]
+    status = FAILED if not all(figure.holds for figure in limited) else PASSED if limited else MEASURED
+    return Outcome(status, "", seconds, figures)
+
+
+def why_not(check: Check, left: float, passed: set[str], place: Place, card_gib: float) -> str:
+    """Why a check is not begun with so many seconds left; empty where it is."""
+    if place.is_rehearsal and not check.rehearsed:
+        return "needs a GPU"
+    if card_gib < check.card_gib:
+        return f"needs a GPU of {check.card_gib:g} GiB"
+    if missing := [need for need in check.needs if need not in passed]:
+        return f"needs {missing[0]}"
+    return f"{left:.0f} s of the budget left, takes {check.seconds:.0f}" if left < check.seconds else ""
 
 
 def run_all(
-    checks: Sequence[Check],
+    checks: Iterable[Check],
     budget: float,
-    start: Callable[[Check], Running],
-    is_rehearsal: bool = False,
+    place: Place,
+    run_one: Callable[[Check, float], Outcome],
     card_gib: float = math.inf,
     now: Callable[[], float] = time.monotonic,
-) -> Iterator[Outcome]:
-    """Run the checks in this order and hand on each outcome.
+) -> Iterator[tuple[Check, Outcome]]:
+    """Run the checks in this order and hand on each outcome as it comes; none begins or goes on beyond the budget, in
+    seconds of the clock ``now``.  ``run_one`` runs a check within so many seconds: :func:`run_in_process`."""
+    end, passed = now() + budget, set[str]()
+    for check in checks:
+        left = end - now()
+        outcome = Outcome(NOT_RUN, why_not(check, left, passed, place, card_gib))
+        if not outcome.note:
+            outcome = run_one(check, min(4 * check.seconds + 60, left))
+            if outcome.status == FAILED and now() >= end:
+                outcome = Outcome(NOT_RUN, "the budget ended while it ran", outcome.seconds)
+        if outcome.status in (PASSED, MEASURED):
+            passed.add(check.name)
+        yield check, outcome
 
-    Args:
-        checks: as :func:`benchmarks.gpu.checks.ordered` gives them.
-        budget: seconds for all of them together; no check is begun or goes on beyond it.
-        start: makes the worker that a check asks for.
-        card_gib: memory of the card.
-        now: a clock, for a test.
-    """
-    end, worker, process = now() + budget, None, None
-    done: set[str] = set()
+
+def run_in_process(check: Check, seconds: float, place: Place, log: Path) -> Outcome:
+    """Run a check in a new process, which is killed after so many seconds; what it prints is added to the log."""
+    answer, started = place.scratch / "answer", time.monotonic()
+    answer.unlink(missing_ok=True)
+    job = json.dumps([check.call, check.arguments, str(place.scratch), place.is_rehearsal])
+    with log.open("a") as output:
+        print(f"\n=== {check.name}", file=output, flush=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu.runner", job],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(check.variables),
+            cwd=place.scratch,  # libraries write into the working directory
+            start_new_session=True,
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome(FAILED, f"killed after {seconds:.0f} s", seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it started, too
+            process.wait()
+    took = time.monotonic() - started
+    if not answer.exists():
+        last = log.read_text(errors="replace")[-2000:].strip().splitlines()[-1]
+        return Outcome(FAILED, f"the process ended with {process.returncode}: {last[:300]}", took)
+    found = json.loads(answer.read_text())
+    if isinstance(found, str):
+        return Outcome(FAILED, found, took)
+    return judged({name: Figure(*figure) for name, figure in found.items()}, took)
+
+
+def environment(variables: dict[str, str]) -> dict[str, str]:
+    """A check's environment: offline, without tokens, with this project importable."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
+    paths = [str(ROOT), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, **ALWAYS, "PYTHONPATH": os.pathsep.join(paths), **variables}
+
+
+def main() -> None:
+    """In the check's process: run it, and write its figures, or its error in a line."""
+    call, arguments, scratch, is_rehearsal = json.loads(sys.argv[1])
+    place = Place(Path(scratch), is_rehearsal)
+    found: dict[str, Figure] | str
     try:
-        for check in checks:
-            left = end - now()
-            reason = why_not(check, left, done, is_rehearsal, card_gib)
-            if reason:
-                yield Outcome(check.name, NOT_RUN, note=reason)
-                continue
-            if worker is None or process != check.process:
-                if worker is not None:
-                    worker.close()
-                worker, process = start(check), check.process
-            limit = check.seconds + (START_SECONDS if worker.is_new else 0.0)
-            answer = worker.run(check.name, min(limit, left))
-            outcome = Outcome.of(check.name, answer)
-            if answer.get("is_late") and now() >= end:
-                outcome = Outcome(
-                    check.name, NOT_RUN, note="the budget ended while it ran", seconds=outcome.seconds
-                )
-            if answer.get("error"):
-                worker.close()
-                worker = process = None
-            else:
-                done.add(check.name)
-            yield outcome
-    finally:
-        if worker is not None:
-            worker.close()
+        module, function = call.split(":")
+        in_full = module if "." in module else f"benchmarks.gpu.{module}"
+        found = getattr(importlib.import_module(in_full), function)(place, **arguments)
+    except BaseException as error:
+        traceback.print_exc()
+        found = "".join(traceback.format_exception_only(error)).strip().splitlines()[0][:400]
+    (place.scratch / "part").write_text(json.dumps(found))
+    (place.scratch / "part").replace(place.scratch / "answer")
+    sys.stdout.flush()
+    os._exit(0)  # a library's thread, or a broken CUDA context, could hold the exit up
 
 
-def why_not(check: Check, left: float, done: set[str], is_rehearsal: bool, card_gib: float) -> str:
-    """Why a check is not begun; empty where it is."""
-    missing = [need for need in check.needs if need not in done]
-    if is_rehearsal and not check.is_rehearsed:
-        return "needs CUDA"
-    if card_gib < check.card_gib:
-        return f"needs a card of {check.card_gib:g} GiB"
-    if missing:
-        return f"needs {', '.join(missing)}"
-    if left < check.takes:
-        return f"{max(left, 0):.0f} s of the budget were left, and it takes about {check.takes:.0f} s"
-    return ""
+if __name__ == "__main__":
+    main()
