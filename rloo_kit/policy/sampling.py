@@ -16,12 +16,7 @@ import torch
 from rloo_kit.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from transformers import (
-        GenerationConfig,
-        LogitsProcessorList,
-        PreTrainedModel,
-        StoppingCriteriaList,
-    )
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 BLOCK = 128
 """Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,

@@ -37,8 +37,7 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     once: files are written aside and moved into place one by one.
 
     Args:
-        folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or
-            ``~/.cache``.
+        folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
         ConfigError: ``folder`` holds something else, or the place cannot be written.
@@ -101,8 +100,7 @@ def refuse_foreign(folder: Path) -> None:
 def expand_into(target: Path) -> None:
     """Write the checkpoint's files aside, then move each to the target.
 
-    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not
-    match it.
+    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not match it.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".expanding-", dir=target.parent) as aside:

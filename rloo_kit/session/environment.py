@@ -68,9 +68,8 @@ class Environment:
         return "\n".join(f"{label:<10}{text}" for label, text in rows)
 
     def __repr__(self) -> str:
-        return (
-            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
-        )
+        settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"
+        return f"Environment(device={self.device!r}, {settings})"
 
     def _ipython_display_(self) -> None:
         # A bare prepare() at a cell's end has printed the screen already.
@@ -160,11 +159,6 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
     return tuple(loaded)
 
 
-def _matches(installed: str, tested: str) -> bool:
-    plain = installed.split("+")[0]
-    return plain == tested or plain.startswith(tested + ".")
-
-
 def _check_versions(notes: list[str]) -> None:
     if not version_of("trl").startswith("1.15."):
         raise VersionError(
@@ -173,16 +167,17 @@ def _check_versions(notes: list[str]) -> None:
             todo="pip install trl==1.15.0, and restart the kernel",
         )
     for package, tested in TESTED.items():
-        if not _matches(version_of(package), tested):
-            notes.append(f"{package} {version_of(package)} is installed; tested was {tested}.")
+        installed = version_of(package)
+        if not (installed.split("+")[0] + ".").startswith(tested + "."):
+            notes.append(f"{package} {installed} is installed; tested was {tested}.")
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
     """Decide whether the hub is used, and set HF_HUB_OFFLINE before it is read; returns offline, and in words."""
-    truthy = {"1", "ON", "YES", "TRUE"}
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
+    told_offline = told is not None and told.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:
-        offline = told.upper() in truthy if told is not None else not _hub_reachable()
+        offline = told_offline if told is not None else not _hub_reachable()
     if "huggingface_hub" in sys.modules:
         active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
         if active != offline:
@@ -190,9 +185,8 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
                 f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
                 "before prepare() could set it. Restart the kernel and call prepare() before any other import."
             )
-        in_reach = "out of reach, not switched off" if offline else "in use"
-        return active, "offline" if active else in_reach
-    if (told is not None and told.upper() in truthy) != offline:
+        return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
+    if told_offline != offline:
         os.environ["HF_HUB_OFFLINE"] = imports.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
     return offline, "offline" if offline else "in use"
 

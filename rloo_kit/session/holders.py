@@ -121,7 +121,8 @@ def who_holds(held_bytes: int, shell: object, names: Namespace) -> tuple[tuple[s
     if held_bytes < WORTH_NAMING:
         return ()
     walk = _Walk(stops=_stops(shell, names))
-    held = {**dict(_held_by_names(walk, names)), **dict(_held_by_frames(walk, names))}
+    held = {f"{name} (name in the notebook)": walk.bytes_from(value) for name, value in list(names.items())}
+    held |= dict(_held_by_frames(walk, names))
     if held_bytes - sum(walk.explained.values()) >= WORTH_NAMING:
         held |= dict(_held_by_modules(walk, names))
     large = [(who, count) for who, count in held.items() if count >= WORTH_NAMING]
@@ -168,12 +169,6 @@ def _referents(thing: object) -> list[object]:
     return gc.get_referents(thing)
 
 
-def _held_by_names(walk: _Walk, names: Namespace) -> Held:
-    for name, value in list(names.items()):
-        if held := walk.bytes_from(value):
-            yield f"{name} (name in the notebook)", held
-
-
 def _held_by_frames(walk: _Walk, names: Namespace) -> Held:
     seen: set[int] = set()
     for frame in _frames():
@@ -204,8 +199,7 @@ def _held_by_modules(walk: _Walk, names: Namespace) -> Held:
     for module_name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and vars(module) is not names:
             for who, value in _globals_of(module_name, module):
-                if held := walk.bytes_from(value, seen):
-                    yield who, held
+                yield who, walk.bytes_from(value, seen)
 
 
 def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:

@@ -50,11 +50,10 @@ class Released:
     Attributes:
         freed_bytes: bytes that were held before and are not now.
         held_bytes: bytes still held.
-        holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a
-            variable of a running function, a global of a module.  Two names of one model each count it
-            in full, because both have to go; of the functions that pass it on, the innermost is named;
-            modules are searched for what is unexplained then.  ``held_bytes`` also counts bytes whose
-            holder was not found.
+        holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a variable of a
+            running function, a global of a module.  Two names of one model each count it in full, because both have to
+            go; of the functions that pass it on, the innermost is named; modules are searched for what is unexplained
+            then.  ``held_bytes`` also counts bytes whose holder was not found.
     """
 
     freed_bytes: int

@@ -1,10 +1,8 @@
 """Arithmetic tasks of rising difficulty: datasets of prompts with verifiable answers, split by problem.
 
-For training a policy and for measuring it.  A task holds a conversational ``prompt`` and an ``answer`` column,
-and a held-out set whose problems never occur in training, in any order of their operands.
-
-A fixed rule on its operands decides whether a problem is held out, whatever the seed.  The bundled tiny Qwen3
-was trained under the same rule, so its warm start has seen no held-out addition either.
+For training a policy and for measuring it.  A fixed rule on its operands, in any order and whatever the seed, decides
+whether a problem is held out.  The bundled tiny Qwen3 was trained under the same rule, so its warm start has seen no
+held-out addition either.
 
 It does not grade: ``answer_of`` extracts the answer that a completion asserts, and ``rewards`` compares.
 """
@@ -18,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_kit.errors import ConfigError, DatasetError
 
@@ -78,8 +76,7 @@ class Problem:
         return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """What the problems of a level are, and how to draw one."""
 
     description: str
@@ -183,9 +180,7 @@ def canonical(number: str) -> str:
     """
     sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
     whole, _, fraction = digits.replace(",", "").partition(".")
-    value = whole.lstrip("0") or "0"
-    if fraction := fraction.rstrip("0"):
-        value += "." + fraction
+    value = f"{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
     return value if value == "0" else sign + value
 
 
@@ -210,14 +205,9 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
 
 def task_at(level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int) -> Task:
     """The task of one level."""
-    return Task(
-        name=name,
-        train=dataset_of(problems_of(level, n_train, held_out=False, seed=seed)),
-        held_out=dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed)),
-        answer_of=answer_of,
-        level=level,
-        description=LEVELS[level].description,
-    )
+    train = dataset_of(problems_of(level, n_train, held_out=False, seed=seed))
+    held_out = dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed))
+    return Task(name, train, held_out, answer_of, level, LEVELS[level].description)
 
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
@@ -228,20 +218,16 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list
     """
     side = "held_out" if held_out else "train"
     if n is not None and n < 1:
-        raise DatasetError(
-            f"n_{side} has to be at least 1", where=f"n_{side}={n}", todo="ask for one problem or more"
-        )
+        where = f"n_{side}={n}"
+        raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
     wanted = n or (DEFAULT_HELD_OUT if held_out else DEFAULT_TRAIN)
     rng = random.Random(f"{level} {side} {seed}")
     found: dict[str, Problem] = {}
     misses = 0
     while len(found) < wanted and misses < EXHAUSTED:
-        problem = LEVELS[level].draw(rng)
+        problem, misses = LEVELS[level].draw(rng), misses + 1
         if problem.is_held_out is held_out and problem.expression not in found:
-            found[problem.expression] = problem
-            misses = 0
-        else:
-            misses += 1
+            found[problem.expression], misses = problem, 0
     if n is not None and len(found) < n:
         raise DatasetError(
             f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
@@ -255,9 +241,8 @@ def dataset_of(problems: Iterable[Problem]) -> Dataset:
     """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
-    )
+    rows = [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
+    return Dataset.from_list(rows)
 
 
 # --- choosing a level
@@ -278,10 +263,8 @@ class PassRate:
         return self.correct / self.completions
 
     def __str__(self) -> str:
-        return (
-            f"level {self.level} ({LEVELS[self.level].description}): "
-            f"{self.correct} of {self.completions} right, {self.truncated} truncated"
-        )
+        figures = f"{self.correct} of {self.completions} right, {self.truncated} truncated"
+        return f"level {self.level} ({LEVELS[self.level].description}): {figures}"
 
 
 def arithmetic(
@@ -323,7 +306,7 @@ def arithmetic(
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
         level = level_near_half(
-            lambda measured: pass_rate(policy, measured, n_prompts, n_samples, max_new_tokens, seed)
+            lambda one: pass_rate(policy, one, n_prompts, n_samples, max_new_tokens, seed)
         )
     if level not in LEVELS:
         raise ConfigError(
