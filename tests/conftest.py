@@ -82,9 +82,7 @@ def right_after_thought(completions: Completions, answer: list[str], **kwargs: o
     return scores
 
 
-def random_rewards(
-    completions: Completions, completion_ids: list[list[int]], **kwargs: object
-) -> list[float]:
+def random_rewards(completions: Completions, completion_ids: list[list[int]], **_: object) -> list[float]:
     """Differs within any group whose completions differ, and by nothing but them."""
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
@@ -96,11 +94,8 @@ SMALL: dict[str, Any] = {
     "num_generations": 2,
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
-    "max_steps": 1,
-    "max_completion_length": 8,
-    "save_strategy": "no",
-    "beta": 0.0,
 }
+SMALL |= {"max_steps": 1, "max_completion_length": 8, "save_strategy": "no", "beta": 0.0}
 
 
 @pytest.fixture
@@ -110,9 +105,8 @@ def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callabl
     def make(reward_funcs: object = right_after_thought, **settings: Any) -> rloo_kit.RLOOTrainer:
         given = {name: settings.pop(name) for name in ARGUMENTS if name in settings}
         arguments = {"model": policy, "train_dataset": task.train, **given}
-        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(
-            **{**SMALL, "output_dir": str(tmp_path / "run"), **settings}
-        )
+        settings = {**SMALL, "output_dir": str(tmp_path / "run"), **settings}
+        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(**settings)
         return rloo_kit.RLOOTrainer(reward_funcs=reward_funcs, **arguments)
 
     return make

@@ -84,9 +84,8 @@ def load_policy(
         trained = source.trained_length(path, found.is_adapter, kwargs)
         longest = min(max_seq_length, trained or max_seq_length)
         model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
-        checkpoint = found.checkpoint or checkpoint_from_config(
-            str(name), model.config, tokenizer.chat_template
-        )
+        template = tokenizer.chat_template
+        checkpoint = found.checkpoint or checkpoint_from_config(str(name), model.config, template)
         _complete_tokens(model, tokenizer)
         if not found.is_adapter:
             model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)

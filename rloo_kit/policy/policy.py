@@ -142,9 +142,7 @@ class Policy:
         width = max(len(row) for _, row in jobs)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for _, row in jobs], device=self.device
-        )
+        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with torch.no_grad():
             output = self.model.generate(
                 input_ids=ids,
@@ -235,12 +233,10 @@ def _evaluating(model: PeftModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_randomness(seed: int | None) -> Iterator[None]:
-    if seed is None:
-        yield
-        return
     import torch
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
         yield

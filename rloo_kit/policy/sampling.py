@@ -65,9 +65,8 @@ def decode(
     whole[:, : input_ids.size(1)] = input_ids
     rows, ids, step = torch.arange(len(input_ids)), input_ids, input_ids
     while True:
-        outputs = model(
-            input_ids=step, attention_mask=mask, past_key_values=cache, use_cache=True, **model_inputs
-        )
+        cached = {"past_key_values": cache, "use_cache": True}
+        outputs = model(input_ids=step, attention_mask=mask, **cached, **model_inputs)
         scores = logits_processor(ids, outputs.logits[:, -1].float())
         del outputs
         step = choose(scores).unsqueeze(1)

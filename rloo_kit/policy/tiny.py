@@ -45,8 +45,15 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     target = default_folder() if folder is None else Path(folder)
     if is_whole(target):
         return target
-    if folder is not None:
-        refuse_foreign(target)
+    foreign = target.is_file() or (
+        target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).exists()
+    )
+    if folder is not None and foreign:
+        raise ConfigError(
+            "the folder for the tiny Qwen3 holds something else",
+            where=f"tiny.checkpoint, {target}",
+            todo="name a new or empty folder, or none for the user's cache",
+        )
     try:
         expand_into(target)
     except OSError as error:
@@ -87,16 +94,6 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if the folder holds files that were not expanded from here."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()):
-        raise ConfigError(
-            "the folder for the tiny Qwen3 holds something else",
-            where=f"tiny.checkpoint, {folder}",
-            todo="name a new or empty folder, or none for the user's cache",
-        )
-
-
 def expand_into(target: Path) -> None:
     """Write the checkpoint's files aside, then move each to the target.
 
@@ -123,7 +120,6 @@ def write_checkpoint(folder: Path) -> None:
     tensors = load_file(DATA / ROWS)
     rows, used_ids = tensors[EMBEDDING], tensors.pop("used_ids").long()
     vocabulary = json.loads((DATA / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    embedding = rows[-1].repeat(vocabulary, 1)
-    embedding[used_ids] = rows[:-1]
-    tensors[EMBEDDING] = embedding
+    tensors[EMBEDDING] = rows[-1].repeat(vocabulary, 1)
+    tensors[EMBEDDING][used_ids] = rows[:-1]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -29,13 +29,10 @@ class Environment:
 
     Attributes:
         device: "cuda" or "cpu".
-        device_name: as the driver or the operating system names it.
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
-        offline: whether the Hugging Face hub is not asked.
-        hub: the same in words, and whether it was out of reach too late to be switched off.
-        seed: the seed that was set.
+        offline, hub: whether the Hugging Face hub is not asked; in words also whether it could not be switched off.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
         warnings: one sentence each.
     """
@@ -252,9 +249,8 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
         if name == CPU_BF16 and (device != "cpu" or value is None):
             continue  # of no effect on a GPU; load_policy chooses float32 without it
         if value != imports.read[name]:
-            notes.append(
-                f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
-            )
+            late = f"{name} was changed after {setting.read_by} read it"
+            notes.append(f"{late}; restart the kernel to change it.")
         elif name in imports.set_by_kit:
             yield name, _short(imports.set_by_kit[name]), f"set: {setting.reason}"
         elif name in from_file:

@@ -66,9 +66,8 @@ def shutdown_kernel() -> None:
 
 def _in_vscode(shell: InteractiveShell) -> bool:
     # Its notebooks have the name; its extension host has the variables, and its terminal has not.
-    return "__vsc_ipynb_file__" in shell.user_ns or not os.environ.keys().isdisjoint(
-        ("VSCODE_PID", "VSCODE_CWD")
-    )
+    names = {"__vsc_ipynb_file__"} & shell.user_ns.keys() | {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
+    return bool(names)
 
 
 def _after_this_cell(shell: InteractiveShell, action: Callable[[], None]) -> threading.Timer:

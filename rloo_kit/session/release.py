@@ -91,15 +91,6 @@ def release(*holders: object, namespace: Namespace | None = None) -> Released:
     Args:
         holders: objects to let go of; none means every model that the namespace names.
         namespace: where the names are; by default the notebook's, in a script those of ``__main__``.
-
-    Returns:
-        A `Released`, whose text is in whole MiB.
-
-    Example:
-        >>> names = {"answer": 42}
-        >>> released = release(namespace=names)
-        >>> names
-        {'answer': 42}
     """
     shell = running_shell()
     if namespace is None:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out
-DEFAULT_TRAIN = 1000
-DEFAULT_HELD_OUT = 200
 EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
@@ -84,11 +82,7 @@ class Level(NamedTuple):
 
 
 def sum_of(*operands: int) -> Problem:
-    """The addition of the operands, in this order.
-
-    >>> sum_of(17, 25)
-    Problem(expression='17 + 25', operands=(17, 25), answer=42)
-    """
+    """The addition of the operands, in this order."""
     return Problem(" + ".join(map(str, operands)), operands, sum(operands))
 
 
@@ -150,10 +144,6 @@ def answer_of(completion: str | Sequence[Message]) -> str | None:
 
     >>> answer_of("<think>\n7+5=12\n1+2+1=4\n</think>\n\n17 + 25 = 42.")
     '42'
-    >>> answer_of([{"role": "assistant", "content": "It is $\\boxed{1{,}234}$, not 99."}])
-    '1234'
-    >>> answer_of("<think>\n7+5=12") is None
-    True
     """
     text = completion if isinstance(completion, str) else completion[-1]["content"] if completion else ""
     if text.rfind("<think>") > text.rfind("</think>"):
@@ -220,7 +210,7 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list
     if n is not None and n < 1:
         where = f"n_{side}={n}"
         raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
-    wanted = n or (DEFAULT_HELD_OUT if held_out else DEFAULT_TRAIN)
+    wanted = n or (200 if held_out else 1000)
     rng = random.Random(f"{level} {side} {seed}")
     found: dict[str, Problem] = {}
     misses = 0
@@ -305,9 +295,7 @@ def arithmetic(
                 where="tasks.arithmetic, policy=None",
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
-        level = level_near_half(
-            lambda one: pass_rate(policy, one, n_prompts, n_samples, max_new_tokens, seed)
-        )
+        level = level_near_half(lambda n: pass_rate(policy, n, n_prompts, n_samples, max_new_tokens, seed))
     if level not in LEVELS:
         raise ConfigError(
             "there is no such level",

@@ -6,6 +6,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -69,9 +70,7 @@ def _step(policy: Any) -> None:
                 parameter.normal_(std=0.2, generator=generator)
 
 
-def test_a_saved_adapter_reads_back_with_the_same_greedy_output_and_the_length_of_its_base(
-    policy: Any, task: Any, tmp_path: Path
-) -> None:
+def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any, tmp_path: Path) -> None:
     """Beyond that length unsloth rescales the position embedding on a GPU: another policy."""
     prompts = task.held_out["prompt"][:8]
     base = policy.generate(prompts, **SHORT)
@@ -97,9 +96,7 @@ def test_a_checkpoint_merged_in_16_bit_reads_back_as_base_plus_lora(tmp_path: Pa
         torch.testing.assert_close(after.base_layer.weight.float(), expected, rtol=2**-6, atol=2**-8)
 
 
-def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(
-    capfd: pytest.CaptureFixture[str], task: Any
-) -> None:
+def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(capfd: Any, task: Any) -> None:
     policy = rloo_kit.load_policy("tiny", dtype=torch.bfloat16)
     assert policy.model.dtype == torch.bfloat16
     assert policy.generate(task.held_out["prompt"][:2], **SHORT)
@@ -136,32 +133,25 @@ def test_a_rank_below_one_is_refused() -> None:
         ValueError("Some modules are dispatched on the CPU or the disk."),
         RuntimeError("CUDA error: out of memory"),
     ],
-    ids=["torch", "unsloth", "transformers", "CUDA"],
 )
-def test_running_out_of_memory_gives_bytes_and_smaller_checkpoints(
-    raised: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*args: Any) -> Any:
-        raise raised
-
+def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
     monkeypatch.setattr(source, "trained_length", lambda *args: 40960)
     monkeypatch.setattr(source, "_check_hub", lambda *args: False)
-    monkeypatch.setattr(loading, "_load", load)
+    monkeypatch.setattr(loading, "_load", Mock(side_effect=raised))
     with pytest.raises(OutOfMemoryError, match=r"qwen3-4b.*qwen3-0\.6b") as caught:
         rloo_kit.load_policy("qwen3-8b")
     assert str(catalogue.CATALOGUE["qwen3-8b"].weight_bytes()) in str(caught.value)
 
 
-def test_a_model_with_layers_in_the_computers_memory_is_an_error_that_does_not_keep_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_it(monkeypatch: Any) -> None:
     """transformers puts them there silently in 16 bit.  A notebook keeps its last error, and loads a smaller one."""
     import unsloth
 
     loaded: list[weakref.ref[Any]] = []
+    Model = type("Model", (SimpleNamespace,), {})  # unlike its base, it can be referred to weakly
 
     def from_pretrained(**kwargs: Any) -> Any:
-        model = SimpleNamespace(hf_device_map={"model.layers.0": 0, "model.layers.1": "cpu"})
+        model = Model(hf_device_map={"model.layers.0": 0, "model.layers.1": "cpu"})
         loaded.append(weakref.ref(model))
         return model, None
 

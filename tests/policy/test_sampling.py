@@ -40,9 +40,7 @@ def test_draws_follow_softmax(vocabulary: int) -> None:
     assert_follows(counts, scores.double().softmax(0))
 
 
-def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(monkeypatch: Any) -> None:
     """Half of the mass lies in the last block, the rest everywhere.  The numbers are the middles of 64 equal parts."""
     middles = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
     monkeypatch.setattr(torch, "rand", lambda *shape, **how: middles.view(64, 1))
@@ -66,9 +64,7 @@ def test_rows_are_drawn_each_from_its_own_distribution_and_independently() -> No
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
-def test_the_smallest_and_the_largest_uniform_number_lie_inside(
-    uniform: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smallest_and_the_largest_uniform_number_lie_inside(uniform: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "rand", lambda rows, one, **how: torch.full((rows, one), uniform, **how))
     scores = torch.full((1, 300), -torch.inf)
     scores[0, [3, 4, BLOCK + 5, 290]] = torch.tensor([0.1, 0.7, -2.0, 0.3])
@@ -199,9 +195,8 @@ def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: 
 def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     torch.manual_seed(0)
     rows: list[int] = []
-    hook = small.register_forward_pre_hook(
-        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
+    count = lambda _, args, kwargs: rows.append(len(kwargs["input_ids"]))  # noqa: E731
+    hook = small.register_forward_pre_hook(count, with_kwargs=True)
     output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
     hook.remove()
     lengths = [row.index(EOS) + 1 if EOS in row else 8 for row in output[:, 5:].tolist()]
@@ -213,7 +208,7 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
 
 
 def test_the_policys_greedy_completions_are_those_of_transformers(
-    policy: Any, task: Any, monkeypatch: pytest.MonkeyPatch
+    policy: Any, task: Any, monkeypatch: Any
 ) -> None:
     prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)

@@ -86,7 +86,7 @@ def cut_in_half(path: Path) -> None:
     ],
 )
 def test_a_damaged_cache_is_repaired(
-    name: str, damage: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, damage: Any, folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target = tiny.default_folder()
@@ -107,8 +107,8 @@ def test_a_folder_that_holds_something_else_or_cannot_be_written_is_refused(tmp_
         tiny.checkpoint(other / "folder")
 
 
-def test_processes_that_expand_at_once_all_get_a_whole_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_processes_that_expand_at_once_get_a_whole_folder(
+    folder: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     children = []
@@ -189,7 +189,7 @@ def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
 # --- the model
 
 
-def test_it_is_a_qwen3_of_full_vocabulary_with_hardly_any_mass_on_ids_that_no_text_uses(
+def test_it_is_a_qwen3_of_full_vocabulary_with_hardly_any_mass_on_unused_ids(
     model: Any, tokenizer: Any
 ) -> None:
     import torch

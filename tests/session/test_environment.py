@@ -28,17 +28,13 @@ def test_prepare_shows_one_screen_and_sets_what_it_shows(first_cells: Any) -> No
         "seed      7",
     ):
         assert shown in screen
-    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:64\n            yours, left as it is" in screen, (
-        "by its old name"
-    )
+    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:64\n            yours, left as it is" in screen
     assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
     assert first_cells.shown["dtype"].strip() == "torch.float32"
     assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
 
 
-def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_the_file_is_shown(
-    first_cells: Any,
-) -> None:
+def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells: Any) -> None:
     state = json.loads(first_cells.shown["state"])
     assert (state["MINE"], state["ABOVE"], state["HF_TOKEN"]) == ("from-shell", "from-above", SECRET)
     assert "HF_TOKEN=(not shown)" in first_cells.shown["prepare"]

@@ -21,9 +21,7 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
 @pytest.mark.parametrize("first", ["unsloth", "trl", "transformers", "peft"])
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
     result = children[first]["result"]
-    assert result["loaded"] == sorted((*imports.PATCHED_BY_UNSLOTH, "unsloth")), (
-        "later imports' order matters"
-    )
+    assert result["loaded"] == sorted((*imports.PATCHED_BY_UNSLOTH, "unsloth")), "their order matters"
     assert (result["told"], result["late"], result["hooks"]) == (False, [], 0)
     assert result["asked"], "another finder was skipped"
     assert result["same"], "the module that unsloth patched is not the one that is used"

@@ -100,9 +100,7 @@ def test_a_runner_sees_every_cell_through(runner: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", [["-c"], ["-m", "IPython", "--quick", "--no-banner", "-c"]])
-def test_in_a_script_and_in_a_terminal_it_returns_at_once_and_says_nothing(
-    program: list[str], server: Server
-) -> None:
+def test_in_a_script_and_a_terminal_it_returns_at_once_silently(program: list[str], server: Server) -> None:
     # A script that a notebook starts inherits the variables that name the server and VS Code.
     code = f"import time\n{SHUT_DOWN}\ntime.sleep(1.5)\nprint('went on')"
     done = run_python(*program, code, JPY_PARENT_PID=str(server.process.pid), VSCODE_PID="1")

@@ -33,12 +33,7 @@ def test_a_figure_is_an_image_in_a_notebook_and_text_elsewhere() -> None:
     assert "matplotlib.pyplot" not in type(figure).__module__
 
 
-@pytest.mark.parametrize(
-    ("shell", "notebook"), [(None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)]
-)
-def test_a_notebook_is_known_by_its_shells_kernel(
-    shell: object, notebook: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    assert show.running_shell() is shell
-    assert show.in_notebook() is notebook
+def test_a_notebook_is_known_by_its_shells_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell, notebook in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert (show.running_shell(), show.in_notebook()) == (shell, notebook)

@@ -86,9 +86,7 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: tuple[int,
         ("9" * 5000, "9" * 5000, "longer than Python turns into an int"),
     ],
 )
-def test_the_answer_is_the_number_asserted_after_the_thought(
-    completion: str, answer: str | None, why: str
-) -> None:
+def test_the_answer_is_the_number_after_the_thought(completion: str, answer: str | None, why: str) -> None:
     assert tasks.answer_of(completion) == answer, why
     assert tasks.answer_of([{"role": "assistant", "content": completion}]) == answer, why
     assert tasks.answer_of([]) is None
@@ -143,7 +141,6 @@ def test_a_given_level_needs_no_policy() -> None:
 
 @pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5, "auto"])
 def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level: Any) -> None:
-    with pytest.raises(
-        ConfigError, match="policy=None[^$]*from 1 to 7" if level == "auto" else "from 1 to 7"
-    ):
+    where = "policy=None" if level == "auto" else f"level={level!r}"
+    with pytest.raises(ConfigError, match=rf"{where}[\s\S]*from 1 to 7"):
         tasks.arithmetic(level)
