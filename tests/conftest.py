@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
-Script = Callable[..., subprocess.CompletedProcess[str]]
+Done = subprocess.CompletedProcess[str]
+Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]
 
 
@@ -135,17 +136,13 @@ def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
 def script() -> Script:
     """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
 
-    def run(
-        code: str, *arguments: str, check: bool = True, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
-            check=False,
+    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Done:
+        command, env = (
+            [sys.executable, "-c", code],
+            {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
         )
+        how: Any = {"capture_output": True, "text": True, "timeout": 300, "env": env}
+        done = subprocess.run([*command, *arguments], check=False, **how)
         assert not check or done.returncode == 0, done.stderr[-3000:]
         return done
 

@@ -54,9 +54,8 @@ def decode(
     from transformers import DynamicCache
 
     if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
-        sampled: torch.Tensor = model._sample(
-            input_ids, logits_processor, stopping_criteria, generation_config, **model_inputs
-        )
+        prepared = (input_ids, logits_processor, stopping_criteria, generation_config)
+        sampled: torch.Tensor = model._sample(*prepared, **model_inputs)
         return sampled
     choose = draw if generation_config.do_sample else partial(torch.argmax, dim=-1)
     mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")

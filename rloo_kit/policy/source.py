@@ -5,28 +5,26 @@ For :mod:`.load`.  A name is one of the catalogue, a hub id or a folder.  It loa
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import difflib
 import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
 from rloo_kit.policy import tiny
+from rloo_kit.session.environment import within
 
 ADAPTER_CONFIG = "adapter_config.json"
 HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,10 @@ def _could_be_hub_id(name: str) -> bool:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
+    with contextlib.suppress(HFValidationError):
         validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
@@ -137,7 +134,7 @@ def _check_hub(repository: str, token: str | None) -> bool:
     if constants.HF_HUB_OFFLINE:
         raise unreachable
     try:
-        found = _within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
+        found = within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
     except GatedRepoError as error:
         todo = "accept its terms on the hub and set HF_TOKEN in .env"
         raise PolicyNotFoundError(f"{repository} is gated", where="load_policy", todo=todo) from error
@@ -153,24 +150,6 @@ def _check_hub(repository: str, token: str | None) -> bool:
             raise unreachable from error
         raise
     return any(file.rfilename == ADAPTER_CONFIG for file in found.siblings or ())
-
-
-def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` returns or raises; TimeoutError after that long.
-
-    A timeout given to the hub library holds per phase of a request, and not for the name server.
-    """
-    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(ask())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # Not an executor: leaving one, or the process, would wait for its thread.
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(timeout=seconds)
 
 
 @contextlib.contextmanager

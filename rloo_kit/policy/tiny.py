@@ -23,7 +23,6 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session.imports import cache_folder
 
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
-ROWS = "rows.safetensors"
 MANIFEST = "tiny-qwen3.manifest.json"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -45,10 +44,8 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     target = default_folder() if folder is None else Path(folder)
     if is_whole(target):
         return target
-    foreign = target.is_file() or (
-        target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).exists()
-    )
-    if folder is not None and foreign:
+    ours = (target / MANIFEST).exists()
+    if folder is not None and (target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)):
         raise ConfigError(
             "the folder for the tiny Qwen3 holds something else",
             where=f"tiny.checkpoint, {target}",
@@ -72,10 +69,8 @@ def default_folder() -> Path:
 
 def shipped_hash() -> str:
     """One SHA-256 over the names and contents of the shipped files."""
-    digest = hashlib.sha256()
-    for path in sorted(DATA.iterdir()):
-        digest.update(f"{path.name}:{file_hash(path)}\n".encode())
-    return digest.hexdigest()
+    listing = "".join(f"{path.name}:{file_hash(path)}\n" for path in sorted(DATA.iterdir()))
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -115,9 +110,9 @@ def write_checkpoint(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     for path in DATA.iterdir():
-        if path.name != ROWS:
+        if path.name != "rows.safetensors":
             (folder / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(DATA / ROWS)
+    tensors = load_file(DATA / "rows.safetensors")
     rows, used_ids = tensors[EMBEDDING], tensors.pop("used_ids").long()
     vocabulary = json.loads((DATA / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     tensors[EMBEDDING] = rows[-1].repeat(vocabulary, 1)

@@ -5,14 +5,16 @@ For the first cell of a notebook.  It loads no model, and never prints a value t
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rloo_kit.errors import VersionError
 from rloo_kit.session import imports
@@ -21,6 +23,7 @@ from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
 
 _shown_in_cell: int | None = None
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ def prepare(
 
     Args:
         dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
-        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is
-            not set, tries to connect to the hub for at most three seconds.
+        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is not set,
+            tries to connect to the hub for at most three seconds.
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
@@ -197,17 +200,28 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
 
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = address.port or (80 if address.scheme == "http" else 443)
-    answered = threading.Event()
+    with contextlib.suppress(OSError):
+        within(seconds, lambda: socket.create_connection((address.hostname or "", port), seconds).close())
+        return True
+    return False
 
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", port), seconds):
-            answered.set()
 
-    # create_connection's timeout does not cover a name server that never answers.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answered.is_set()
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """What ``ask`` returns or raises; TimeoutError after that long.
+
+    A timeout given to a socket or to the hub library holds per phase of a request, and not for the name server.
+    """
+    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # Not an executor: leaving one, or the process, would wait for its thread.
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(timeout=seconds)
 
 
 def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:

@@ -66,8 +66,8 @@ def shutdown_kernel() -> None:
 
 def _in_vscode(shell: InteractiveShell) -> bool:
     # Its notebooks have the name; its extension host has the variables, and its terminal has not.
-    names = {"__vsc_ipynb_file__"} & shell.user_ns.keys() | {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
-    return bool(names)
+    known = {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
+    return bool(known) or "__vsc_ipynb_file__" in shell.user_ns
 
 
 def _after_this_cell(shell: InteractiveShell, action: Callable[[], None]) -> threading.Timer:
@@ -189,20 +189,16 @@ def _find_server() -> _Server | None:
         parents = {os.environ.get("JPY_PARENT_PID"), str(os.getppid())}
         folders = [connection.parent, Path(jupyter_runtime_dir())]
         files = [folder / f"jpserver-{pid}.json" for folder in folders for pid in parents if pid]
-        return _read_server(next(file for file in files if file.is_file()), connection)
+        info = json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+        everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
+        return _Server(
+            kernel_id=connection.stem.removeprefix("kernel-"),
+            host="127.0.0.1" if everywhere else info["hostname"],
+            port=info["port"],
+            unix_socket=info.get("sock") or "",
+            https=bool(info.get("secure")),
+            base_url=info["base_url"],
+            token=info.get("token") or "",
+        )
     except Exception:  # no file, an unreadable one, a kernel that is no ipykernel
         return None
-
-
-def _read_server(file: Path, connection: Path) -> _Server:
-    info = json.loads(file.read_text(encoding="utf-8"))
-    everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
-    return _Server(
-        kernel_id=connection.stem.removeprefix("kernel-"),
-        host="127.0.0.1" if everywhere else info["hostname"],
-        port=info["port"],
-        unix_socket=info.get("sock") or "",
-        https=bool(info.get("secure")),
-        base_url=info["base_url"],
-        token=info.get("token") or "",
-    )

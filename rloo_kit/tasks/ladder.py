@@ -183,8 +183,7 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
     A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there.
 
     Args:
-        n_train: training problems; None for 1000, or as many as there are.
-        n_held_out: held-out problems, none of them seen in the tiny model's warm start; None for 200.
+        n_train, n_held_out: as for ``arithmetic``; the tiny model's warm start has seen no held-out problem.
         seed: of the draw; the split is always the same.
 
     Raises:
@@ -277,12 +276,10 @@ def arithmetic(
     Args:
         level: a key of ``LEVELS``, or ``"auto"``.
         policy: from ``load_policy``; needed for ``"auto"`` only.
-        n_train: training problems; None for 1000, or as many as there are.
-        n_held_out: held-out problems; None for 200, or as many as there are.
+        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
-        n_prompts: prompts per level.
-        n_samples: completions per prompt.
+        n_prompts, n_samples: prompts per level, and completions per prompt.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.

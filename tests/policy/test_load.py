@@ -45,7 +45,9 @@ class Tokenizer:
     eos_token_id = property(lambda self: self.ids.get(self.eos_token))
 
 
-def test_a_tokenizer_whose_pad_is_its_eos_gets_another_or_is_refused() -> None:
+def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_eos() -> None:
+    with pytest.raises(ConfigError, match="lora_rank=0"):
+        rloo_kit.load_policy("tiny", lora_rank=0)
     tokenizer: Any = Tokenizer("<|endoftext|>", "<|im_end|>", "<|vision_pad|>")
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
     loading._complete_tokens(model, tokenizer)
@@ -118,11 +120,6 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
     assert load(on_gpu=False) == {"dtype": torch.float32}
     assert load(on_gpu=False, torch_dtype="auto") == {"torch_dtype": "auto"}
     assert load(on_gpu=True) == {}
-
-
-def test_a_rank_below_one_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lora_rank=0"):
-        rloo_kit.load_policy("tiny", lora_rank=0)
 
 
 @pytest.mark.parametrize(

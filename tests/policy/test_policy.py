@@ -20,9 +20,7 @@ def test_n_completions_of_a_prompt_are_adjacent(policy: Any) -> None:
     other = [{"role": "user", "content": "What is 1 + 2?"}]
     completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
     assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
-    for completion in completions:
-        assert len(completion.ids) <= 8
-        assert completion.finished == (completion.ids[-1] in policy.eos_ids)
+    assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
 
 
 def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: Any) -> None:

@@ -195,7 +195,10 @@ def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: 
 def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     torch.manual_seed(0)
     rows: list[int] = []
-    count = lambda _, args, kwargs: rows.append(len(kwargs["input_ids"]))  # noqa: E731
+
+    def count(_module: Any, _args: Any, kwargs: Any) -> None:
+        rows.append(len(kwargs["input_ids"]))
+
     hook = small.register_forward_pre_hook(count, with_kwargs=True)
     output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
     hook.remove()
@@ -207,9 +210,7 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
 # --- the tiny policy and the trainer ------------------------------------------------------------------------
 
 
-def test_the_policys_greedy_completions_are_those_of_transformers(
-    policy: Any, task: Any, monkeypatch: Any
-) -> None:
+def test_the_policys_greedy_completions_are_transformers(policy: Any, task: Any, monkeypatch: Any) -> None:
     prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)
     monkeypatch.setattr(sampling, "options", lambda device: {})
@@ -227,8 +228,8 @@ def test_the_policys_greedy_completions_are_those_of_transformers(
     ],
     ids=["TRL's settings", "switched off", "beams"],
 )
-def test_the_trainer_decodes_with_the_kit_where_it_may(
-    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, settings: Any, ours: bool
+def test_the_trainer_decodes_with_ours(
+    make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
 ) -> None:
     assert sampling.options(torch.device("cuda")) == {}
     calls = []

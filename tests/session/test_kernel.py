@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def gone(pid: int) -> bool:
 CELLS = [("40 + 2", "42"), (SHUT_DOWN, None), ("import time; time.sleep(1.2); 'be' + 'low'", "'below'")]
 
 
-def write_notebook(path: Path, *cells: tuple[str, str | None]) -> Path:
+def write_notebook(path: Path, *cells: tuple[str, str | None]) -> None:
     """A notebook as a run stores it: execution counts and outputs, which strict nbval compares."""
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "P"}})
     for count, (source, text) in enumerate(cells, start=1):
@@ -65,7 +65,6 @@ def write_notebook(path: Path, *cells: tuple[str, str | None]) -> Path:
             cell.outputs = [nbformat.v4.new_output("execute_result", data, execution_count=count)]
         notebook.cells.append(cell)
     nbformat.write(notebook, path)
-    return path
 
 
 def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> Any:
@@ -73,25 +72,22 @@ def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> An
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=90, check=False)
 
 
-PAPERMILL = "import papermill; [papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
+EXECUTE = "papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
 RUNNERS = {
-    "nbval": "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20 --nbval "
-    "last.ipynb below.ipynb",
-    "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20 "
-    "last.ipynb below.ipynb",
-    "papermill": f"-c \"{PAPERMILL} for n in ('last.ipynb', 'below.ipynb')]\"",
+    "nbval": "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20 --nbval",
+    "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20",
+    "papermill": f"-c 'import papermill, sys; [{EXECUTE} for n in sys.argv[1:]]'",
 }
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_runner_sees_every_cell_through(runner: str, tmp_path: Path) -> None:
     """As the last cell and with a cell below: no error, no output of its own, the cell below runs."""
-    notebooks = {
-        write_notebook(tmp_path / f"{name}.ipynb", *cells): cells
-        for name, cells in (("last", CELLS[:2]), ("below", CELLS))
-    }
-    # A terminal of VS Code is not its notebook.
-    done = run_python(*shlex.split(RUNNERS[runner]), cwd=tmp_path, VSCODE_GIT_IPC_HANDLE="x")
+    notebooks = {tmp_path / "last.ipynb": CELLS[:2], tmp_path / "below.ipynb": CELLS}
+    for path, cells in notebooks.items():
+        write_notebook(path, *cells)
+    command = [*shlex.split(RUNNERS[runner]), *map(str, notebooks)]
+    done = run_python(*command, cwd=tmp_path, VSCODE_GIT_IPC_HANDLE="x")  # a terminal's, not a notebook's
     assert done.returncode == 0, done.stdout + done.stderr
     assert runner != "nbval" or "5 passed" in done.stdout
     for path, cells in notebooks.items():
@@ -144,10 +140,9 @@ class Server:
         return answer.status, json.loads(text) if text else None
 
     def listens(self) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             return self.ask("GET", "status")[0] == 200
-        except OSError:
-            return False
+        return False
 
     def open_page(self, *, session: bool = True) -> Page:
         if not session:
@@ -211,14 +206,11 @@ def start_server(folder: Path, *options: str, token: str) -> Server:
 
 def stop_server(server: Server) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.send_signal(signal.SIGTERM)
-    try:
+    server.process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.process.wait(15)
-    except subprocess.TimeoutExpired:
-        server.process.kill()
-    for child in children:
-        if not gone(child.pid):
-            child.kill()
+    for process in (server.process, *(child for child in children if not gone(child.pid))):
+        process.kill()
 
 
 @pytest.fixture(scope="module")

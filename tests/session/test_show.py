@@ -19,6 +19,7 @@ def test_a_size_is_in_gib_from_one_gib_on() -> None:
 def test_a_text_table_without_a_total_has_one_rule_and_an_html_table_escapes_its_cells() -> None:
     rule = "-" * 14
     assert show.text_table(ROWS).splitlines() == ["MiB    planned", rule, "a < b     12.5", "total     12.5"]
+    assert show.text_table(ROWS, total=True).count(rule) == 2
     table = show.html_table(ROWS, total=True)
     assert "a &lt; b" in table
     assert "<th>12.5</th>" in table

@@ -16,19 +16,14 @@ from rloo_kit.tasks import ladder
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
-def test_no_problem_of_any_level_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
+def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
     """Whatever the seed; at level 1 these are all problems there are."""
     everything = level == 1
     train = ladder.problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
     held_out = ladder.problems_of(level, 467 if everything else 100, held_out=True, seed=1)
     assert not {tuple(sorted(p.operands)) for p in train} & {tuple(sorted(p.operands)) for p in held_out}
     assert len({p.expression for p in train}) == len(train), "no problem comes twice"
-
-
-@pytest.mark.parametrize("level", tasks.LEVELS)
-def test_answers_are_what_python_computes_from_the_expression(level: int) -> None:
-    for problem in ladder.problems_of(level, 20, held_out=False, seed=0):
-        assert problem.answer == eval(problem.expression)
+    assert all(problem.answer == eval(problem.expression) for problem in train[:20])
 
 
 def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
@@ -50,7 +45,7 @@ def test_a_seed_fixes_the_draw_and_another_changes_it() -> None:
         ((2034, 1), "only 2033 train"),
         ((1, 468), "only 467 held_out"),
         ((0, 1), "at least 1"),
-        ((1, -5), "=-5"),
+        ((1, -5), "-5"),
     ],
 )
 def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: tuple[int, int], words: str) -> None:
