@@ -309,10 +309,8 @@ def pass_rate(
     problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
     prompts = [problem.prompt for problem in problems]
     completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
-    correct = sum(
-        completion.finished and answer_of(completion.text) == str(problem.answer)
-        for problem, completion in zip(problems, completions, strict=True)
-    )
+    pairs = zip(problems, completions, strict=True)
+    correct = sum(said.finished and answer_of(said.text) == str(problem.answer) for problem, said in pairs)
     truncated = sum(not completion.finished for completion in completions)
     return PassRate(level, correct, truncated, len(problems))
 

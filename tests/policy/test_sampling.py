@@ -228,9 +228,7 @@ def test_the_policys_greedy_completions_are_transformers(policy: Any, task: Any,
     ],
     ids=["TRL's settings", "switched off", "beams"],
 )
-def test_the_trainer_decodes_with_ours(
-    make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
-) -> None:
+def test_the_trainer_decodes_so_too(make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool) -> None:
     assert sampling.options(torch.device("cuda")) == {}
     calls = []
 

@@ -68,9 +68,6 @@ def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest
     assert resolve("~/adapter").path == str(tmp_path / "adapter")
 
 
-# --- the hub
-
-
 def test_offline_a_hub_id_fails_at_once_and_is_told_how_to_go_on(online: Any, monkeypatch: Any) -> None:
     online(raising(AssertionError("the hub was asked")))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -115,9 +112,6 @@ def test_a_repository_is_recognised_as_a_model_or_an_adapter(online: Any) -> Non
         found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
         online(lambda *args, found=found, **kwargs: found)
         assert resolve("somebody/else").is_adapter is (file != "config.json")
-
-
-# --- adapters
 
 
 @pytest.fixture

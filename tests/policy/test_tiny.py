@@ -41,9 +41,6 @@ def model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
 
-# --- the files
-
-
 def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() -> None:
     assert tiny.DATA.is_relative_to(Path(rloo_kit.__file__).parent)
     assert sum(path.stat().st_size for path in tiny.DATA.iterdir()) < 500_000
@@ -115,9 +112,6 @@ def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch:
     assert hashes[0] == hashes[1]
 
 
-# --- the tokenizer
-
-
 def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) -> None:
     tokens = "<|endoftext|> <|im_start|> <|im_end|> <|vision_pad|> <think> </think>"
     ids = [151643, 151644, 151645, 151654, 151667, 151668]
@@ -174,9 +168,6 @@ def test_prompts_are_templated_as_qwen3_does(tokenizer: Any, true_tokenizer: Any
 def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
     text = "Zwölf Boxkämpfer jagen 東京の猫 🐈 across\t\tthe yard.\r\n"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-# --- the model
 
 
 def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:

@@ -12,8 +12,6 @@ from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.tasks import ladder
 
-# --- the split
-
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
 def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
@@ -53,9 +51,6 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: tuple[int,
         tasks.addition(*sizes)
 
 
-# --- reading an answer
-
-
 @pytest.mark.parametrize(
     ("completion", "answer", "why"),
     [
@@ -85,9 +80,6 @@ def test_the_answer_is_the_number_after_the_thought(completion: str, answer: str
     assert tasks.answer_of(completion) == answer, why
     assert tasks.answer_of([{"role": "assistant", "content": completion}]) == answer, why
     assert tasks.answer_of([]) is None
-
-
-# --- the ladder
 
 
 @pytest.mark.parametrize("half_at", range(1, 8))
