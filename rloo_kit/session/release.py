@@ -19,19 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rloo_kit.session.holders import (
-    WORTH_NAMING,
-    WRAPPED,
-    Namespace,
-    attribute,
-    bytes_in_use,
-    holds_model,
-    holds_weights,
-    is_module,
-    may_hold,
-    on_cuda,
-    who_holds,
-)
+from rloo_kit.session import holders as search
+from rloo_kit.session.holders import Namespace, attribute
 from rloo_kit.session.show import MIB, running_shell
 
 if TYPE_CHECKING:
@@ -71,7 +60,7 @@ class Released:
 
 
 def _mib(count: int) -> str:
-    return "<1 MiB" if 0 < count < WORTH_NAMING else f"{count / MIB:.0f} MiB"
+    return "<1 MiB" if 0 < count < search.WORTH_NAMING else f"{count / MIB:.0f} MiB"
 
 
 def release(*holders: object, namespace: Namespace | None = None) -> Released:
@@ -96,20 +85,20 @@ def release(*holders: object, namespace: Namespace | None = None) -> Released:
     if namespace is None:
         namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
     collect()
-    before = bytes_in_use()
+    before = search.bytes_in_use()
     _let_go(holders, namespace)
     del holders
     _clear_errors(shell)
     _clear_out_history(shell, namespace)
     collect()
-    held = bytes_in_use()
-    return Released(max(before - held, 0), held, holders=who_holds(held, shell, namespace))
+    held = search.bytes_in_use()
+    return Released(max(before - held, 0), held, holders=search.who_holds(held, shell, namespace))
 
 
 def collect() -> None:
     """Collect garbage, and return what the allocator of the GPU, or without one of the process, keeps cached."""
     gc.collect()
-    if on_cuda():
+    if search.on_cuda():
         cuda = sys.modules["torch"].cuda
         cuda.empty_cache()
         with contextlib.suppress(Exception):  # not every backend shares memory between processes
@@ -119,7 +108,8 @@ def collect() -> None:
 
 
 def _let_go(holders: tuple[object, ...], names: Namespace) -> None:
-    targets = [h for h in holders or names.values() if (may_hold(h) if holders else holds_model(h))]
+    wanted = search.may_hold if holders else search.holds_model
+    targets = [thing for thing in holders or names.values() if wanted(thing)]
     parts = _with_parts(targets)
     for name in [name for name, value in names.items() if id(value) in parts]:
         del names[name]
@@ -130,16 +120,16 @@ def _let_go(holders: tuple[object, ...], names: Namespace) -> None:
 
 def _with_parts(targets: Iterable[object]) -> set[int]:
     """Identities of the targets, of what they wrap, and of every submodule of these."""
-    wrapped = [attribute(target, name) for target in targets for name in WRAPPED]
-    everything = [*targets, *(part for part in wrapped if holds_weights(part))]
-    modules = [module for thing in everything if is_module(thing) for module in thing.modules()]  # type: ignore[attr-defined]
+    wrapped = [attribute(target, name) for target in targets for name in search.WRAPPED]
+    everything = [*targets, *(part for part in wrapped if search.holds_weights(part))]
+    modules = [module for thing in everything if search.is_module(thing) for module in thing.modules()]  # type: ignore[attr-defined]
     return {id(thing) for thing in everything + modules}
 
 
 def _empty_trainer(thing: object) -> None:
     """Empty a trainer, so that what still refers to it keeps no model alive."""
     free_memory = attribute(attribute(thing, "accelerator"), "free_memory")
-    if not callable(free_memory) or is_module(thing):
+    if not callable(free_memory) or search.is_module(thing):
         return
     with contextlib.suppress(Exception):
         free_memory()
@@ -153,7 +143,7 @@ def _clear_fields(keeper: object, keep: object) -> None:
     fields = attribute(keeper, "__dict__")
     for name, value in list(fields.items()) if isinstance(fields, dict) else ():
         several = value if isinstance(value, (list, tuple)) else (value,)
-        if value is not keep and any(holds_model(one) for one in several):
+        if value is not keep and any(search.holds_model(one) for one in several):
             with contextlib.suppress(Exception):
                 setattr(keeper, name, None)
 

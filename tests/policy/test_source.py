@@ -26,17 +26,13 @@ def resolve(name: str | Path) -> source.Source:
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``online(model_info)``: a hub that answers so."""
+    """``online(answer)``: a hub that answers what the function does, or raises the error."""
 
     def answer(model_info: Any) -> None:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(huggingface_hub, "model_info", model_info)
+        monkeypatch.setattr(huggingface_hub, "model_info", Mock(side_effect=model_info))
 
     return answer
-
-
-def raising(error: Exception) -> Any:
-    return Mock(side_effect=error)
 
 
 def test_a_wrong_name_gets_the_nearest_and_an_empty_folder_what_is_missing(tmp_path: Path) -> None:
@@ -69,7 +65,7 @@ def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest
 
 
 def test_offline_a_hub_id_fails_at_once_and_is_told_how_to_go_on(online: Any, monkeypatch: Any) -> None:
-    online(raising(AssertionError("the hub was asked")))
+    online(AssertionError("the hub was asked"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = r"nor is there a folder of that name[\s\S]*cannot be reached[\s\S]*prepare\(offline=False\)"
     with pytest.raises(PolicyNotFoundError, match=message):
@@ -89,10 +85,10 @@ def test_a_network_error_is_a_hub_that_cannot_be_reached_and_another_error_is_ra
     import httpx
 
     for error in (httpx.ConnectError("refused"), OSError("no route"), errors.OfflineModeIsEnabled("offline")):
-        online(raising(error))
+        online(error)
         with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
             resolve("somebody/something")
-    online(raising(KeyError("a fault of its own")))
+    online(KeyError("a fault of its own"))
     with pytest.raises(KeyError):
         resolve("somebody/something")
 
@@ -102,7 +98,7 @@ def test_a_missing_repository_and_a_gated_one_are_told_apart(name: str, online: 
     response: Any = SimpleNamespace(headers={}, request=None, status_code=404)
     kinds = {errors.RepositoryNotFoundError: "no repository", errors.GatedRepoError: "is gated"}
     for kind, message in kinds.items():
-        online(raising(kind("refused", response=response)))
+        online(kind("refused", response=response))
         with pytest.raises(PolicyNotFoundError, match=message):
             resolve(name)
 
