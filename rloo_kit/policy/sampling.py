@@ -97,7 +97,11 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
         NonFiniteError: a row has NaN or +inf, or no entry above -inf.
     """
     probabilities = torch.softmax(scores, dim=1)
-    below = _block_sums(probabilities).double().cumsum(1)
+    whole = scores.size(1) // BLOCK * BLOCK
+    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
+    if whole < scores.size(1):  # the last block is shorter
+        sums = torch.cat([sums, probabilities[:, whole:].sum(1, keepdim=True)], dim=1)
+    below = sums.double().cumsum(1)
     if not below[:, -1].isfinite().all():
         raise NonFiniteError(
             "the policy's logits are not finite, so it cannot be sampled from",
@@ -111,14 +115,6 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
     entries = probabilities.gather(1, inside.masked_fill(past_end, 0)).masked_fill(past_end, 0.0)
     entry, _ = _first_above(entries.double().cumsum(1), left)
     return (block * BLOCK + entry).squeeze(1)
-
-
-def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums over blocks of :data:`BLOCK` entries of each row; the last block may be shorter."""
-    whole = values.size(1) // BLOCK * BLOCK
-    sums = values[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
-    rest = values[:, whole:].sum(1, keepdim=True)
-    return sums if whole == values.size(1) else torch.cat([sums, rest], dim=1)
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

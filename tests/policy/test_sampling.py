@@ -29,9 +29,6 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-# --- draw -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1])
 def test_draws_follow_softmax(vocabulary: int) -> None:
     torch.manual_seed(0)
@@ -89,8 +86,7 @@ def test_scores_that_are_no_distribution_are_an_error(bad: list[float]) -> None:
         draw(torch.tensor([[0.0, 0.0], bad]))
 
 
-# --- decode, on a policy so small that every completion can be counted --------------------------------------
-
+# A policy so small that every completion can be counted.
 WORDS, EOS, NOTHING = 7, 3, 6  # the last is the pad, which the policy may say as well
 
 
@@ -207,10 +203,7 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     assert len(set(lengths)) > 2, "the test has completions of several lengths"
 
 
-# --- the tiny policy and the trainer ------------------------------------------------------------------------
-
-
-def test_the_policys_greedy_completions_are_transformers(policy: Any, task: Any, monkeypatch: Any) -> None:
+def test_a_policys_greedy_output_is_transformers_own(policy: Any, task: Any, monkeypatch: Any) -> None:
     prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)
     monkeypatch.setattr(sampling, "options", lambda device: {})
@@ -228,7 +221,9 @@ def test_the_policys_greedy_completions_are_transformers(policy: Any, task: Any,
     ],
     ids=["TRL's settings", "switched off", "beams"],
 )
-def test_the_trainer_decodes_so_too(make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool) -> None:
+def test_the_trainer_uses_this_decoding(
+    make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
+) -> None:
     assert sampling.options(torch.device("cuda")) == {}
     calls = []
 
