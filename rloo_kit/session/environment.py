@@ -159,6 +159,10 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
     return tuple(loaded)
 
 
+def _matches(installed: str, tested: str) -> bool:
+    return (installed.split("+")[0] + ".").startswith(tested + ".")
+
+
 def _check_versions(notes: list[str]) -> None:
     if not version_of("trl").startswith("1.15."):
         raise VersionError(
@@ -168,7 +172,7 @@ def _check_versions(notes: list[str]) -> None:
         )
     for package, tested in TESTED.items():
         installed = version_of(package)
-        if not (installed.split("+")[0] + ".").startswith(tested + "."):
+        if not _matches(installed, tested):
             notes.append(f"{package} {installed} is installed; tested was {tested}.")
 
 
