@@ -46,33 +46,10 @@ _NAMES_IN = {
     "watch.plots": ("plot",),
 }
 
-__all__ = [
-    "CATALOGUE",
-    "Card",
-    "Checkpoint",
-    "Comparison",
-    "Completion",
-    "Diagnosis",
-    "Environment",
-    "Evaluation",
-    "Finding",
-    "HealthCallback",
-    "Plan",
-    "Policy",
-    "RLOOConfig",
-    "RLOOTrainer",
-    "compare",
-    "diagnose",
-    "evaluate",
-    "fit",
-    "load_policy",
-    "plan",
-    "plot",
-    "prepare",
-    "release",
-    "shutdown_kernel",
-    "tasks",
-]
+__all__ = ["CATALOGUE", "Card", "Checkpoint", "Comparison", "Completion", "Diagnosis", "Environment"]
+__all__ += ["Evaluation", "Finding", "HealthCallback", "Plan", "Policy", "RLOOConfig", "RLOOTrainer"]
+__all__ += ["compare", "diagnose", "evaluate", "fit", "load_policy", "plan", "plot", "prepare", "release"]
+__all__ += ["shutdown_kernel", "tasks"]
 
 
 def __getattr__(name: str) -> Any:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
-Script = Callable[..., subprocess.CompletedProcess[str]]
+Done = subprocess.CompletedProcess[str]
+Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]
 
 
@@ -82,9 +83,7 @@ def right_after_thought(completions: Completions, answer: list[str], **kwargs: o
     return scores
 
 
-def random_rewards(
-    completions: Completions, completion_ids: list[list[int]], **kwargs: object
-) -> list[float]:
+def random_rewards(completions: Completions, completion_ids: list[list[int]], **_: object) -> list[float]:
     """Differs within any group whose completions differ, and by nothing but them."""
     return [(sum(ids) % 97) / 97 for ids in completion_ids]
 
@@ -96,11 +95,8 @@ SMALL: dict[str, Any] = {
     "num_generations": 2,
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 1,
-    "max_steps": 1,
-    "max_completion_length": 8,
-    "save_strategy": "no",
-    "beta": 0.0,
 }
+SMALL |= {"max_steps": 1, "max_completion_length": 8, "save_strategy": "no", "beta": 0.0}
 
 
 @pytest.fixture
@@ -110,9 +106,8 @@ def make_trainer(policy: rloo_kit.Policy, task: Task, tmp_path: Path) -> Callabl
     def make(reward_funcs: object = right_after_thought, **settings: Any) -> rloo_kit.RLOOTrainer:
         given = {name: settings.pop(name) for name in ARGUMENTS if name in settings}
         arguments = {"model": policy, "train_dataset": task.train, **given}
-        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(
-            **{**SMALL, "output_dir": str(tmp_path / "run"), **settings}
-        )
+        settings = {**SMALL, "output_dir": str(tmp_path / "run"), **settings}
+        arguments["args"] = given.get("args") or rloo_kit.RLOOConfig(**settings)
         return rloo_kit.RLOOTrainer(reward_funcs=reward_funcs, **arguments)
 
     return make
@@ -141,17 +136,13 @@ def qwen3_config() -> Callable[[rloo_kit.Checkpoint], Qwen3Config]:
 def script() -> Script:
     """``script(code, *arguments, **environment)``: run Python code in a process of its own."""
 
-    def run(
-        code: str, *arguments: str, check: bool = True, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
-            check=False,
+    def run(code: str, *arguments: str, check: bool = True, **environment: str) -> Done:
+        command, env = (
+            [sys.executable, "-c", code],
+            {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
         )
+        how: Any = {"capture_output": True, "text": True, "timeout": 300, "env": env}
+        done = subprocess.run([*command, *arguments], check=False, **how)
         assert not check or done.returncode == 0, done.stderr[-3000:]
         return done
 

@@ -12,15 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.catalogue import (
-    CATALOGUE,
-    END_OF_TEXT,
-    END_OF_TURN,
-    PADS,
-    PROJECTIONS,
-    Checkpoint,
-    checkpoint_from_config,
-)
+from rloo_kit import catalogue
+from rloo_kit.catalogue import CATALOGUE, END_OF_TEXT, END_OF_TURN, PADS, PROJECTIONS, Checkpoint
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
 from rloo_kit.policy import source
@@ -84,9 +77,8 @@ def load_policy(
         trained = source.trained_length(path, found.is_adapter, kwargs)
         longest = min(max_seq_length, trained or max_seq_length)
         model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
-        checkpoint = found.checkpoint or checkpoint_from_config(
-            str(name), model.config, tokenizer.chat_template
-        )
+        template = tokenizer.chat_template
+        checkpoint = found.checkpoint or catalogue.checkpoint_from_config(str(name), model.config, template)
         _complete_tokens(model, tokenizer)
         if not found.is_adapter:
             model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
@@ -94,12 +86,7 @@ def load_policy(
 
 
 def _load(
-    path: str,
-    max_seq_length: int,
-    four_bit: bool,
-    checkpointing: bool | str,
-    seed: int,
-    kwargs: dict[str, Any],
+    path: str, longest: int, four_bit: bool, checkpointing: bool | str, seed: int, kwargs: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
     from unsloth import FastLanguageModel
@@ -109,7 +96,7 @@ def _load(
         kwargs = {**kwargs, "dtype": getattr(torch, environment.compute_dtype())}
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
-        max_seq_length=max_seq_length,
+        max_seq_length=longest,
         load_in_4bit=four_bit,
         use_gradient_checkpointing=checkpointing,
         random_state=seed,

@@ -74,20 +74,15 @@ class Policy:
     def tokenize(self, prompts: Sequence[Prompt], **template: object) -> list[list[int]]:
         """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
 
-        Args:
-            prompts: strings, or lists of ``{"role", "content"}`` messages.
-            template: for the chat template, such as ``enable_thinking=False``.
+        ``template`` are arguments of the chat template, such as ``enable_thinking=False``.
         """
+        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
         rows = []
         for prompt in prompts:
-            if isinstance(prompt, str):
-                rows.append(self.tokenizer(prompt)["input_ids"])
-            else:
-                rendered = self.tokenizer.apply_chat_template(
-                    prompt, add_generation_prompt=True, tokenize=True, return_dict=True, **template
-                )
-                rows.append(rendered["input_ids"])
-        return [list(row) for row in rows]
+            of_text = isinstance(prompt, str)
+            row = self.tokenizer(prompt) if of_text else self.tokenizer.apply_chat_template(prompt, **how)
+            rows.append(list(row["input_ids"]))
+        return rows
 
     def generate(
         self,
@@ -107,14 +102,12 @@ class Policy:
         """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
 
         Args:
-            prompts: strings or conversations.
             n: completions per prompt; ``len(result) == n * len(prompts)``.
             max_new_tokens: where a completion is cut, in tokens.
             temperature, top_p, top_k, min_p: as in TRL's config; of no effect when greedy.
             greedy: take the most probable token each time.
             batch_size: rows in the model at once; None fits it to the free memory.
             seed: for this call only; the random state outside is left as it was.
-            chat_template_kwargs: for the chat template.
 
         Raises:
             ConfigError: a string given for the list of prompts, no prompts, a number out of range, or a prompt longer
@@ -142,9 +135,7 @@ class Policy:
         width = max(len(row) for _, row in jobs)
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
-        mask = torch.tensor(
-            [[0] * (width - len(row)) + [1] * len(row) for _, row in jobs], device=self.device
-        )
+        mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with torch.no_grad():
             output = self.model.generate(
                 input_ids=ids,
@@ -235,12 +226,10 @@ def _evaluating(model: PeftModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_randomness(seed: int | None) -> Iterator[None]:
-    if seed is None:
-        yield
-        return
     import torch
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=devices, enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
         yield

@@ -16,12 +16,7 @@ import torch
 from rloo_kit.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from transformers import (
-        GenerationConfig,
-        LogitsProcessorList,
-        PreTrainedModel,
-        StoppingCriteriaList,
-    )
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 BLOCK = 128
 """Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,
@@ -59,9 +54,8 @@ def decode(
     from transformers import DynamicCache
 
     if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
-        sampled: torch.Tensor = model._sample(
-            input_ids, logits_processor, stopping_criteria, generation_config, **model_inputs
-        )
+        prepared = (input_ids, logits_processor, stopping_criteria, generation_config)
+        sampled: torch.Tensor = model._sample(*prepared, **model_inputs)
         return sampled
     choose = draw if generation_config.do_sample else partial(torch.argmax, dim=-1)
     mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")
@@ -70,9 +64,8 @@ def decode(
     whole[:, : input_ids.size(1)] = input_ids
     rows, ids, step = torch.arange(len(input_ids)), input_ids, input_ids
     while True:
-        outputs = model(
-            input_ids=step, attention_mask=mask, past_key_values=cache, use_cache=True, **model_inputs
-        )
+        cached = {"past_key_values": cache, "use_cache": True}
+        outputs = model(input_ids=step, attention_mask=mask, **cached, **model_inputs)
         scores = logits_processor(ids, outputs.logits[:, -1].float())
         del outputs
         step = choose(scores).unsqueeze(1)
@@ -104,7 +97,11 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
         NonFiniteError: a row has NaN or +inf, or no entry above -inf.
     """
     probabilities = torch.softmax(scores, dim=1)
-    below = _block_sums(probabilities).double().cumsum(1)
+    whole = scores.size(1) // BLOCK * BLOCK
+    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
+    if whole < scores.size(1):  # the last block is shorter
+        sums = torch.cat([sums, probabilities[:, whole:].sum(1, keepdim=True)], dim=1)
+    below = sums.double().cumsum(1)
     if not below[:, -1].isfinite().all():
         raise NonFiniteError(
             "the policy's logits are not finite, so it cannot be sampled from",
@@ -118,14 +115,6 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
     entries = probabilities.gather(1, inside.masked_fill(past_end, 0)).masked_fill(past_end, 0.0)
     entry, _ = _first_above(entries.double().cumsum(1), left)
     return (block * BLOCK + entry).squeeze(1)
-
-
-def _block_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums over blocks of :data:`BLOCK` entries of each row; the last block may be shorter."""
-    whole = values.size(1) // BLOCK * BLOCK
-    sums = values[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
-    rest = values[:, whole:].sum(1, keepdim=True)
-    return sums if whole == values.size(1) else torch.cat([sums, rest], dim=1)
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,69 +5,58 @@ For :mod:`.load`.  A name is one of the catalogue, a hub id or a folder.  It loa
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import difflib
 import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
 from rloo_kit.policy import tiny
+from rloo_kit.session.environment import within
 
 ADAPTER_CONFIG = "adapter_config.json"
 HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a name stands for.
+    """What a name stands for."""
 
-    Attributes:
-        path: a folder or a hub id, for unsloth.
-        checkpoint: its shape where it is known.
-        is_adapter: whether it is a LoRA that names its own base.
-    """
-
-    path: str
+    path: str  # a folder or a hub id, for unsloth
     checkpoint: Checkpoint | None
-    is_adapter: bool = False
+    is_adapter: bool = False  # a LoRA that names its own base
 
 
 def resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | None) -> Source:
-    """The source of a name.
-
-    Args:
-        name: as for ``load_policy``; None for the default of this machine.
-        four_bit: whether to take unsloth's 4-bit repository of a catalogue entry.
-        token: for the hub.
+    """The source of a name as ``load_policy`` takes it; ``four_bit`` takes a catalogue entry's 4-bit repository.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
     """
     if name is None:
-        name = _default_name(four_bit)
+        import torch
+
+        on_gpu = torch.cuda.is_available()
+        name = planning.fit(load_in_4bit=four_bit).model.checkpoint.name if on_gpu else "tiny"
     folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if folder.is_dir():
         return _resolve_folder(folder)
     is_path, name = isinstance(name, os.PathLike), os.fspath(name)
     if name == "tiny":
         return Source(str(tiny.checkpoint()), CATALOGUE["tiny"])
-    checkpoint = find(name)
-    if checkpoint is not None:
-        path = checkpoint.four_bit_repository if four_bit else checkpoint.repository
-        _check_hub(str(path), token)
-        return Source(str(path), checkpoint)
+    if (checkpoint := find(name)) is not None:
+        path = str(checkpoint.four_bit_repository if four_bit else checkpoint.repository)
+        _check_hub(path, token)
+        return Source(path, checkpoint)
     if is_path or folder.exists() or not _could_be_hub_id(name):
         raise _no_folder(name, folder)
     if "/" not in name:
@@ -79,24 +68,15 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | No
     return Source(name, None, is_adapter=_check_hub(name, token))
 
 
-def _default_name(four_bit: bool) -> str:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "tiny"
-    return planning.fit(load_in_4bit=four_bit).model.checkpoint.name
-
-
 def _could_be_hub_id(name: str) -> bool:
     """Whether it is a valid hub id; a path has more slashes, or begins with one, with "." or with "~"."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    try:
+    with contextlib.suppress(HFValidationError):
         validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
@@ -154,44 +134,22 @@ def _check_hub(repository: str, token: str | None) -> bool:
     if constants.HF_HUB_OFFLINE:
         raise unreachable
     try:
-        found = _within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
+        found = within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
     except GatedRepoError as error:
-        raise PolicyNotFoundError(
-            f"{repository} is gated",
-            where="load_policy",
-            todo="accept its terms on the hub and set HF_TOKEN in .env",
-        ) from error
+        todo = "accept its terms on the hub and set HF_TOKEN in .env"
+        raise PolicyNotFoundError(f"{repository} is gated", where="load_policy", todo=todo) from error
     except RepositoryNotFoundError as error:
         raise PolicyNotFoundError(
             f"the hub has no repository {repository!r} that you may read, nor is there a folder of that name",
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(repository))}? A private one needs HF_TOKEN in .env",
         ) from error
-    except (OSError, TimeoutError, OfflineModeIsEnabled) as error:
-        raise unreachable from error
-    except Exception as error:  # httpx's own errors are not OSErrors
-        if type(error).__module__.split(".")[0] in ("httpx", "httpcore", "requests"):
+    except Exception as error:
+        library = type(error).__module__.split(".")[0]  # httpx's own errors are not OSErrors
+        if isinstance(error, (OSError, OfflineModeIsEnabled)) or library in ("httpx", "httpcore", "requests"):
             raise unreachable from error
         raise
     return any(file.rfilename == ADAPTER_CONFIG for file in found.siblings or ())
-
-
-def _within(seconds: float, ask: Callable[[], Answer]) -> Answer:
-    """What ``ask`` returns or raises; TimeoutError after that long.
-
-    A timeout given to the hub library holds per phase of a request, and not for the name server.
-    """
-    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            future.set_result(ask())
-        except BaseException as error:
-            future.set_exception(error)
-
-    # Not an executor: leaving one, or the process, would wait for its thread.
-    threading.Thread(target=run, daemon=True).start()
-    return future.result(timeout=seconds)
 
 
 @contextlib.contextmanager
@@ -206,9 +164,8 @@ def portable(path: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         copy = Path(scratch) / "adapter"
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
-        (copy / ADAPTER_CONFIG).write_text(
-            json.dumps({**config, "base_model_name_or_path": str(tiny.checkpoint())})
-        )
+        config["base_model_name_or_path"] = str(tiny.checkpoint())
+        (copy / ADAPTER_CONFIG).write_text(json.dumps(config))
         yield str(copy)
 
 
@@ -226,23 +183,16 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
 
     asked = {name: kwargs[name] for name in ("token", "cache_dir", "revision") if name in kwargs}
     if is_adapter:
-        base = PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
-        _check_base(base, path, kwargs.get("token"))
-        path = base
+        adapter, path = path, PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
         asked.pop("revision", None)
-    config = AutoConfig.from_pretrained(
-        path, trust_remote_code=kwargs.get("trust_remote_code", False), **asked
-    )
+        if not Path(path).is_dir():
+            if not _could_be_hub_id(path):
+                raise PolicyNotFoundError(
+                    f"the base of the adapter is not on this machine: there is no folder {path!r}",
+                    where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
+                    todo="put the base there, or write its place into that file",
+                )
+            _check_hub(path, kwargs.get("token"))
+    trusted = kwargs.get("trust_remote_code", False)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, **asked)
     return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
-def _check_base(base: str, adapter: str, token: str | None) -> None:
-    if Path(base).is_dir():
-        return
-    if not _could_be_hub_id(base):
-        raise PolicyNotFoundError(
-            f"the base of the adapter is not on this machine: there is no folder {base!r}",
-            where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
-            todo="put the base there, or write its place into that file",
-        )
-    _check_hub(base, token)

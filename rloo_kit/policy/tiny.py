@@ -23,7 +23,6 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session.imports import cache_folder
 
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
-ROWS = "rows.safetensors"
 MANIFEST = "tiny-qwen3.manifest.json"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -37,8 +36,7 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     once: files are written aside and moved into place one by one.
 
     Args:
-        folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or
-            ``~/.cache``.
+        folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
         ConfigError: ``folder`` holds something else, or the place cannot be written.
@@ -46,8 +44,13 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     target = default_folder() if folder is None else Path(folder)
     if is_whole(target):
         return target
-    if folder is not None:
-        refuse_foreign(target)
+    ours = (target / MANIFEST).exists()
+    if folder is not None and (target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)):
+        raise ConfigError(
+            "the folder for the tiny Qwen3 holds something else",
+            where=f"tiny.checkpoint, {target}",
+            todo="name a new or empty folder, or none for the user's cache",
+        )
     try:
         expand_into(target)
     except OSError as error:
@@ -66,10 +69,8 @@ def default_folder() -> Path:
 
 def shipped_hash() -> str:
     """One SHA-256 over the names and contents of the shipped files."""
-    digest = hashlib.sha256()
-    for path in sorted(DATA.iterdir()):
-        digest.update(f"{path.name}:{file_hash(path)}\n".encode())
-    return digest.hexdigest()
+    listing = "".join(f"{path.name}:{file_hash(path)}\n" for path in sorted(DATA.iterdir()))
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
@@ -88,21 +89,10 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if the folder holds files that were not expanded from here."""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).exists()):
-        raise ConfigError(
-            "the folder for the tiny Qwen3 holds something else",
-            where=f"tiny.checkpoint, {folder}",
-            todo="name a new or empty folder, or none for the user's cache",
-        )
-
-
 def expand_into(target: Path) -> None:
     """Write the checkpoint's files aside, then move each to the target.
 
-    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not
-    match it.
+    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not match it.
     """
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".expanding-", dir=target.parent) as aside:
@@ -120,12 +110,11 @@ def write_checkpoint(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     for path in DATA.iterdir():
-        if path.name != ROWS:
+        if path.name != "rows.safetensors":
             (folder / path.name).write_bytes(path.read_bytes())
-    tensors = load_file(DATA / ROWS)
+    tensors = load_file(DATA / "rows.safetensors")
     rows, used_ids = tensors[EMBEDDING], tensors.pop("used_ids").long()
     vocabulary = json.loads((DATA / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    embedding = rows[-1].repeat(vocabulary, 1)
-    embedding[used_ids] = rows[:-1]
-    tensors[EMBEDDING] = embedding
+    tensors[EMBEDDING] = rows[-1].repeat(vocabulary, 1)
+    tensors[EMBEDDING][used_ids] = rows[:-1]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

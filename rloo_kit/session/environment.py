@@ -5,14 +5,16 @@ For the first cell of a notebook.  It loads no model, and never prints a value t
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import platform
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rloo_kit.errors import VersionError
 from rloo_kit.session import imports
@@ -21,6 +23,7 @@ from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
 
 _shown_in_cell: int | None = None
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,10 @@ class Environment:
 
     Attributes:
         device: "cuda" or "cpu".
-        device_name: as the driver or the operating system names it.
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
-        offline: whether the Hugging Face hub is not asked.
-        hub: the same in words, and whether it was out of reach too late to be switched off.
-        seed: the seed that was set.
+        offline, hub: whether the Hugging Face hub is not asked; in words also whether it could not be switched off.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
         warnings: one sentence each.
     """
@@ -68,9 +68,8 @@ class Environment:
         return "\n".join(f"{label:<10}{text}" for label, text in rows)
 
     def __repr__(self) -> str:
-        return (
-            f"Environment(device={self.device!r}, bf16={self.bf16}, offline={self.offline}, seed={self.seed})"
-        )
+        settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"
+        return f"Environment(device={self.device!r}, {settings})"
 
     def _ipython_display_(self) -> None:
         # A bare prepare() at a cell's end has printed the screen already.
@@ -88,8 +87,8 @@ def prepare(
 
     Args:
         dotenv: a file of ``NAME=value`` lines; a variable that is set already wins.  None reads none.
-        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is
-            not set, tries to connect to the hub for at most three seconds.
+        offline: whether to do without the Hugging Face hub; None follows ``HF_HUB_OFFLINE`` or, where that is not set,
+            tries to connect to the hub for at most three seconds.
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
@@ -161,8 +160,7 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
 
 
 def _matches(installed: str, tested: str) -> bool:
-    plain = installed.split("+")[0]
-    return plain == tested or plain.startswith(tested + ".")
+    return (installed.split("+")[0] + ".").startswith(tested + ".")
 
 
 def _check_versions(notes: list[str]) -> None:
@@ -173,16 +171,17 @@ def _check_versions(notes: list[str]) -> None:
             todo="pip install trl==1.15.0, and restart the kernel",
         )
     for package, tested in TESTED.items():
-        if not _matches(version_of(package), tested):
-            notes.append(f"{package} {version_of(package)} is installed; tested was {tested}.")
+        installed = version_of(package)
+        if not _matches(installed, tested):
+            notes.append(f"{package} {installed} is installed; tested was {tested}.")
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
     """Decide whether the hub is used, and set HF_HUB_OFFLINE before it is read; returns offline, and in words."""
-    truthy = {"1", "ON", "YES", "TRUE"}
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
+    told_offline = told is not None and told.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:
-        offline = told.upper() in truthy if told is not None else not _hub_reachable()
+        offline = told_offline if told is not None else not _hub_reachable()
     if "huggingface_hub" in sys.modules:
         active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
         if active != offline:
@@ -190,9 +189,8 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
                 f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
                 "before prepare() could set it. Restart the kernel and call prepare() before any other import."
             )
-        in_reach = "out of reach, not switched off" if offline else "in use"
-        return active, "offline" if active else in_reach
-    if (told is not None and told.upper() in truthy) != offline:
+        return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
+    if told_offline != offline:
         os.environ["HF_HUB_OFFLINE"] = imports.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
     return offline, "offline" if offline else "in use"
 
@@ -206,17 +204,28 @@ def _hub_reachable(seconds: float = 3.0) -> bool:
 
     address = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = address.port or (80 if address.scheme == "http" else 443)
-    answered = threading.Event()
+    with contextlib.suppress(OSError):
+        within(seconds, lambda: socket.create_connection((address.hostname or "", port), seconds).close())
+        return True
+    return False
 
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((address.hostname or "", port), seconds):
-            answered.set()
 
-    # create_connection's timeout does not cover a name server that never answers.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answered.is_set()
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """What ``ask`` returns or raises; TimeoutError after that long.
+
+    A timeout given to a socket or to the hub library holds per phase of a request, and not for the name server.
+    """
+    future: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except BaseException as error:
+            future.set_exception(error)
+
+    # Not an executor: leaving one, or the process, would wait for its thread.
+    threading.Thread(target=run, daemon=True).start()
+    return future.result(timeout=seconds)
 
 
 def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:
@@ -258,9 +267,8 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
         if name == CPU_BF16 and (device != "cpu" or value is None):
             continue  # of no effect on a GPU; load_policy chooses float32 without it
         if value != imports.read[name]:
-            notes.append(
-                f"{name} was changed after {setting.read_by} read it; restart the kernel to change it."
-            )
+            late = f"{name} was changed after {setting.read_by} read it"
+            notes.append(f"{late}; restart the kernel to change it.")
         elif name in imports.set_by_kit:
             yield name, _short(imports.set_by_kit[name]), f"set: {setting.reason}"
         elif name in from_file:

@@ -120,19 +120,16 @@ def who_holds(held_bytes: int, shell: object, names: Namespace) -> tuple[tuple[s
     """Roots from which live tensors are reached, largest first, then by name."""
     if held_bytes < WORTH_NAMING:
         return ()
-    walk = _Walk(stops=_stops(shell, names))
-    held = {**dict(_held_by_names(walk, names)), **dict(_held_by_frames(walk, names))}
+    # Objects that lead everywhere and hold nothing themselves: namespaces, modules, the shell.
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    everywhere = [names, shell, sys.modules, *modules, *map(vars, modules)]
+    walk = _Walk(stops={id(thing) for thing in everywhere if thing is not None})
+    held = {f"{name} (name in the notebook)": walk.bytes_from(value) for name, value in list(names.items())}
+    held |= dict(_held_by_frames(walk, names))
     if held_bytes - sum(walk.explained.values()) >= WORTH_NAMING:
         held |= dict(_held_by_modules(walk, names))
     large = [(who, count) for who, count in held.items() if count >= WORTH_NAMING]
     return tuple(sorted(large, key=lambda pair: (-pair[1], pair[0])))
-
-
-def _stops(shell: object, names: Namespace) -> set[int]:
-    """Objects that lead everywhere and hold nothing themselves: namespaces, modules, the shell."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    everywhere = [names, shell, sys.modules, *modules, *map(vars, modules)]
-    return {id(thing) for thing in everywhere if thing is not None}
 
 
 @dataclass
@@ -168,12 +165,6 @@ def _referents(thing: object) -> list[object]:
     return gc.get_referents(thing)
 
 
-def _held_by_names(walk: _Walk, names: Namespace) -> Held:
-    for name, value in list(names.items()):
-        if held := walk.bytes_from(value):
-            yield f"{name} (name in the notebook)", held
-
-
 def _held_by_frames(walk: _Walk, names: Namespace) -> Held:
     seen: set[int] = set()
     for frame in _frames():
@@ -204,8 +195,7 @@ def _held_by_modules(walk: _Walk, names: Namespace) -> Held:
     for module_name, module in list(sys.modules.items()):
         if isinstance(module, ModuleType) and vars(module) is not names:
             for who, value in _globals_of(module_name, module):
-                if held := walk.bytes_from(value, seen):
-                    yield who, held
+                yield who, walk.bytes_from(value, seen)
 
 
 def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:

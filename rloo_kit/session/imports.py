@@ -40,19 +40,12 @@ CPU_BF16 = "UNSLOTH_CPU_BF16"
 
 
 class Setting(NamedTuple):
-    """A variable that some library reads once, at import.
+    """A variable that some library reads once, at import."""
 
-    Attributes:
-        value: what the kit sets where the user set nothing; None where the kit only watches it.
-        read_by: the module whose import reads it; later changes do nothing.
-        reason: why, in one line.
-        old_name: an earlier name that is still read, and is the user's choice where it is set.
-    """
-
-    value: str | None
-    read_by: str
+    value: str | None  # what the kit sets where the user set nothing; None where the kit only watches it
+    read_by: str  # the module whose import reads it; later changes do nothing
     reason: str
-    old_name: str = ""
+    old_name: str = ""  # an earlier name that is still read, and is the user's choice where it is set
 
 
 def settings() -> dict[str, Setting]:
@@ -197,9 +190,7 @@ def _keep_freed_memory() -> None:
 
 
 CPU_TILE_LOGITS = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
-
-UNSLOTH_CPU_TILE_LOGITS = 16 * 2**20
-"""unsloth's own default for it (unsloth_zoo/cpu/ops.py)."""
+UNSLOTH_CPU_TILE_LOGITS = 16 * 2**20  # unsloth's own default for it (unsloth_zoo/cpu/ops.py)
 
 
 def cpu_tile_logits() -> int:

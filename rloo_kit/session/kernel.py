@@ -29,17 +29,11 @@ if TYPE_CHECKING:
 
 _DELAY_SECONDS = 1.0  # for the cell's reply to be sent
 _GRACE_SECONDS = 4.0  # for an orderly end; a Jupyter server kills after 5
-_PARENT_PID = "JPY_PARENT_PID"
-# VS Code's extension host has these, and its terminal has not; its notebooks have the name.
-_VSCODE_VARIABLES, _VSCODE_NAME = ("VSCODE_PID", "VSCODE_CWD"), "__vsc_ipynb_file__"
-
 _pending: threading.Timer | None = None
 
 
 def shutdown_kernel() -> None:
     """End this notebook's kernel after the running cell, and free its memory; the last line of a notebook.
-
-    What happens depends on what runs the notebook:
 
     - A Jupyter server (JupyterLab, Notebook 7): about a second after the cell's reply the server is asked to
       end the session, as its own "Shut Down Kernel" does.  The kernel does not come back, and the page says
@@ -54,11 +48,10 @@ def shutdown_kernel() -> None:
     not end delays the end by a grace period only.  Models are released first, since an orderly end takes
     seconds.  Call it in a cell, not in a widget's callback.  It prints, returns and raises nothing.
 
-    Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel
-    7.4; the runners above with cells below and without.  Not tried: VS Code itself (its environment
-    variables were set by hand), servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub: where its
-    server refuses the request, the kernel stops by itself, which frees the memory, and the server may
-    start a new one.
+    Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel 7.4; the
+    runners above with cells below and without.  Not tried: VS Code itself (its environment variables were set by hand),
+    servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub: where its server refuses the request, the kernel stops
+    by itself, which frees the memory, and the server may start a new one.
     """
     global _pending
     shell = running_shell()
@@ -72,7 +65,9 @@ def shutdown_kernel() -> None:
 
 
 def _in_vscode(shell: InteractiveShell) -> bool:
-    return _VSCODE_NAME in shell.user_ns or any(name in os.environ for name in _VSCODE_VARIABLES)
+    # Its notebooks have the name; its extension host has the variables, and its terminal has not.
+    known = {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
+    return bool(known) or "__vsc_ipynb_file__" in shell.user_ns
 
 
 def _after_this_cell(shell: InteractiveShell, action: Callable[[], None]) -> threading.Timer:
@@ -177,10 +172,11 @@ class _Server:
             connection.sock.settimeout(_GRACE_SECONDS)
             connection.sock.connect(self.unix_socket)
             return connection
-        if self.https:  # unverified: it is this machine, and the certificate usually names another host
-            context = ssl._create_unverified_context()
-            return http.client.HTTPSConnection(self.host, self.port, timeout=_GRACE_SECONDS, context=context)
-        return http.client.HTTPConnection(self.host, self.port, timeout=_GRACE_SECONDS)
+        if not self.https:
+            return http.client.HTTPConnection(self.host, self.port, timeout=_GRACE_SECONDS)
+        # Unverified: it is this machine, and the certificate usually names another host.
+        context = ssl._create_unverified_context()
+        return http.client.HTTPSConnection(self.host, self.port, timeout=_GRACE_SECONDS, context=context)
 
 
 def _find_server() -> _Server | None:
@@ -190,23 +186,19 @@ def _find_server() -> _Server | None:
         from jupyter_core.paths import jupyter_runtime_dir
 
         connection = Path(get_connection_file())
-        parents = {os.environ.get(_PARENT_PID), str(os.getppid())}
+        parents = {os.environ.get("JPY_PARENT_PID"), str(os.getppid())}
         folders = [connection.parent, Path(jupyter_runtime_dir())]
         files = [folder / f"jpserver-{pid}.json" for folder in folders for pid in parents if pid]
-        return _read_server(next(file for file in files if file.is_file()), connection)
+        info = json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
+        everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
+        return _Server(
+            kernel_id=connection.stem.removeprefix("kernel-"),
+            host="127.0.0.1" if everywhere else info["hostname"],
+            port=info["port"],
+            unix_socket=info.get("sock") or "",
+            https=bool(info.get("secure")),
+            base_url=info["base_url"],
+            token=info.get("token") or "",
+        )
     except Exception:  # no file, an unreadable one, a kernel that is no ipykernel
         return None
-
-
-def _read_server(file: Path, connection: Path) -> _Server:
-    info = json.loads(file.read_text(encoding="utf-8"))
-    everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
-    return _Server(
-        kernel_id=connection.stem.removeprefix("kernel-"),
-        host="127.0.0.1" if everywhere else info["hostname"],
-        port=info["port"],
-        unix_socket=info.get("sock") or "",
-        https=bool(info.get("secure")),
-        base_url=info["base_url"],
-        token=info.get("token") or "",
-    )

@@ -19,19 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rloo_kit.session.holders import (
-    WORTH_NAMING,
-    WRAPPED,
-    Namespace,
-    attribute,
-    bytes_in_use,
-    holds_model,
-    holds_weights,
-    is_module,
-    may_hold,
-    on_cuda,
-    who_holds,
-)
+from rloo_kit.session import holders as search
+from rloo_kit.session.holders import Namespace, attribute
 from rloo_kit.session.show import MIB, running_shell
 
 if TYPE_CHECKING:
@@ -50,11 +39,10 @@ class Released:
     Attributes:
         freed_bytes: bytes that were held before and are not now.
         held_bytes: bytes still held.
-        holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a
-            variable of a running function, a global of a module.  Two names of one model each count it
-            in full, because both have to go; of the functions that pass it on, the innermost is named;
-            modules are searched for what is unexplained then.  ``held_bytes`` also counts bytes whose
-            holder was not found.
+        holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a variable of a
+            running function, a global of a module.  Two names of one model each count it in full, because both have to
+            go; of the functions that pass it on, the innermost is named; modules are searched for what is unexplained
+            then.  ``held_bytes`` also counts bytes whose holder was not found.
     """
 
     freed_bytes: int
@@ -72,7 +60,7 @@ class Released:
 
 
 def _mib(count: int) -> str:
-    return "<1 MiB" if 0 < count < WORTH_NAMING else f"{count / MIB:.0f} MiB"
+    return "<1 MiB" if 0 < count < search.WORTH_NAMING else f"{count / MIB:.0f} MiB"
 
 
 def release(*holders: object, namespace: Namespace | None = None) -> Released:
@@ -92,34 +80,25 @@ def release(*holders: object, namespace: Namespace | None = None) -> Released:
     Args:
         holders: objects to let go of; none means every model that the namespace names.
         namespace: where the names are; by default the notebook's, in a script those of ``__main__``.
-
-    Returns:
-        A `Released`, whose text is in whole MiB.
-
-    Example:
-        >>> names = {"answer": 42}
-        >>> released = release(namespace=names)
-        >>> names
-        {'answer': 42}
     """
     shell = running_shell()
     if namespace is None:
         namespace = shell.user_ns if shell is not None else vars(sys.modules["__main__"])
     collect()
-    before = bytes_in_use()
+    before = search.bytes_in_use()
     _let_go(holders, namespace)
     del holders
     _clear_errors(shell)
     _clear_out_history(shell, namespace)
     collect()
-    held = bytes_in_use()
-    return Released(max(before - held, 0), held, holders=who_holds(held, shell, namespace))
+    held = search.bytes_in_use()
+    return Released(max(before - held, 0), held, holders=search.who_holds(held, shell, namespace))
 
 
 def collect() -> None:
     """Collect garbage, and return what the allocator of the GPU, or without one of the process, keeps cached."""
     gc.collect()
-    if on_cuda():
+    if search.on_cuda():
         cuda = sys.modules["torch"].cuda
         cuda.empty_cache()
         with contextlib.suppress(Exception):  # not every backend shares memory between processes
@@ -129,7 +108,8 @@ def collect() -> None:
 
 
 def _let_go(holders: tuple[object, ...], names: Namespace) -> None:
-    targets = [h for h in holders or names.values() if (may_hold(h) if holders else holds_model(h))]
+    wanted = search.may_hold if holders else search.holds_model
+    targets = [thing for thing in holders or names.values() if wanted(thing)]
     parts = _with_parts(targets)
     for name in [name for name, value in names.items() if id(value) in parts]:
         del names[name]
@@ -140,16 +120,16 @@ def _let_go(holders: tuple[object, ...], names: Namespace) -> None:
 
 def _with_parts(targets: Iterable[object]) -> set[int]:
     """Identities of the targets, of what they wrap, and of every submodule of these."""
-    wrapped = [attribute(target, name) for target in targets for name in WRAPPED]
-    everything = [*targets, *(part for part in wrapped if holds_weights(part))]
-    modules = [module for thing in everything if is_module(thing) for module in thing.modules()]  # type: ignore[attr-defined]
+    wrapped = [attribute(target, name) for target in targets for name in search.WRAPPED]
+    everything = [*targets, *(part for part in wrapped if search.holds_weights(part))]
+    modules = [module for thing in everything if search.is_module(thing) for module in thing.modules()]  # type: ignore[attr-defined]
     return {id(thing) for thing in everything + modules}
 
 
 def _empty_trainer(thing: object) -> None:
     """Empty a trainer, so that what still refers to it keeps no model alive."""
     free_memory = attribute(attribute(thing, "accelerator"), "free_memory")
-    if not callable(free_memory) or is_module(thing):
+    if not callable(free_memory) or search.is_module(thing):
         return
     with contextlib.suppress(Exception):
         free_memory()
@@ -163,7 +143,7 @@ def _clear_fields(keeper: object, keep: object) -> None:
     fields = attribute(keeper, "__dict__")
     for name, value in list(fields.items()) if isinstance(fields, dict) else ():
         several = value if isinstance(value, (list, tuple)) else (value,)
-        if value is not keep and any(holds_model(one) for one in several):
+        if value is not keep and any(search.holds_model(one) for one in several):
             with contextlib.suppress(Exception):
                 setattr(keeper, name, None)
 

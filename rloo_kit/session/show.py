@@ -24,15 +24,7 @@ def scale_of(size: int) -> tuple[int, str]:
 
 
 def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
-    """Lines of aligned columns, a rule below the header; with ``total`` another above the last row.
-
-    >>> print(text_table([["MiB", "planned"], ["weights", "12.5"], ["total", "12.5"]], total=True))
-    MiB      planned
-    ----------------
-    weights     12.5
-    ----------------
-    total       12.5
-    """
+    """Lines of aligned columns, a rule below the header; with ``total`` another above the last row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for name, *figures in rows:
@@ -62,10 +54,7 @@ def shown_figure(
 ) -> Figure:
     """A figure that a notebook shows as a cell's value, made without pyplot, which keeps every figure alive.
 
-    Args:
-        caption: its repr.
-        text: what it prints as; the caption where None.
-        figsize, layout: of matplotlib's ``Figure``; inches.
+    Its repr is the caption, and it prints as ``text()``, or as the caption without one; ``figsize`` is in inches.
     """
     from matplotlib.figure import Figure
 

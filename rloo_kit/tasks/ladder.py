@@ -1,10 +1,8 @@
 """Arithmetic tasks of rising difficulty: datasets of prompts with verifiable answers, split by problem.
 
-For training a policy and for measuring it.  A task holds a conversational ``prompt`` and an ``answer`` column,
-and a held-out set whose problems never occur in training, in any order of their operands.
-
-A fixed rule on its operands decides whether a problem is held out, whatever the seed.  The bundled tiny Qwen3
-was trained under the same rule, so its warm start has seen no held-out addition either.
+For training a policy and for measuring it.  A fixed rule on its operands, in any order and whatever the seed, decides
+whether a problem is held out.  The bundled tiny Qwen3 was trained under the same rule, so its warm start has seen no
+held-out addition either.
 
 It does not grade: ``answer_of`` extracts the answer that a completion asserts, and ``rewards`` compares.
 """
@@ -18,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_kit.errors import ConfigError, DatasetError
 
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out
-DEFAULT_TRAIN = 1000
-DEFAULT_HELD_OUT = 200
 EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
@@ -78,8 +74,7 @@ class Problem:
         return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """What the problems of a level are, and how to draw one."""
 
     description: str
@@ -87,11 +82,7 @@ class Level:
 
 
 def sum_of(*operands: int) -> Problem:
-    """The addition of the operands, in this order.
-
-    >>> sum_of(17, 25)
-    Problem(expression='17 + 25', operands=(17, 25), answer=42)
-    """
+    """The addition of the operands, in this order."""
     return Problem(" + ".join(map(str, operands)), operands, sum(operands))
 
 
@@ -153,10 +144,6 @@ def answer_of(completion: str | Sequence[Message]) -> str | None:
 
     >>> answer_of("<think>\n7+5=12\n1+2+1=4\n</think>\n\n17 + 25 = 42.")
     '42'
-    >>> answer_of([{"role": "assistant", "content": "It is $\\boxed{1{,}234}$, not 99."}])
-    '1234'
-    >>> answer_of("<think>\n7+5=12") is None
-    True
     """
     text = completion if isinstance(completion, str) else completion[-1]["content"] if completion else ""
     if text.rfind("<think>") > text.rfind("</think>"):
@@ -183,9 +170,7 @@ def canonical(number: str) -> str:
     """
     sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
     whole, _, fraction = digits.replace(",", "").partition(".")
-    value = whole.lstrip("0") or "0"
-    if fraction := fraction.rstrip("0"):
-        value += "." + fraction
+    value = f"{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
     return value if value == "0" else sign + value
 
 
@@ -198,8 +183,7 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
     A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there.
 
     Args:
-        n_train: training problems; None for 1000, or as many as there are.
-        n_held_out: held-out problems, none of them seen in the tiny model's warm start; None for 200.
+        n_train, n_held_out: as for ``arithmetic``; the tiny model's warm start has seen no held-out problem.
         seed: of the draw; the split is always the same.
 
     Raises:
@@ -210,14 +194,9 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
 
 def task_at(level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int) -> Task:
     """The task of one level."""
-    return Task(
-        name=name,
-        train=dataset_of(problems_of(level, n_train, held_out=False, seed=seed)),
-        held_out=dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed)),
-        answer_of=answer_of,
-        level=level,
-        description=LEVELS[level].description,
-    )
+    train = dataset_of(problems_of(level, n_train, held_out=False, seed=seed))
+    held_out = dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed))
+    return Task(name, train, held_out, answer_of, level, LEVELS[level].description)
 
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
@@ -228,20 +207,16 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list
     """
     side = "held_out" if held_out else "train"
     if n is not None and n < 1:
-        raise DatasetError(
-            f"n_{side} has to be at least 1", where=f"n_{side}={n}", todo="ask for one problem or more"
-        )
-    wanted = n or (DEFAULT_HELD_OUT if held_out else DEFAULT_TRAIN)
+        where = f"n_{side}={n}"
+        raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
+    wanted = n or (200 if held_out else 1000)
     rng = random.Random(f"{level} {side} {seed}")
     found: dict[str, Problem] = {}
     misses = 0
     while len(found) < wanted and misses < EXHAUSTED:
-        problem = LEVELS[level].draw(rng)
+        problem, misses = LEVELS[level].draw(rng), misses + 1
         if problem.is_held_out is held_out and problem.expression not in found:
-            found[problem.expression] = problem
-            misses = 0
-        else:
-            misses += 1
+            found[problem.expression], misses = problem, 0
     if n is not None and len(found) < n:
         raise DatasetError(
             f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
@@ -255,9 +230,8 @@ def dataset_of(problems: Iterable[Problem]) -> Dataset:
     """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
     from datasets import Dataset
 
-    return Dataset.from_list(
-        [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
-    )
+    rows = [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
+    return Dataset.from_list(rows)
 
 
 # --- choosing a level
@@ -278,10 +252,8 @@ class PassRate:
         return self.correct / self.completions
 
     def __str__(self) -> str:
-        return (
-            f"level {self.level} ({LEVELS[self.level].description}): "
-            f"{self.correct} of {self.completions} right, {self.truncated} truncated"
-        )
+        figures = f"{self.correct} of {self.completions} right, {self.truncated} truncated"
+        return f"level {self.level} ({LEVELS[self.level].description}): {figures}"
 
 
 def arithmetic(
@@ -304,12 +276,10 @@ def arithmetic(
     Args:
         level: a key of ``LEVELS``, or ``"auto"``.
         policy: from ``load_policy``; needed for ``"auto"`` only.
-        n_train: training problems; None for 1000, or as many as there are.
-        n_held_out: held-out problems; None for 200, or as many as there are.
+        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
-        n_prompts: prompts per level.
-        n_samples: completions per prompt.
+        n_prompts, n_samples: prompts per level, and completions per prompt.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
@@ -322,9 +292,7 @@ def arithmetic(
                 where="tasks.arithmetic, policy=None",
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
-        level = level_near_half(
-            lambda measured: pass_rate(policy, measured, n_prompts, n_samples, max_new_tokens, seed)
-        )
+        level = level_near_half(lambda n: pass_rate(policy, n, n_prompts, n_samples, max_new_tokens, seed))
     if level not in LEVELS:
         raise ConfigError(
             "there is no such level",
@@ -341,10 +309,8 @@ def pass_rate(
     problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
     prompts = [problem.prompt for problem in problems]
     completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
-    correct = sum(
-        completion.finished and answer_of(completion.text) == str(problem.answer)
-        for problem, completion in zip(problems, completions, strict=True)
-    )
+    pairs = zip(problems, completions, strict=True)
+    correct = sum(said.finished and answer_of(said.text) == str(problem.answer) for problem, said in pairs)
     truncated = sum(not completion.finished for completion in completions)
     return PassRate(level, correct, truncated, len(problems))
 

@@ -20,9 +20,7 @@ def test_n_completions_of_a_prompt_are_adjacent(policy: Any) -> None:
     other = [{"role": "user", "content": "What is 1 + 2?"}]
     completions = policy.generate([QUESTION, other], n=3, max_new_tokens=8, seed=0)
     assert [c.prompt for c in completions] == [QUESTION] * 3 + [other] * 3
-    for completion in completions:
-        assert len(completion.ids) <= 8
-        assert completion.finished == (completion.ids[-1] in policy.eos_ids)
+    assert all(len(c.ids) <= 8 and c.finished == (c.ids[-1] in policy.eos_ids) for c in completions)
 
 
 def test_a_seed_repeats_the_samples_and_leaves_the_random_state_alone(policy: Any) -> None:
@@ -41,28 +39,17 @@ def test_a_padded_row_gives_the_completion_of_the_row_alone(policy: Any) -> None
 
 
 def test_the_thought_can_be_switched_off_through_the_template(policy: Any) -> None:
-    thinking = policy.tokenize([QUESTION])[0]
-    switched_off = policy.tokenize([QUESTION], enable_thinking=False)[0]
-    assert switched_off[: len(thinking)] == thinking
-    assert 151668 in switched_off[len(thinking) :]
+    assert 151668 not in policy.tokenize([QUESTION])[0]
+    assert 151668 in policy.tokenize([QUESTION], enable_thinking=False)[0]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "options", "message"),
-    [
-        ("What is 1 + 1?", {}, "a list of prompts"),
-        (QUESTION, {}, "a list of prompts"),
-        ([], {}, "a list of prompts"),
-        ([QUESTION], {"n": 0}, "at least 1"),
-        ([QUESTION], {"batch_size": -1}, "at least 1"),
-        ([QUESTION], {"temperature": 0.0}, "greedy=True"),
-    ],
-)
-def test_generate_refuses_what_it_cannot_sample(
-    policy: Any, prompts: Any, options: Any, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        policy.generate(prompts, **options)
+def test_generate_refuses_what_cannot_be_sampled(policy: Any) -> None:
+    for prompts in ("What is 1 + 1?", QUESTION, []):
+        with pytest.raises(ConfigError, match="a list of prompts"):
+            policy.generate(prompts)
+    for bad in ({"n": 0}, {"batch_size": -1}, {"temperature": 0.0}):
+        with pytest.raises(ConfigError, match=r"at least 1[\s\S]*greedy=True"):
+            policy.generate([QUESTION], **bad)
 
 
 def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, monkeypatch: Any) -> None:
@@ -88,9 +75,7 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.Mo
     assert policy.fitting_batch_size(8192) == 1
 
 
-def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder_whole(
-    policy: Any, tmp_path: Path
-) -> None:
+def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy: Any, tmp_path: Path) -> None:
     policy.model.add_adapter("ref", policy.model.peft_config["default"])
     folder = tmp_path / "adapter"
     folder.mkdir()

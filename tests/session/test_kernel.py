@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,12 +52,10 @@ def gone(pid: int) -> bool:
 
 # --- runners and scripts ----------------------------------------------------------------------------------
 
-FIRST = ("40 + 2", "42")
-LAST = (SHUT_DOWN, None)
-BELOW = ("import time; time.sleep(1.2); 'be' + 'low'", "'below'")
+CELLS = [("40 + 2", "42"), (SHUT_DOWN, None), ("import time; time.sleep(1.2); 'be' + 'low'", "'below'")]
 
 
-def write_notebook(path: Path, *cells: tuple[str, str | None]) -> Path:
+def write_notebook(path: Path, *cells: tuple[str, str | None]) -> None:
     """A notebook as a run stores it: execution counts and outputs, which strict nbval compares."""
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "P"}})
     for count, (source, text) in enumerate(cells, start=1):
@@ -67,31 +65,29 @@ def write_notebook(path: Path, *cells: tuple[str, str | None]) -> Path:
             cell.outputs = [nbformat.v4.new_output("execute_result", data, execution_count=count)]
         notebook.cells.append(cell)
     nbformat.write(notebook, path)
-    return path
 
 
-PAPERMILL = "import papermill; [papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
+def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> Any:
+    command, env = [sys.executable, *arguments], os.environ | variables
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+
+EXECUTE = "papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
 RUNNERS = {
-    "nbval": "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20 --nbval "
-    "last.ipynb below.ipynb",
-    "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20 "
-    "last.ipynb below.ipynb",
-    "papermill": f"-c \"{PAPERMILL} for n in ('last.ipynb', 'below.ipynb')]\"",
+    "nbval": "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20 --nbval",
+    "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20",
+    "papermill": f"-c 'import papermill, sys; [{EXECUTE} for n in sys.argv[1:]]'",
 }
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_runner_sees_every_cell_through(runner: str, tmp_path: Path) -> None:
     """As the last cell and with a cell below: no error, no output of its own, the cell below runs."""
-    notebooks = {
-        write_notebook(tmp_path / "last.ipynb", FIRST, LAST): (FIRST, LAST),
-        write_notebook(tmp_path / "below.ipynb", FIRST, LAST, BELOW): (FIRST, LAST, BELOW),
-    }
-    command = [sys.executable, *shlex.split(RUNNERS[runner])]
-    env = os.environ | {"VSCODE_GIT_IPC_HANDLE": "x"}  # a terminal of VS Code is not its notebook
-    done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=90, check=False
-    )
+    notebooks = {tmp_path / "last.ipynb": CELLS[:2], tmp_path / "below.ipynb": CELLS}
+    for path, cells in notebooks.items():
+        write_notebook(path, *cells)
+    command = [*shlex.split(RUNNERS[runner]), *map(str, notebooks)]
+    done = run_python(*command, cwd=tmp_path, VSCODE_GIT_IPC_HANDLE="x")  # a terminal's, not a notebook's
     assert done.returncode == 0, done.stdout + done.stderr
     assert runner != "nbval" or "5 passed" in done.stdout
     for path, cells in notebooks.items():
@@ -100,29 +96,14 @@ def test_a_runner_sees_every_cell_through(runner: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", [["-c"], ["-m", "IPython", "--quick", "--no-banner", "-c"]])
-def test_in_a_script_and_in_a_terminal_it_returns_at_once_and_says_nothing(
-    program: list[str], server: Server
-) -> None:
+def test_in_a_script_and_a_terminal_it_returns_at_once_silently(program: list[str], server: Server) -> None:
     # A script that a notebook starts inherits the variables that name the server and VS Code.
-    env = os.environ | {"JPY_PARENT_PID": str(server.process.pid), "VSCODE_PID": "1"}
     code = f"import time\n{SHUT_DOWN}\ntime.sleep(1.5)\nprint('went on')"
-    done = subprocess.run(
-        [sys.executable, *program, code], env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python(*program, code, JPY_PARENT_PID=str(server.process.pid), VSCODE_PID="1")
     assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
 # --- Jupyter servers --------------------------------------------------------------------------------------
-
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost")
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(self.path)
 
 
 @dataclass
@@ -137,15 +118,17 @@ class Server:
     unix_socket: str
 
     def connect(self) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         if self.unix_socket:
-            return UnixConnection(self.unix_socket)
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect(self.unix_socket)
+        else:
+            connection.connect()
+        return connection
 
     @property
     def headers(self) -> list[str]:
-        return (
-            [f"Authorization: token {self.token}"] if self.token else ["Cookie: _xsrf=11", "X-XSRFToken: 11"]
-        )
+        return [f"Authorization: token {self.token}"] if self.token else ["Cookie: _xsrf=1", "X-XSRFToken: 1"]
 
     def ask(self, method: str, what: str, body: object = None) -> tuple[int, Any]:
         connection = self.connect()
@@ -157,40 +140,26 @@ class Server:
         return answer.status, json.loads(text) if text else None
 
     def listens(self) -> bool:
-        try:
+        with contextlib.suppress(OSError):
             return self.ask("GET", "status")[0] == 200
-        except OSError:
-            return False
+        return False
 
     def open_page(self, *, session: bool = True) -> Page:
-        if session:
-            name = f"{uuid.uuid4().hex}.ipynb"
-            body = {"path": name, "type": "notebook", "name": name, "kernel": {"name": "python3"}}
-            kernel_id = self.ask("POST", "sessions", body)[1]["kernel"]["id"]
-        else:
-            kernel_id = self.ask("POST", "kernels", {"name": "python3"})[1]["id"]
-        return Page(self, kernel_id)
-
-    def kernel_pids(self) -> set[int]:
-        return {child.pid for child in psutil.Process(self.process.pid).children()}
+        if not session:
+            return Page(self, self.ask("POST", "kernels", {"name": "python3"})[1]["id"])
+        name = f"{uuid.uuid4().hex}.ipynb"
+        body = {"path": name, "type": "notebook", "name": name, "kernel": {"name": "python3"}}
+        return Page(self, self.ask("POST", "sessions", body)[1]["kernel"]["id"])
 
 
-@dataclass
 class Page:
     """A notebook page: sends cells over the websocket, all at once as Run All does, and reads answers."""
 
-    server: Server
-    kernel_id: str
-    socket: websocket.WebSocket = field(init=False)
-    pid: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        connection = self.server.connect()
-        connection.connect()
-        url = f"ws://localhost{self.server.base_url}api/kernels/{self.kernel_id}/channels"
-        self.socket = websocket.create_connection(
-            url, socket=connection.sock, header=self.server.headers, timeout=30
-        )
+    def __init__(self, server: Server, kernel_id: str) -> None:
+        self.kernel_id = kernel_id
+        url = f"ws://localhost{server.base_url}api/kernels/{kernel_id}/channels"
+        how = {"socket": server.connect().sock, "header": server.headers, "timeout": 30}
+        self.socket = websocket.create_connection(url, **how)
         self.pid = int(self.run("import os; print(os.getpid())")[0])
 
     def send(self, code: str, *, history: bool = True) -> str:
@@ -237,22 +206,17 @@ def start_server(folder: Path, *options: str, token: str) -> Server:
 
 def stop_server(server: Server) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.send_signal(signal.SIGTERM)
-    try:
+    server.process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
         server.process.wait(15)
-    except subprocess.TimeoutExpired:
-        server.process.kill()
-    for child in children:
-        if not gone(child.pid):
-            child.kill()
-
-
-TCP = ("--ip=127.0.0.1", "--port=0")
+    for process in (server.process, *(child for child in children if not gone(child.pid))):
+        process.kill()
 
 
 @pytest.fixture(scope="module")
 def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = start_server(tmp_path_factory.mktemp("server"), *TCP, token=uuid.uuid4().hex)
+    folder, token = tmp_path_factory.mktemp("server"), uuid.uuid4().hex
+    running = start_server(folder, "--ip=127.0.0.1", "--port=0", token=token)
     yield running
     stop_server(running)
 
@@ -266,7 +230,7 @@ def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server: Server) -> N
     for page in pages:
         assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
     time.sleep(4)  # a server checks every 3 s whether a kernel has died, and then restarts it
-    assert not server.kernel_pids()
+    assert not psutil.Process(server.process.pid).children()
     assert {server.ask("GET", f"kernels/{page.kernel_id}")[0] for page in pages} == {404}
     assert server.ask("GET", "sessions") == (200, [])
     assert server.token not in server.log.read_text()
@@ -291,9 +255,10 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
 
 def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) -> None:
     page = server.open_page()
-    refused = "import dataclasses, rloo_kit.session.kernel as k; real = k._find_server()\n"
-    refused += "k._find_server = lambda: dataclasses.replace(real, token='wrong')"
-    page.run(refused)
+    page.run(
+        "import dataclasses, rloo_kit.session.kernel as k; real = k._find_server()",
+        "k._find_server = lambda: dataclasses.replace(real, token='wrong')",
+    )
     assert page.run(SHUT_DOWN) == [""]
     assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
     server.ask("DELETE", f"kernels/{page.kernel_id}")
@@ -327,12 +292,10 @@ def test_a_kernel_that_its_server_does_not_know_is_left_alone(server: Server) ->
 STAND_IN_TORCH = """
 import sys, types, weakref, pathlib
 names = types.SimpleNamespace
-Module = type("Module", (), {})
-schedulers = names(LRScheduler=type("S", (), {}))
+Module = type("Module", (), {"modules": lambda self: [self]})
 sys.modules["torch"] = names(
     Tensor=type("T", (), {}), nn=names(Module=Module), cuda=names(is_initialized=lambda: False),
-    optim=names(Optimizer=type("O", (), {}), lr_scheduler=schedulers))
-Module.modules = lambda self: [self]
+    optim=names(Optimizer=type("O", (), {}), lr_scheduler=names(LRScheduler=type("S", (), {}))))
 model = Module()
 """
 
@@ -347,20 +310,8 @@ def test_a_kernel_of_vs_code_lets_go_of_models_and_ends_after_its_cell(tmp_path:
         assert seconds_until(lambda: gone(pid), GONE_WITHIN_SECONDS) < GONE_WITHIN_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("names", "variables", "known"),
-    [
-        ({}, {}, False),
-        ({"__vsc_ipynb_file__": "a.ipynb"}, {}, True),
-        ({}, {"VSCODE_PID": "1"}, True),
-        ({}, {"VSCODE_CWD": "/"}, True),
-        ({}, {"VSCODE_GIT_IPC_HANDLE": "x", "TERM_PROGRAM": "vscode"}, False),
-    ],
-    ids=["elsewhere", "by a name", "by its process", "by its folder", "its terminal"],
-)
-def test_vs_code_is_known_by_its_notebooks_name_or_its_extensions_variables(
-    names: dict[str, str], variables: dict[str, str], known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert kernel._in_vscode(SimpleNamespace(user_ns=names)) is known
+def test_vs_code_is_known_by_its_notebooks_name_or_its_extensions_variable(monkeypatch: Any) -> None:
+    assert not kernel._in_vscode(SimpleNamespace(user_ns={}))
+    assert kernel._in_vscode(SimpleNamespace(user_ns={"__vsc_ipynb_file__": "a.ipynb"}))
+    monkeypatch.setenv("VSCODE_PID", "1")
+    assert kernel._in_vscode(SimpleNamespace(user_ns={}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,10 @@ import pytest
 import torch
 
 from rloo_kit.session.release import Released, release
+from rloo_kit.session.show import MIB
 
 from .conftest import run_kernel
 
-MIB = 2**20
 pytestmark = pytest.mark.usefixtures("only_this_test")
 
 
@@ -89,8 +88,8 @@ def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
         "policy": Policy(four_mib()),
         "trainer": Trainer(four_mib()),
         "optimizer": optimizer,
-        "schedule": torch.optim.lr_scheduler.ConstantLR(optimizer),
     }
+    goes["schedule"] = torch.optim.lr_scheduler.ConstantLR(optimizer)
     stays = {"answer": 42, "nothing": None, "torch": torch, "Linear": torch.nn.Linear, "make": four_mib}
     stays |= {"batch": torch.zeros(3), "text": "x", "of_text": Policy("a name"), "rows": [1, 2]}
     namespace = goes | stays
@@ -99,19 +98,14 @@ def test_without_holders_every_name_of_a_model_goes_and_nothing_else() -> None:
 
 
 def test_with_holders_only_their_names_and_those_of_their_parts_go() -> None:
+    """A holder that can hold nothing takes no name with it."""
     policy, other = Policy(torch.nn.Sequential(four_mib())), Policy(four_mib())
     namespace = {"policy": policy, "again": policy, "model": policy.model, "layer": policy.model[0]}
-    stays = {"other": other, "nothing": None, "answer": 42}
+    nothing = [None, 42, "x", torch, torch.nn.Linear, len, four_mib]
+    stays = {"other": other, **{f"name{i}": value for i, value in enumerate(nothing)}}
     namespace |= stays
-    release(policy, namespace=namespace)
+    release(policy, *nothing, namespace=namespace)
     assert namespace == stays
-
-
-def test_a_holder_that_can_hold_nothing_takes_no_name_with_it() -> None:
-    values = [None, 42, "x", torch, torch.nn.Linear, len, four_mib]
-    namespace = {f"name{i}": value for i, value in enumerate(values)}
-    release(*values, namespace=namespace)
-    assert list(namespace.values()) == values
 
 
 def test_a_trainer_that_something_else_keeps_is_emptied() -> None:
@@ -166,19 +160,16 @@ class Odd:
     __hash__ = None
 
 
-ODD: dict[str, Callable[[], object]] = {  # made in the test: pytest itself stumbles over some
-    "raises at every attribute": Odd,
-    "holds what raises": lambda: SimpleNamespace(accelerator=Odd(), model=Odd()),
-    "raises when freed": lambda: SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0)),
-    "has every attribute": MagicMock,
-    "a tensor without storage": lambda: torch.zeros(2, device="meta"),
-    "a sparse tensor": lambda: torch.zeros(2, 2).to_sparse(),
-    "a model without storage": lambda: torch.nn.Linear(2, 2, device="meta"),
-}
-
-
 def test_odd_holders_are_passed_over() -> None:
-    odd = {kind: make() for kind, make in ODD.items()}
+    odd = {
+        "raises at every attribute": Odd(),
+        "holds what raises": SimpleNamespace(accelerator=Odd(), model=Odd()),
+        "raises when freed": SimpleNamespace(accelerator=SimpleNamespace(free_memory=lambda: 1 / 0)),
+        "has every attribute": MagicMock(),
+        "a tensor without storage": torch.zeros(2, device="meta"),
+        "a sparse tensor": torch.zeros(2, 2).to_sparse(),
+        "a model without storage": torch.nn.Linear(2, 2, device="meta"),
+    }
     namespace = odd | {"model": four_mib()}
     assert release(namespace=namespace).freed_bytes == 4 * MIB
     assert "a tensor without storage" in namespace
@@ -223,39 +214,20 @@ if sys.platform == "linux":
 """
 
 
-@pytest.fixture(scope="module")
-def without_torch(script: Any) -> list[str]:
-    lines: list[str] = script(WITHOUT_TORCH).stdout.splitlines()
-    return lines
+def test_without_torch_none_is_loaded_and_memory_that_the_process_keeps_goes_back(script: Any) -> None:
+    released, *resident = script(WITHOUT_TORCH).stdout.splitlines()
+    assert released == "Released 0 MiB; 0 MiB still held. False False False"
+    assert len(resident) == (sys.platform == "linux")
+    for line in resident:  # with glibc's allocator
+        kept, left = map(int, line.split())
+        assert kept > 200, "nothing was kept, so this shows nothing"
+        assert left < 50
 
 
-def test_torch_and_ipython_are_not_loaded_for_it(without_torch: list[str]) -> None:
-    assert without_torch[0] == "Released 0 MiB; 0 MiB still held. False False False"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-def test_freed_memory_that_the_kit_lets_the_process_keep_goes_back(without_torch: list[str]) -> None:
-    kept, left = map(int, without_torch[1].split())
-    assert kept > 200, "nothing was kept, so this shows nothing"
-    assert left < 50
-
-
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        (Released(0, 0, ()), "Released 0 MiB; 0 MiB still held."),
-        (Released(5 * MIB + 1000, 100, ()), "Released 5 MiB; <1 MiB still held."),
-        (
-            Released(3 * 1024 * MIB, 700 * MIB, (("cache (name in the notebook)", 699 * MIB),)),
-            "Released 3072 MiB; 700 MiB still held.\n    699 MiB  cache (name in the notebook)",
-        ),
-    ],
-)
-def test_the_text_is_in_whole_mib_so_that_it_repeats(result: Released, text: str) -> None:
-    assert str(result) == repr(result) == text
-
-
-def test_the_text_fits_on_a_screen() -> None:
-    text = str(Released(0, 99 * MIB, tuple((f"name{i}", MIB) for i in range(99))))
-    assert len(text.splitlines()) == 10
-    assert text.endswith("and 91 more in .holders")
+def test_the_text_is_in_whole_mib_so_that_it_repeats_and_fits_on_a_screen() -> None:
+    assert str(Released(5 * MIB + 1000, 100, ())) == "Released 5 MiB; <1 MiB still held."
+    result = Released(3 * 1024 * MIB, 700 * MIB, tuple((f"name{i}", 99 * MIB) for i in range(99)))
+    head, first, *_, last = lines = str(result).splitlines()
+    assert (head, first) == ("Released 3072 MiB; 700 MiB still held.", "     99 MiB  name0")
+    assert (len(lines), last) == (10, "  and 91 more in .holders")
+    assert repr(result) == str(result)

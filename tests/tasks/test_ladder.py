@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,23 +12,16 @@ from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.tasks import ladder
 
-# --- the split
-
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
-def test_no_problem_of_any_level_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
+def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
     """Whatever the seed; at level 1 these are all problems there are."""
     everything = level == 1
     train = ladder.problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
     held_out = ladder.problems_of(level, 467 if everything else 100, held_out=True, seed=1)
     assert not {tuple(sorted(p.operands)) for p in train} & {tuple(sorted(p.operands)) for p in held_out}
     assert len({p.expression for p in train}) == len(train), "no problem comes twice"
-
-
-@pytest.mark.parametrize("level", tasks.LEVELS)
-def test_answers_are_what_python_computes_from_the_expression(level: int) -> None:
-    for problem in ladder.problems_of(level, 20, held_out=False, seed=0):
-        assert problem.answer == eval(problem.expression)
+    assert all(problem.answer == eval(problem.expression) for problem in train[:20])
 
 
 def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
@@ -48,27 +40,22 @@ def test_a_seed_fixes_the_draw_and_another_changes_it() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"n_held_out": 468}, "only 467 held_out"),
-        ({"n_train": 2034}, "only 2033 train"),
-        ({"n_train": 0}, "at least 1"),
-        ({"n_held_out": -5}, "n_held_out=-5"),
+        ((2034, 1), "only 2033 train"),
+        ((1, 468), "only 467 held_out"),
+        ((0, 1), "at least 1"),
+        ((1, -5), "-5"),
     ],
 )
-def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: dict[str, int], words: str) -> None:
+def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: tuple[int, int], words: str) -> None:
     with pytest.raises(DatasetError, match=words):
-        tasks.addition(**sizes)
-
-
-# --- reading an answer
+        tasks.addition(*sizes)
 
 
 @pytest.mark.parametrize(
     ("completion", "answer", "why"),
     [
-        ("<think>\n7+5=12\n1+2+1=4\n</think>\n\n42", "42", "the plain case"),
         ("42", "42", "no thought is needed"),
-        ("</think>\n\n42", "42", "the template opened the thought"),
-        ("<think>\n\n</think>\n\n42", "42", "an empty thought"),
+        ("41</think>\n\n42", "42", "the template opened the thought"),
         ("<think>\nis it 41?\n</think>\n\n17 + 25 = 42.", "42", "a sentence that ends in a full stop"),
         ("<think>a</think> 1 <think>b</think> 2", "2", "the last thought counts"),
         ("17 + 25 = **42**", "42", "Markdown"),
@@ -80,9 +67,6 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: dict[str, 
         ("17 - 25 = -8", "-8", "a negative number"),
         ("17 - 25 = \u22128", "-8", "the mathematical minus"),
         ("it is 50-8", "8", "a minus between numbers is no sign"),
-        ("42.0", "42", "an empty fraction"),
-        ("0.125", "0.125", "a fraction"),
-        ("007", "7", "leading zeros"),
         ("<think>\n42", None, "the thought never closed"),
         ("<think>a</think> 42 <think>", None, "a thought opened again and never closed"),
         ("<think>\n42\n</think>\n\n", None, "nothing after the thought"),
@@ -92,72 +76,39 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: dict[str, 
         ("9" * 5000, "9" * 5000, "longer than Python turns into an int"),
     ],
 )
-def test_the_answer_is_the_number_asserted_after_the_thought(
-    completion: str, answer: str | None, why: str
-) -> None:
+def test_the_answer_is_the_number_after_the_thought(completion: str, answer: str | None, why: str) -> None:
     assert tasks.answer_of(completion) == answer, why
     assert tasks.answer_of([{"role": "assistant", "content": completion}]) == answer, why
-
-
-def test_no_message_asserts_nothing() -> None:
     assert tasks.answer_of([]) is None
 
 
-# --- the ladder
+@pytest.mark.parametrize("half_at", range(1, 8))
+def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, capsys: Any) -> None:
+    asked = []
+
+    def measure(level: int) -> ladder.PassRate:
+        asked.append(level)
+        return ladder.PassRate(level, 16 if level == half_at else 32 * (level < half_at), 0, 32)
+
+    assert ladder.level_near_half(measure) == half_at
+    assert len(asked) <= 3
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in asked]
 
 
 class Pupil:
-    """Answers a level's problems at a given rate, by a generator of its own."""
+    """Answers right, and never ends."""
 
-    def __init__(self, rate_at: Callable[[int], float], finished: bool = True) -> None:
-        self.rate_at, self.finished, self.levels_asked = rate_at, finished, []
-        self.rng = random.Random(0)
-
-    def generate(self, prompts: Sequence[Any], **settings: Any) -> list[SimpleNamespace]:
-        assert settings["temperature"] == 1.0
-        answers = {
-            problem.prompt[0]["content"]: (level, problem.answer)
-            for level in tasks.LEVELS
-            for problem in ladder.problems_of(level, 16, held_out=False, seed=0)
-        }
-        said = []
-        for prompt in prompts:
-            level, answer = answers[prompt[0]["content"]]
-            right = self.rng.random() < self.rate_at(level)
-            text = str(answer if right else answer + 1)
-            said.append(SimpleNamespace(text=text, finished=self.finished))
-        self.levels_asked.append(level)
-        return said
+    def generate(self, prompts: Sequence[Any], temperature: float, **settings: Any) -> list[SimpleNamespace]:
+        assert temperature == 1.0
+        questions = [prompt[0]["content"].removeprefix("What is ").rstrip("?") for prompt in prompts]
+        return [SimpleNamespace(text=str(eval(question)), finished=False) for question in questions]
 
 
-def rates(level: int, rate: float) -> ladder.PassRate:
-    return ladder.PassRate(level, round(32 * rate), 0, 32)
-
-
-@pytest.mark.parametrize("half_at", range(1, 8))
-def test_auto_takes_the_level_nearest_one_half(half_at: int) -> None:
-    rate = {False: 0.0, True: 1.0}
-    found = ladder.level_near_half(lambda n: rates(n, 0.5 if n == half_at else rate[n < half_at]))
-    assert found == half_at
-
-
-def test_auto_measures_at_most_three_of_seven_levels_and_prints_one_line_each(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pupil: Any = Pupil(lambda level: 1.0 if level < 5 else 0.3)
-    tasks.arithmetic("auto", policy=pupil, n_train=8, n_held_out=8)
-    assert len(pupil.levels_asked) <= 3
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in pupil.levels_asked]
-
-
-def test_a_policy_that_no_level_suits_is_told_so() -> None:
+def test_a_policy_that_no_level_suits_is_told_so_and_a_truncated_completion_is_not_right() -> None:
     with pytest.warns(UserWarning, match="take another policy"):
-        assert ladder.level_near_half(lambda level: rates(level, 0.0)) == 1
-
-
-def test_a_truncated_completion_is_not_right_and_the_warning_names_the_limit() -> None:
-    pupil: Any = Pupil(lambda level: 1.0, finished=False)
+        assert ladder.level_near_half(lambda level: ladder.PassRate(level, 0, 0, 32)) == 1
+    pupil: Any = Pupil()
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8)
 
@@ -175,12 +126,8 @@ def test_a_given_level_needs_no_policy() -> None:
     assert task.description == tasks.LEVELS[6].description
 
 
-@pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5])
-def test_a_level_that_does_not_exist_is_an_error_that_gives_the_range(level: Any) -> None:
-    with pytest.raises(ConfigError, match="from 1 to 7"):
+@pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5, "auto"])
+def test_a_level_that_does_not_exist_and_auto_without_a_policy_are_errors_with_the_range(level: Any) -> None:
+    where = "policy=None" if level == "auto" else f"level={level!r}"
+    with pytest.raises(ConfigError, match=rf"{where}[\s\S]*from 1 to 7"):
         tasks.arithmetic(level)
-
-
-def test_auto_without_a_policy_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="policy=None"):
-        tasks.arithmetic()
