@@ -46,10 +46,7 @@ MATH = [
     ("x^2+1", "The answer is not $x^2+1$.", False, "denied"),
     ("x^2+1", r"\boxed{1+x^2} \boxed{x^2+2}", False, "two boxes"),
 ]
-CHOICES = [
-    ("(C)", "C", True, "brackets in the gold answer"),
-    ("A", "A and C", False, "two"),
-]
+CHOICES = [("(C)", "C", True, "brackets in the gold answer"), ("A", "A and C", False, "two")]
 EXACT = [
     ("Mercury", "The answer is **Mercury**.", True, "markup and a full stop"),
     ("the Netherlands", "netherlands", True, "case and article"),
