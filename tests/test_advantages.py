@@ -4,8 +4,6 @@ The enumerated policy chooses one of six arms.  A group is four draws, so there 
 expectation over them is a sum.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from random import Random
@@ -29,9 +27,6 @@ def close(found: torch.Tensor, expected: object, **tolerance: float) -> None:
     torch.testing.assert_close(
         found, torch.as_tensor(expected, dtype=found.dtype), equal_nan=False, **tolerance
     )
-
-
-# --- by hand ----------------------------------------------------------------------------------------------
 
 
 def apart(*distances: float) -> list[float]:
@@ -70,9 +65,6 @@ def test_the_advantages_are_those_worked_out_by_hand(
     close(found, expected)
 
 
-# --- ties and scales --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 def test_equal_rewards_give_exactly_0(estimator: Function, dtype: torch.dtype) -> None:
@@ -101,8 +93,6 @@ def test_grpo_forgets_the_scale_of_a_group_until_its_floor() -> None:
     # far below the floor of 1e-4 nothing is left
     close(grpo(rewards * 1e-8), rewards.sub(0.25) * 1e-8 / STD_FLOOR, rtol=1e-3, atol=0)
 
-
-# --- laws -------------------------------------------------------------------------------------------------
 
 groups = st.integers(1, 4).flatmap(
     lambda rows: st.integers(2, 12).flatmap(
@@ -169,9 +159,6 @@ def test_no_group_knows_of_another_and_the_order_within_one_is_nothing(
     close(estimator(rewards[:, order]), estimator(rewards)[:, order], rtol=1e-9, atol=1e-9 * scale)
 
 
-# --- what a baseline may know -----------------------------------------------------------------------------
-
-
 def own_slope(estimator: Function, rewards: torch.Tensor) -> torch.Tensor:
     """d baseline_i / d R_i by autograd, with baseline_i = R_i - A_i."""
     jacobian = torch.autograd.functional.jacobian(lambda r: r - estimator(r), rewards)
@@ -196,8 +183,6 @@ def test_grpos_baseline_moves_with_its_own_reward_and_rloos_does_not_beside_unsc
     rewards = torch.tensor([[0.3, NAN, -0.2, 0.0, NAN]], dtype=torch.float64)
     close(own_slope(rloo, rewards)[~rewards.isnan()], [0.0, 0.0, 0.0], rtol=0, atol=1e-9)
 
-
-# --- against exact enumeration ----------------------------------------------------------------------------
 
 ARMS, K = 6, 4
 LOGITS = torch.tensor([0.9, -0.4, 0.1, -1.2, 0.5, -0.1], dtype=torch.float64)
@@ -295,9 +280,6 @@ def test_grpo_weighs_a_hard_prompt_more_and_needs_a_large_group_for_it(size: int
     assert hard / even == pytest.approx(ratio, abs=5e-3)
 
 
-# --- normalized -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("given_advantages", "scored"),
     [([3.0, 0.0], [True, False]), ([3.0, 0.0], [False, False]), ([2.0, 2.0], [True, True])],
@@ -322,9 +304,6 @@ def test_normalizing_is_trls_and_leaves_a_group_without_a_signal_at_0(values: li
     assert found[-1].eq(0).all()
 
 
-# --- before an estimator ----------------------------------------------------------------------------------
-
-
 def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> None:
     scores, weights = torch.tensor([[1.0, 2.0], [NAN, 2.0], [NAN, NAN]]), torch.tensor([1.0, -3.0])
     torch.testing.assert_close(
@@ -336,9 +315,6 @@ def test_the_total_reward_is_a_weighted_sum_over_the_rewards_that_apply() -> Non
 def test_a_group_is_dead_where_its_scored_rewards_are_equal_or_fewer_than_two() -> None:
     rewards = torch.tensor([[0.1, 0.1, NAN], [0.1, 0.2, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]])
     assert advantages.dead_groups(rewards).tolist() == [True, False, True, True]
-
-
-# --- by name ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -411,8 +387,6 @@ def test_an_estimators_advantages_are_detached_cast_and_0_where_unscored() -> No
     assert (found.dtype, found.requires_grad) == (torch.float32, False)
     close(found, [[0.5, 0.0, -0.5]])
 
-
-# --- KL ---------------------------------------------------------------------------------------------------
 
 REFERENCE = torch.tensor([0.0, 0.3, -0.5, 0.4, 0.2, -0.8], dtype=torch.float64).softmax(0)
 

@@ -1,7 +1,5 @@
 """The benchmarks' bookkeeping: each second goes to one phase, and a run that misses the target is not hidden."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The catalogue, against transformers' models on the meta device, bitsandbytes, and the bundled tokenizer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

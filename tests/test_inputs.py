@@ -3,8 +3,6 @@
 Each case of the tables is given to the check itself, without a trainer or a policy.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Callable

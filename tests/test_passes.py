@@ -1,7 +1,5 @@
 """Which forward passes a configuration takes, why, and the defaults that decide about them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

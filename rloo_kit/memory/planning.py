@@ -220,8 +220,7 @@ def fit(
 
     Args:
         card: as for :func:`plan`.
-        config: as for :func:`plan`; None takes the kit's defaults with completions of
-            :data:`FIT_COMPLETION_TOKENS`.
+        config: as for :func:`plan`; None takes the kit's defaults with completions of :data:`FIT_COMPLETION_TOKENS`.
         prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
 
     Returns:

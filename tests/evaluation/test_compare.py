@@ -1,7 +1,5 @@
 """compare: completions of the same prompts, before and after, side by side."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """evaluate: numbers with intervals, from completions graded as TRL would grade them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What the memory room's tests share: a device, configurations, plans of the tiny policy, and a fake GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a plan advises: every change makes it fit, cheapest in quality first."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Estimates: totals by phase, the peak, and the verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Each term of the footprint, against real tensors on a CPU, in float32 and in bfloat16."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -27,9 +25,6 @@ def batch(rows: int, tokens: int) -> dict[str, torch.Tensor]:
     mask[0, :3] = 0
     mask[1:, -3:] = 0
     return {"input_ids": ids, "attention_mask": mask}
-
-
-# --- weights, LoRA, optimizer -----------------------------------------------------------------------------
 
 
 def test_the_tiny_policys_parts_are_planned_to_the_byte_before_it_is_loaded(policy: Any) -> None:
@@ -60,9 +55,6 @@ def test_the_optimizers_state_is_planned_to_the_byte() -> None:
 
 def test_on_a_cpu_an_8_bit_optimizer_counts_as_the_32_bit_one_that_unsloth_puts_there(policy: Any) -> None:
     assert tiny_plan(policy, optim="adamw_8bit").parts == tiny_plan(policy).parts
-
-
-# --- cache, tile, sampling --------------------------------------------------------------------------------
 
 
 def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> None:
@@ -126,9 +118,6 @@ def test_what_sampling_holds_is_planned_within_a_hundredth(
     (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)
     assert generate.measured_bytes <= generate.planned_bytes
     assert generate.planned_bytes == pytest.approx(generate.measured_bytes, rel=0.01)
-
-
-# --- activations ------------------------------------------------------------------------------------------
 
 
 def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) -> int:
@@ -201,9 +190,6 @@ def test_activations_of_other_shapes_and_precisions_too(
 def test_a_pass_without_gradient_is_planned_within_a_tenth(policy: Any) -> None:
     planned = tiny_step(policy).layer_without_gradient(4, 256)
     assert planned == pytest.approx(peak_of_a_pass(policy.model, 4, 256, backward=False), rel=0.1)
-
-
-# --- on a GPU, where nothing was measured -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

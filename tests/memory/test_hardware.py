@@ -1,7 +1,5 @@
 """Hardware: GPUs by name, and what this machine has."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

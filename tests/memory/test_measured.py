@@ -1,7 +1,5 @@
 """A plan beside what a run took."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The meter: peaks by phase, and the gauges that it reads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The plan as it is shown, the largest model and the longest completion that fit, and what planning imports."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path
@@ -17,8 +15,6 @@ from rloo_kit.memory.planning import Plan
 from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import GIB
 from tests.memory.conftest import fake_cuda
-
-# --- shown ------------------------------------------------------------------------------------------------
 
 
 def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any, policy: Any) -> None:
@@ -50,9 +46,6 @@ def test_the_picture_shows_phases_parts_and_the_limit(tmp_path: Path) -> None:
     assert any("usable" in text.get_text() for text in axis.texts)
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert figure._repr_png_()[:4] == b"\x89PNG"
-
-
-# --- what fits --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,9 +94,6 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
 def test_every_card_of_the_table_can_be_planned() -> None:
     for name, model in itertools.product(hardware.CARD_MIB, ("qwen3-0.6b", "qwen3-14b")):
         assert rloo_kit.plan(model, card=name).peak_bytes > 0
-
-
-# --- light ------------------------------------------------------------------------------------------------
 
 
 def test_planning_by_name_imports_neither_torch_nor_trl(script: Any) -> None:

@@ -1,7 +1,5 @@
 """What is read of a model, a configuration, a name and a device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +16,6 @@ from rloo_kit.memory import footprint, reading
 from rloo_kit.memory.settings import Settings
 from rloo_kit.session import imports
 from tests.memory.conftest import CPU, tiny_plan
-
-# --- a model ----------------------------------------------------------------------------------------------
 
 
 def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
@@ -70,9 +66,6 @@ def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -
     assert after.parts[footprint.REFERENCE] == before.phases["optimizer"][footprint.LORA]
     assert after.parts[footprint.OPTIMIZER] == before.parts[footprint.OPTIMIZER]
     assert footprint.REFERENCE not in tiny_plan(policy, beta=0.0).parts
-
-
-# --- a configuration, a device ----------------------------------------------------------------------------
 
 
 def test_the_configuration_decides() -> None:
@@ -134,9 +127,6 @@ def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.Monk
     assert reading.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
     monkeypatch.setenv(imports.CPU_TILE_LOGITS, "1000")
     assert reading.device_settings(CPU)["cpu_tile_logits"] == 1000
-
-
-# --- a name -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

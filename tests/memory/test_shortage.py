@@ -1,7 +1,5 @@
 """When memory is short: a warning before the first step, and an error that names phase, remedy and checkpoint."""
 
-from __future__ import annotations
-
 import itertools
 import weakref
 from pathlib import Path

@@ -1,7 +1,5 @@
 """answer_reward: what a text asserts, and whether that is the gold answer."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 

@@ -1,7 +1,5 @@
 """The audit: its verdicts, its report, and what it says of well-known rewards."""
 
-from __future__ import annotations
-
 import pytest
 
 import rewards

@@ -1,7 +1,5 @@
 """Weighing, gating, clipping, restricting and caching, nested in each other."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 

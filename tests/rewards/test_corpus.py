@@ -1,7 +1,5 @@
 """The audit's cases."""
 
-from __future__ import annotations
-
 from rewards import CASES
 from rewards.corpus import families, fill, gold_forms
 

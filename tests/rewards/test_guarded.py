@@ -1,7 +1,5 @@
 """guarded: what TRL may be given, and what is refused before it does harm."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Reward models and rubrics as rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 

@@ -1,7 +1,5 @@
 """The package as a whole: light, alone, picklable, and at home in TRL's trainers."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil

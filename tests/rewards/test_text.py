@@ -1,7 +1,5 @@
 """Length, sentences, and TRL's own overlong and repetition rewards."""
 
-from __future__ import annotations
-
 import pytest
 
 import rewards

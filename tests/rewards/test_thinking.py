@@ -1,7 +1,5 @@
 """The boundary by token id, and the rewards for the form of a thought."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
