@@ -319,9 +319,6 @@ def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most ``width`` characters, broken at spaces where there are any.
 
     Control characters, which could move a terminal's cursor, are written out.
-
-    >>> wrapped("one two three", 8)
-    ['one two', 'three']
     """
     lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in _printable(text).split("\n"))
     return [part for line in lines for part in line or [""]]

@@ -23,15 +23,14 @@ def too_large() -> Plan:
     return rloo_kit.plan("qwen3-4b", LARGE, "8GB")
 
 
-def test_a_run_that_will_not_fit_is_warned_of_with_what_to_change(too_large: Plan) -> None:
-    with pytest.warns(UserWarning, match=r"will probably not fit: it takes \d+\.\d\d of \d") as caught:
-        shortage.warn_if_too_large(too_large)
-    assert str(too_large.changes[0]) in str(caught[0].message)
-
-
-def test_a_run_that_fits_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+def test_a_run_that_will_not_fit_is_warned_of_with_what_to_change_and_no_other(
+    too_large: Plan, recwarn: pytest.WarningsRecorder
+) -> None:
     shortage.warn_if_too_large(rloo_kit.plan("qwen3-0.6b", card="24GB"))
-    assert not recwarn.list
+    shortage.warn_if_too_large(too_large)
+    (warned,) = recwarn.list
+    for part in (f"will probably not fit: it takes {too_large.takes}", str(too_large.changes[0])):
+        assert part in str(warned.message)
 
 
 OF_CUDA_AND_TORCH = [
@@ -58,23 +57,17 @@ def test_running_out_of_memory_names_the_phase_the_table_and_the_change(
     with pytest.raises(OutOfMemoryError) as caught, explain_out_of_memory("generate", too_large):
         raise error
     text = str(caught.value)
-    assert "memory ran out in the phase 'generate'" in text
-    assert str(too_large) in text
-    assert f"What to do: first {too_large.changes[0]}" in text
+    for part in ("in the phase 'generate'", str(too_large), f"What to do: first {too_large.changes[0]}"):
+        assert part in text
     assert caught.value.__cause__ is error
     assert isinstance(caught.value, MemoryError)
 
 
-def test_a_real_allocation_that_fails_is_recognised(too_large: Plan) -> None:
-    with pytest.raises(OutOfMemoryError), explain_out_of_memory("train", too_large):
-        torch.empty(2**52)
-
-
-def test_where_the_plan_fits_something_else_holds_the_memory() -> None:
+def test_where_the_plan_fits_a_real_allocation_that_fails_is_laid_to_something_else() -> None:
     fits = rloo_kit.plan("qwen3-0.6b", card="24GB")
     caught = pytest.raises(OutOfMemoryError, match=r"something else holds the memory.*nvidia-smi")
     with caught, explain_out_of_memory("train", fits):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        torch.empty(2**52)
 
 
 def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Plan) -> None:
