@@ -90,9 +90,7 @@ class TestPhases:
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
         assert meter.total.cpu_seconds == 254
 
-    def test_a_pass_of_trls_copy_of_a_continued_adapter_or_of_a_model_of_its_own_is_the_references(
-        self,
-    ) -> None:
+    def test_a_pass_of_a_copied_adapter_or_of_a_model_of_its_own_is_the_references(self) -> None:
         trainer, meter, _ = metered()
         meter.begin()
         with torch.no_grad():
@@ -133,7 +131,8 @@ class TestPhases:
         )
         meter.begin()
         with meter.phase("generate"):
-            assert order == ["wait", "read"] * 2
+            pass
+        assert order == ["wait", "read"] * 3
 
     def test_the_peak_is_that_since_the_reset(self) -> None:
         # Pages straight from the system: malloc may hand out memory that the process already held.

@@ -1,7 +1,9 @@
 """answer_reward: what a text asserts, and whether that is the gold answer."""
 
+import operator
 import pickle
-import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -80,21 +82,15 @@ def test_only_what_stands_after_the_thought_is_read(chat, text, ids, score):
     assert answer_reward()(completions=[completion], completion_ids=[ids], answer=["42"]) == [score]
 
 
-def test_a_thought_that_the_prompt_opened_hides_its_answer_until_it_is_closed():
-    tokens = rewards.ThinkTokens(151667, 151668, prompt_opens=True)
-    reward = answer_reward(tokens=tokens)
+def test_the_prompt_may_open_the_thought_and_a_tokenizer_settles_where_the_answer_begins():
+    reward = answer_reward(tokens=rewards.ThinkTokens(151667, 151668, prompt_opens=True))
     texts, ids = ["The answer is 42.", "x</think>The answer is 42."], [[1, 2], [1, 151668, 2]]
     assert reward(completions=texts, completion_ids=ids, answer=["42"] * 2) == [0.0, 1.0]
-
-
-def test_a_tokenizer_settles_where_the_answer_begins():
-    class Decoder:
-        def decode(self, ids, skip_special_tokens):
-            return {(2,): "The answer is 42."}.get(tuple(ids), "")
-
+    decoder = types.SimpleNamespace(
+        decode=lambda ids, skip_special_tokens: "The answer is 42." if ids == [2] else ""
+    )
     text, ids = "<think>I end with </think> here. 7</think>The answer is 42.", [151667, 1, 151668, 2]
-    reward = answer_reward(tokenizer=Decoder())
-    assert reward(completions=[text], completion_ids=[ids], answer=["42"]) == [1.0]
+    assert answer_reward(tokenizer=decoder)(completions=[text], completion_ids=[ids], answer=["42"]) == [1.0]
 
 
 def test_after_a_tool_call_the_last_message_is_the_answer():
@@ -110,11 +106,8 @@ def test_after_a_tool_call_the_last_message_is_the_answer():
 def test_no_gold_answer_means_none():
     golds = ["42", None, "", float("nan"), "a word"]
     assert answer_reward()(completions=["42"] * 5, answer=golds) == [1.0, None, None, None, None]
-
-
-def test_a_gold_solution_stands_for_its_answer():
-    golds = ["48 / 2 = 24, 48 + 24 = 72.\n#### 72", r"Therefore \boxed{72}.", 72]
-    assert answer_reward()(completions=["72"] * 3, answer=golds) == [1.0, 1.0, 1.0]
+    whole = ["48 / 2 = 24, 48 + 24 = 72.\n#### 72", r"Therefore \boxed{72}.", 72]
+    assert answer_reward()(completions=["72"] * 3, answer=whole) == [1.0, 1.0, 1.0], "a whole solution"
 
 
 def test_column_scores_and_tolerance_are_arguments():
@@ -126,28 +119,17 @@ def test_column_scores_and_tolerance_are_arguments():
         answer_reward("maths")
 
 
-def same_length(text, gold):
-    return len(text) == len(gold)
-
-
 def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
-    reward = pickle.loads(pickle.dumps(answer_reward(same_length)))
-    texts = ["<think>abc</think>xy", "xyz"]
-    assert reward(completions=texts, answer=["ab", "ab"]) == [1.0, 0.0]
+    reward = pickle.loads(pickle.dumps(answer_reward(operator.eq)))
+    assert reward(completions=["<think>abc</think>xy", "xyz"], answer=["xy", "xy"]) == [1.0, 0.0]
     half = answer_reward(lambda text, gold: 0.5)
     assert half(completions=["x"], answer=["y"]) == [0.5]
 
 
 def test_math_verify_works_off_the_main_thread():
-    scores = []
-
-    def work():
-        scores.extend(answer_reward("math")(completions=[r"\boxed{\sqrt{50}}"], answer=[r"5\sqrt{2}"]))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert scores == [1.0]
+    call = {"completions": [r"\boxed{\sqrt{50}}"], "answer": [r"5\sqrt{2}"]}
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(answer_reward("math"), **call).result() == [1.0]
 
 
 EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+" * 5000 + "x", "10**10**10"]
