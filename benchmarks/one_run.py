@@ -95,13 +95,8 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         disable_tqdm=True,
         **variant.config,
     )
-    trainer = kit.RLOOTrainer(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=[reward],
-        args=config,
-        train_dataset=task.train,
-    )
+    given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
+    trainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 
@@ -163,9 +158,8 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
                 control.should_training_stop = True
 
         def accuracy(self) -> float:
-            found = rloo_kit.evaluate(
-                policy, task, n=spec.problems, max_new_tokens=spec.max_completion_length
-            ).accuracy
+            length = spec.max_completion_length
+            found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=length).accuracy
             assert found is not None  # the task has answers
             return found.value
 

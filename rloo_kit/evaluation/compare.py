@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 SIDE_BY_SIDE = 72
 """Narrower than this, the two columns stand one above the other."""
 
-GAP = " │ "
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -140,14 +138,14 @@ class Comparison:
         prompt = wrapped(_shortened(_prompt_text(pair.prompt), self.chars), width - 2)
         lines = ["━" * width, *(f"  {line}" for line in prompt), "─" * width]
         narrow = width < SIDE_BY_SIDE
-        column = width if narrow else (width - len(GAP)) // 2
+        column = width if narrow else (width - 3) // 2
         before, after = (
             [*wrapped(cell.heading, column), *wrapped(self._cell_text(cell), column)] for cell in _cells(pair)
         )
         if narrow:
             return "\n".join([*lines, *before, *after])
         rows = zip_longest(before, after, fillvalue="")
-        return "\n".join([*lines, *(f"{a:<{column}}{GAP}{b}".rstrip() for a, b in rows)])
+        return "\n".join([*lines, *(f"{a:<{column}} │ {b}".rstrip() for a, b in rows)])
 
     def _cell_text(self, cell: _Cell) -> str:
         marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
@@ -186,8 +184,7 @@ def compare(
     Args:
         before, after: what ``evaluate`` returned before and after training.
         n: pairs to show; all are in ``Comparison.pairs``.
-        tokens: the ids that open and close a thought; Qwen3's by default.
-        chars: most characters shown of a thought, and of an answer.
+        tokens, chars: as in :class:`Comparison`.
 
     Raises:
         DatasetError: something that is not an evaluation, or two that share no prompt.

@@ -124,7 +124,14 @@ def evaluate(
         RewardError: weights that do not match the functions.
         rewards.RewardValueError: a reward function returned an invalid value.
     """
-    _check_policy(policy)
+    from rloo_kit.policy.policy import Policy
+
+    if not isinstance(policy, Policy):
+        raise ArgumentError(
+            "evaluate takes a policy",
+            where=f"evaluate({type(policy).__name__})",
+            todo="pass what rloo_kit.load_policy returned; training changes it in place",
+        )
     funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     if funcs:
         inputs.check_rewards(funcs, reward_weights, where="evaluate")
@@ -157,17 +164,6 @@ def evaluate(
         samples=samples,
         correct=tuple(correct),
     )
-
-
-def _check_policy(policy: object) -> None:
-    from rloo_kit.policy.policy import Policy
-
-    if not isinstance(policy, Policy):
-        raise ArgumentError(
-            "evaluate takes a policy",
-            where=f"evaluate({type(policy).__name__})",
-            todo="pass what rloo_kit.load_policy returned; training changes it in place",
-        )
 
 
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:

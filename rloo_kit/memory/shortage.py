@@ -66,9 +66,14 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
         raise OutOfMemoryError(
             f"memory ran out in the phase {name!r}",
             where=f"{name}; {first_line}\n\n{planned}",
-            todo=_remedy(planned),
+            todo=f"first {planned.changes[0]}" if planned.changes else ELSEWHERE,
         ) from error
 
+
+ELSEWHERE = (
+    "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
+    "(rloo_kit.release()). Then lower per_device_train_batch_size"
+)
 
 RAN_OUT = (
     "CUDA out of memory",
@@ -90,23 +95,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
 
 
-def _remedy(planned: Plan) -> str:
-    if planned.changes:
-        return f"first {planned.changes[0]}"
-    return (
-        "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
-        "(rloo_kit.release()). Then lower per_device_train_batch_size"
-    )
-
-
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
-    way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
+    anew = "rloo_kit.release(), load the policy anew"
+    way_on = f"No checkpoint was written: {anew} and start again"
     if kept is not None:
-        way_on = (
-            f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes "
-            "on from there"
-        )
+        way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 
