@@ -8,8 +8,6 @@ and writes benchmarks/results/bad_inputs.md: refused before a completion was sam
 without a word, and whether every weight is still finite.
 """
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip - unsloth first
 
 import sys

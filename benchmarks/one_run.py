@@ -102,12 +102,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
 
 
 class Reward:
-    """The quickstart's: 0.2 for a thought closed once, 0.8 more for the right answer after it.
-
-    Args:
-        answer_of: completion to the answer that it asserts.
-        k: completions per prompt, which TRL passes side by side.
-    """
+    """The quickstart's: 0.2 for a thought closed once, 0.8 more for the right answer after it; for groups of k."""
 
     __name__ = "correct_after_thought"
 

@@ -10,8 +10,6 @@ same, and their spread is the machine's.  The first step of each run, a warm-up,
 Writes benchmarks/results/NAME.md and NAME.json; --stored writes the .md again from the .json and runs nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 

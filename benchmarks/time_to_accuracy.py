@@ -38,8 +38,7 @@ MARGIN = 0.05
 200 problems cannot tell from chance at 0.85 (1.96 standard errors).  Set for those reasons, but after the stored runs
 had been seen."""
 
-Runs = dict[str, list[Result]]
-"""Trainer -> its runs, both trainers' in the same order of seeds."""
+Runs = dict[str, list[Result]]  # Trainer -> its runs, both trainers' in the same order of seeds
 TRAINERS = ("stock", "kit")
 
 
@@ -163,8 +162,8 @@ def report(runs: Runs, command: str) -> str:
         f"{spec.max_steps} where it was not reached.",
         f"ratio kit/stock: {to_target}",
         f"Geometric mean of the {len(runs['kit'])} seeds' ratios [95 %, Student's t over seeds, of the logarithms]. "
-        f"{censoring(runs)}\nIt is the product of two ratios: that of a step's time, {' and '.join(steps)}, and that of "
-        f"the number of steps, {steps_compared(runs)}.",
+        f"{censoring(runs)}\nIt is the product of two ratios: that of a step's time, {' and '.join(steps)}, and that "
+        f"of the number of steps, {steps_compared(runs)}.",
         seed_table(runs),
         "Steps, tokens: until the accuracy was reached. Peak: resident memory of the process and its libraries, "
         "before the first evaluation.",

@@ -24,8 +24,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 """Generation stops at either; the tokenizer names the first only."""
 
-EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
-"""Id -> text of the same two."""
+EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))  # Id -> text of the same two
 
 PADS = ("<|vision_pad|>", END_OF_TEXT)
 """Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
@@ -39,9 +38,6 @@ def nf4_bytes(weights: int) -> int:
     as ``functional.quantize_4bit`` stores it.
 
     Two weights a byte; one byte of scale per 64 weights; a float32 per 256 scales; the scales' mean; two tables.
-
-    >>> nf4_bytes(64 * 64) - CODE_BOOK_BYTES
-    2120
     """
     scales = -(-weights // 64)
     return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + CODE_BOOK_BYTES

@@ -44,7 +44,6 @@ def check_dataset(
 
     Args:
         dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is checked.
-        args: the config.
         tokenizer: asked whether it can render conversations.
         name: the argument's name, for messages.
 
@@ -140,7 +139,6 @@ def check_lengths(
     """Check that prompt + completion fit: unsloth cuts longer sequences inside the forward pass, and shapes break.
 
     Args:
-        prompt_ids: token ids of each prompt.
         max_completion_length, max_seq_length: in tokens; a max_seq_length of None sets no limit.
         rows: where in the dataset the prompts stand; None for a generation batch.
 
@@ -164,7 +162,6 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
     """Check that there are rewards, and as many weights, all finite and not all zero.
 
     Args:
-        reward_funcs, reward_weights: as the user gave them.
         where: the call that takes the weights, for the message: "RLOOConfig".
 
     Raises:
@@ -199,9 +196,5 @@ def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The same names, numbered from their second occurrence on.
-
-    >>> distinct(["right", "short", "right"])
-    ['right', 'short', 'right_2']
-    """
+    """The same names, numbered from their second occurrence on: right, right_2."""
     return [name if (n := names[: i + 1].count(name)) == 1 else f"{name}_{n}" for i, name in enumerate(names)]

@@ -146,8 +146,7 @@ class TestPhases:
             assert reset_peak("cpu") < held + 32 * 2**20
 
 
-Accuracies = list[tuple[int, float]]
-"""(step, accuracy) of each evaluation."""
+Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 
 
 def run_of(name: str, accuracies: Accuracies, seconds: float = 1, tokens: int = 100, **spec: int) -> Result:

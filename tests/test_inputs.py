@@ -51,7 +51,7 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("dataset", "names"), BAD_DATASETS.values(), ids=BAD_DATASETS)
-def test_a_bad_dataset_is_refused_with_the_row_or_column_and_what_to_pass(
+def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
     dataset: object, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(DatasetError, match=r"train_dataset(.|\n)*What to do:") as caught:

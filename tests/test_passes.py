@@ -30,9 +30,7 @@ def passes(**changed: Any) -> Passes:
         ({"iterations": 2, "micro_rows": 2}, False, "the first reason is the one that counts"),
     ],
 )
-def test_one_pass_suffices_where_each_loss_is_on_policy(
-    changed: dict[str, Any], single: bool, why: str
-) -> None:
+def test_one_pass_suffices_where_a_loss_is_on_policy(changed: dict[str, Any], single: bool, why: str) -> None:
     found = passes(**changed)
     assert (found.single, found.two_because) == (single, ""), why
 
@@ -45,9 +43,7 @@ def test_one_pass_suffices_where_each_loss_is_on_policy(
         ({"normalized": True}, "normalize_advantages looks at the whole generation batch"),
     ],
 )
-def test_a_second_pass_because_advantages_need_more_than_a_micro_batch_is_explained(
-    changed: dict[str, Any], because: str
-) -> None:
+def test_a_second_pass_that_advantages_need_is_explained(changed: dict[str, Any], because: str) -> None:
     found = passes(**changed)
     assert (found.single, found.two_because) == (False, because)
 

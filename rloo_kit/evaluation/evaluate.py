@@ -40,7 +40,6 @@ class Evaluation:
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
         truncated: share of completions cut at the length limit.
-        completions: all of them, in the dataset's order.
         rewards: the weighted sum of each, None where no function applied.
         greedy: whether the most probable token was taken each time.
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
@@ -102,7 +101,6 @@ def evaluate(
     them narrow an interval less than more prompts do.
 
     Args:
-        policy: as ``load_policy`` gives it.
         dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is
             taken.  An ``answer`` may be a whole solution: what follows "####", or its last box, counts.
         reward_funcs: TRL reward callables; their weighted sum is the reward.

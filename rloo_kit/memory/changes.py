@@ -4,8 +4,6 @@ For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest firs
 changes nothing itself: a :class:`Change` holds the arguments to pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,9 +24,7 @@ class Change:
     """One way to make a plan fit.
 
     Attributes:
-        knob: what is changed.
-        config: arguments of ``RLOOConfig``, with their new values.
-        policy: arguments of ``load_policy``, likewise.
+        config, policy: arguments of ``RLOOConfig`` and of ``load_policy``, with their new values.
         peak_bytes, fits: of the plan with the change.
     """
 

@@ -9,8 +9,6 @@ Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x 
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from rloo_kit.catalogue import Checkpoint

@@ -110,11 +110,8 @@ class Plan(Estimate):
         return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
 
     def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """A stacked bar per phase, with the usable memory as a line; hatched, so that it reads in grey.
-
-        Args:
-            path: where to save the PNG; None saves nothing.
-        """
+        """A stacked bar per phase, with the usable memory as a line; hatched, so that it reads in grey; saved as a PNG
+        where ``path`` says."""
         figure = shown_figure(f"<memory plan, {self.summary}>", figsize=(8, 4.2), layout="constrained")
         _draw(figure.subplots(), self)
         if path is not None:

@@ -43,9 +43,6 @@ AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "LoadedPolicy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
 
-# --- of a model -------------------------------------------------------------------------------------------
-
-
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors, each storage once."""
     sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
@@ -130,8 +127,6 @@ def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[s
     return Model(checkpoint, *weight_bytes(model), tuple(p.numel() for p in trained.values())), own
 
 
-# --- of a configuration or a device -----------------------------------------------------------------------
-
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which transformers leaves a logits processor out."""
 
@@ -186,9 +181,6 @@ def device_settings(device: Device) -> dict[str, Any]:
         "dtype_bytes": 4 if in_float32 else 2,
         "cpu_tile_logits": cpu_tile_logits(),
     }
-
-
-# --- of a name or a shape ---------------------------------------------------------------------------------
 
 
 def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2) -> Model:

@@ -4,8 +4,6 @@
 here reads a model or a device.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rloo_kit.catalogue import Checkpoint

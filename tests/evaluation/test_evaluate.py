@@ -156,9 +156,7 @@ def test_answers_are_numbers_in_any_notation_and_other_rows_are_not_counted() ->
     ],
     ids=["no rows", "no prompts", "all splits", "a list of strings"],
 )
-def test_a_dataset_that_cannot_be_evaluated_is_refused_and_so_is_what_is_no_policy(
-    dataset: Iterable[Any], says: str
-) -> None:
+def test_what_is_no_dataset_or_no_policy_is_refused(dataset: Iterable[Any], says: str) -> None:
     with pytest.raises(DatasetError, match=says):
         evaluate(scripted("1"), dataset)
     with pytest.raises(ArgumentError, match="load_policy"):

@@ -101,9 +101,7 @@ def test_the_log_probability_tile_is_planned_to_the_byte(
         (False, {"repetition_penalty": 1.1}),
     ],
 )
-def test_what_sampling_holds_is_planned_within_a_hundredth(
-    fast: bool, asked: dict[str, float], make_trainer: Any
-) -> None:
+def test_sampling_is_planned_to_a_hundredth(fast: bool, asked: dict[str, float], make_trainer: Any) -> None:
     trainer = make_trainer(fast_sampling=fast, per_device_train_batch_size=8, **asked)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
     trainer.train()
@@ -133,9 +131,7 @@ def activations(step: Step) -> int:
 
 @pytest.mark.parametrize(("rows", "tokens"), [(4, 128), (2, 512), (8, 256)])
 @pytest.mark.parametrize("checkpointing", [True, False])
-def test_activations_are_planned_within_a_tenth(
-    policy: Any, rows: int, tokens: int, checkpointing: bool
-) -> None:
+def test_activations_within_a_tenth(policy: Any, rows: int, tokens: int, checkpointing: bool) -> None:
     policy.model.for_training(use_gradient_checkpointing=checkpointing)
     lengths = {"micro_rows": rows, "prompt_tokens": tokens - 8, "completion_tokens": 8}
     step = tiny_step(policy, **lengths, checkpointing=checkpointing)
@@ -153,16 +149,14 @@ def test_a_pass_without_gradient_is_planned_within_a_tenth(policy: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("shape", "why"),
+    "shape",
     [
-        ((96, 5, 4, 2, 32, 256), "attention wider than the model, two heads a key"),
-        ((128, 2, 4, 4, 16, 512), "attention narrower than the model, a key per head"),
-        ((64, 8, 2, 1, 64, 192), "many layers"),
+        (96, 5, 4, 2, 32, 256),  # attention wider than the model, two heads a key
+        (128, 2, 4, 4, 16, 512),  # attention narrower than the model, a key per head
+        (64, 8, 2, 1, 64, 192),  # many layers
     ],
 )
-def test_activations_of_other_shapes_and_precisions_too(
-    shape: tuple[int, ...], why: str, dtype: torch.dtype, qwen3_config: Any
-) -> None:
+def test_activations_of_other_shapes(shape: tuple[int, ...], dtype: torch.dtype, qwen3_config: Any) -> None:
     from transformers import Qwen3ForCausalLM
 
     card = Checkpoint("other", "other", *shape, True, "never", 512)
@@ -173,7 +167,7 @@ def test_activations_of_other_shapes_and_precisions_too(
     size = {"prompt_tokens": 248, "completion_tokens": 8, "lora_rank": 8, "dtype_bytes": dtype.itemsize}
     settings = Settings(**size, four_bit=False, checkpointing=True, on_gpu=False)
     step = Step(reading.model_of(card, 8, False, dtype.itemsize), settings)
-    assert activations(step) == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1), why
+    assert activations(step) == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1)
 
 
 @pytest.mark.parametrize(

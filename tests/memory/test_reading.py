@@ -88,9 +88,7 @@ def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling
     ("longest", "prompt", "why"),
     [(1024, 124, "what the completion leaves"), (32768, 512, "no more than usual"), (800, 1, "never less")],
 )
-def test_a_prompt_of_unknown_length_has_room_beside_the_completion(
-    longest: int, prompt: int, why: str
-) -> None:
+def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why: str) -> None:
     config = SimpleNamespace(max_completion_length=900)
     assert reading.settings_of(config, None, longest).prompt_tokens == prompt, why
 
@@ -132,9 +130,7 @@ def test_a_name_without_a_shape_gets_its_neighbours() -> None:
         rloo_kit.plan("somebody/unknown", card="8GB")
 
 
-def test_layers_that_a_checkpoint_keeps_in_16_bit_are_counted_where_its_config_is_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = CATALOGUE["qwen3-0.6b"]
     plain = card.linear_bytes()
     unknown = reading.model_of(card, 16, four_bit=True)

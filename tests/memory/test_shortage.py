@@ -23,9 +23,7 @@ def too_large() -> Plan:
     return rloo_kit.plan("qwen3-4b", LARGE, "8GB")
 
 
-def test_a_run_that_will_not_fit_is_warned_of_with_what_to_change_and_no_other(
-    too_large: Plan, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_only_a_run_that_will_not_fit_is_warned_of(too_large: Plan, recwarn: pytest.WarningsRecorder) -> None:
     shortage.warn_if_too_large(rloo_kit.plan("qwen3-0.6b", card="24GB"))
     shortage.warn_if_too_large(too_large)
     (warned,) = recwarn.list
@@ -51,9 +49,7 @@ OF_CUDA_AND_TORCH = [
     ],
     ids=repr,
 )
-def test_running_out_of_memory_names_the_phase_the_table_and_the_change(
-    error: Exception, too_large: Plan
-) -> None:
+def test_running_out_of_memory_names_phase_table_and_change(error: Exception, too_large: Plan) -> None:
     with pytest.raises(OutOfMemoryError) as caught, explain_out_of_memory("generate", too_large):
         raise error
     text = str(caught.value)
@@ -101,9 +97,7 @@ def test_a_stopped_run_names_the_checkpoint_to_go_on_from() -> None:
     assert f"less. {kept} is kept" in str(shortage.with_way_on(error, kept))
 
 
-def test_a_run_that_starves_while_generating_keeps_its_last_step_and_names_it(
-    fresh_policy: Any, make_trainer: Any, tmp_path: Path
-) -> None:
+def test_a_run_that_starves_keeps_its_last_step(fresh_policy: Any, make_trainer: Any, tmp_path: Path) -> None:
     bound, calls = fresh_policy.model.generate, itertools.count(1)
 
     def generate(*args: Any, **kwargs: Any) -> Any:

@@ -99,9 +99,7 @@ GOOD = {"<think>": [7], "</think>": [8]}
     ],
     ids=["no template", "Thinking-2507", "hybrid", "hybrid, with an empty block"],
 )
-def test_the_tokenizer_gives_the_markers_and_its_template_says_who_opens_the_thought(
-    template, options, prompt_opens
-):
+def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, options, prompt_opens):
     tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD, template), **options)
     assert (tokens.open_id, tokens.close_id, tokens.eos_ids) == (7, 8, (9,))
     assert tokens.prompt_opens is prompt_opens
