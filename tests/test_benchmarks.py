@@ -126,9 +126,8 @@ class TestPhases:
 
     def test_the_device_is_waited_for_before_each_reading(self) -> None:
         order: list[str] = []
-        meter = Meter(
-            FakeTrainer(Time()), lambda: order.append("read") or Spent(), lambda: order.append("wait")
-        )
+        read, wait = lambda: order.append("read") or Spent(), lambda: order.append("wait")
+        meter = Meter(FakeTrainer(Time()), read, wait)
         meter.begin()
         with meter.phase("generate"):
             pass
@@ -151,21 +150,16 @@ Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 
 def run_of(name: str, accuracies: Accuracies, seconds: float = 1, tokens: int = 100, **spec: int) -> Result:
     """A run whose steps all take the same time."""
-    steps, spent = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
-    return Result(
-        spec=Spec(name, **{"target": 0.85, "steps": steps, "evaluate_every": 3, **spec}),
-        steps=(Update({**spent, "generate": Spent(seconds, 2 * seconds)}, tokens),) * steps,
-        evaluated=tuple(
-            Evaluated(at, at * tokens, Spent(at * seconds, 2 * at * seconds), accuracy)
-            for at, accuracy in accuracies
-        ),
-        dead=(0.0,) * steps,
-        rewards=(0.5,) * steps,
-        start_bytes=1,
-        peak_bytes=2**30,
-        load=1.0,
-        machine={"device": "CPU", "cpu": "one", "threads": "1", "versions": "torch 1"},
+    n, spent = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
+    full = Spec(name, **{"target": 0.85, "steps": n, "evaluate_every": 3, **spec})
+    steps = (Update({**spent, "generate": Spent(seconds, 2 * seconds)}, tokens),) * n
+    took = [Spent(at * seconds, 2 * at * seconds) for at, _ in accuracies]
+    found = tuple(
+        Evaluated(at, at * tokens, t, score) for t, (at, score) in zip(took, accuracies, strict=True)
     )
+    machine = {"device": "CPU", "cpu": "one", "threads": "1", "versions": "torch 1"}
+    bytes_held = {"start_bytes": 1, "peak_bytes": 2**30}
+    return Result(full, steps, found, (0.0,) * n, (0.5,) * n, **bytes_held, load=1.0, machine=machine)
 
 
 REACHES = [(0, 0.5), (3, 0.84), (6, 0.85), (9, 0.8)]
@@ -306,9 +300,8 @@ class TestTimeToAccuracy:
         assert "| 1 | stock | not reached | not reached | over 9 | over 900 | 36.0 | 0.800 | 1.00 |" in text
         assert "| 0 | kit | 6.0 | 12.0 | 6 | 600 | 9.0 | 0.800 | 1.00 |" in text
         assert "| generate | 4.000 | 1.000 | 0.25 | 100% | 8.000 | 2.000 |" in text
-        seeds, median, target = 2, 1, 1
         lines = time_to_accuracy.picture(both).axes[0].get_lines()
-        assert len(lines) == 2 * (seeds + median) + target
+        assert len(lines) == 2 * (2 + 1) + 1, "for each trainer two seeds and their median, and the target"
 
 
 class TestStep:

@@ -34,10 +34,6 @@ class Peak:
     reserved_bytes: int = 0
     process_bytes: int = 0
 
-    def above(self, other: Peak) -> Peak:
-        """The larger of two peaks, figure by figure."""
-        return Peak(*map(max, astuple(self), astuple(other)))
-
 
 class Gauge(Protocol):
     """What a :class:`Meter` reads."""
@@ -157,5 +153,5 @@ class Meter:
         assert self.gauge is not None
         if self._open:
             name, peak = self._open[-1], self.gauge.read()
-            self.peaks[name] = peak.above(self.peaks.get(name, peak))
+            self.peaks[name] = Peak(*map(max, astuple(peak), astuple(self.peaks.get(name, peak))))
         self.gauge.restart()

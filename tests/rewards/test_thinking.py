@@ -21,12 +21,7 @@ SPLITS = {
     "empty block in the prompt: all of it is the answer": ([3, 4, E], [], [3, 4, E], 0, 0),
     "never closed, because it was truncated": ([O, 1, 2], [1, 2], [], 1, 0),
     "closed twice: the first is the boundary": ([O, 1, C, 2, C, 3], [1], [2, C, 3], 1, 2),
-    "closed before it is opened": ([1, C, 2, O, 3], [1], [2, O, 3], 1, 1),
-    "a thought of zero tokens": ([O, C, 3], [], [3], 1, 1),
-    "opened twice before it is closed": ([O, 1, O, 2, C, 3], [1, 2], [3], 2, 1),
     "</think> in ordinary tokens is not a boundary": ([O, 27, 14, 27963, 29], [27, 14, 27963, 29], [], 1, 0),
-    "tool-call tokens inside the thought": ([O, 1, 151657, 151658, C, 3], [1, 151657, 151658], [3], 1, 1),
-    "only the boundary": ([C], [], [], 0, 1),
 }
 
 
@@ -56,8 +51,7 @@ def test_what_is_not_one_completions_ids_is_refused(ids, says):
 @given(st.lists(st.sampled_from([O, C, E, 1, 2, 3]), max_size=60))
 def test_no_id_is_lost_or_invented(ids):
     thought = split_thinking(ids)
-    assert thought.n_open == ids.count(O)
-    assert thought.n_close == ids.count(C)
+    assert (thought.n_open, thought.n_close) == (ids.count(O), ids.count(C))
     assert (thought.opened, thought.closed) == (O in ids, C in ids)
     before = ids[: ids.index(C)] if C in ids else (ids if O in ids else [])
     assert thought.thinking == [i for i in before if i != O]
@@ -86,9 +80,6 @@ class FakeTokenizer:
         return self.chat_template + ("" if enable_thinking else "<think></think>")
 
 
-GOOD = {"<think>": [7], "</think>": [8]}
-
-
 @pytest.mark.parametrize(
     ("template", "options", "prompt_opens"),
     [
@@ -100,7 +91,7 @@ GOOD = {"<think>": [7], "</think>": [8]}
     ids=["no template", "Thinking-2507", "hybrid", "hybrid, with an empty block"],
 )
 def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, options, prompt_opens):
-    tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD, template), **options)
+    tokens = ThinkTokens.from_tokenizer(FakeTokenizer({"<think>": [7], "</think>": [8]}, template), **options)
     assert (tokens.open_id, tokens.close_id, tokens.eos_ids) == (7, 8, (9,))
     assert tokens.prompt_opens is prompt_opens
 
@@ -122,8 +113,7 @@ def test_a_tokenizer_without_the_markers_is_refused(table, says):
 
 def test_a_tokenizer_of_the_tokenizers_library_works():
     tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
-    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     with pytest.raises(ValueError, match="not exactly one token"):
         ThinkTokens.from_tokenizer(tokenizer)
     tokenizer.add_tokens(["<think>", "</think>"])
@@ -136,9 +126,9 @@ TEXTS = {
     "one marker": ("<think>a</think>b", [O, 1, C, 2], [("a", "b")]),
     "two tokens, two in the text: the first": ("a</think>b</think>c", [1, C, 2, C, 3], [("a", "b</think>c")]),
     "one token, two in the text: either": (
-        "a</think>b</think>c",
+        "a</think></think>",
         [1, C, 3],
-        [("a", "b</think>c"), ("a</think>b", "c")],
+        [("a", "</think>"), ("a</think>", "")],
     ),
     "no token, one typed: no answer": ("<think>a</think>b", [O, 1, 2], [("a</think>b", "")]),
     "no token, nothing opened: all answer": ("a</think>b", [1, 2], [("", "a</think>b")]),
