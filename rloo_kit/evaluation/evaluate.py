@@ -148,12 +148,15 @@ def evaluate(
     )
     rows = [row for row in rows for _ in range(samples)]
     scores = score(rows, completions, funcs)
+    applied = {name: [value for value in values if value is not None] for name, values in scores.items()}
     totals = _totals(scores, reward_weights or [1.0] * len(funcs))
     correct = _graded(rows, completions, answer_of)
+    shares = means_by_prompt(correct, samples)
+    one_each = samples == 1 and shares
     return Evaluation(
-        accuracy=_accuracy(correct, samples, seed),
+        accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
-        reward_means={name: _mean(values) for name, values in scores.items()},
+        reward_means={name: statistics.fmean(v) if v else math.nan for name, v in applied.items()},
         mean_length=statistics.fmean(len(c.ids) for c in completions),
         truncated=statistics.fmean(not c.finished for c in completions),
         completions=tuple(completions),
@@ -210,11 +213,6 @@ def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> 
     return totals
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    applied = [value for value in values if value is not None]
-    return statistics.fmean(applied) if applied else math.nan
-
-
 def _graded(
     rows: Sequence[Row], completions: Sequence[Completion], answer_of: Callable[[str], str | None] | None
 ) -> list[bool | None]:
@@ -247,10 +245,3 @@ def _same(answer: str | None, gold: str) -> bool:
         return answer is not None
     mine, golds = to_number(readable(answer)), to_number(readable(gold))
     return mine is not None and golds is not None and mine.same(golds)
-
-
-def _accuracy(correct: Sequence[bool | None], samples: int, seed: int) -> Interval | None:
-    shares = means_by_prompt(correct, samples)
-    if samples == 1 and shares:
-        return wilson(int(sum(shares)), len(shares))
-    return bootstrap(shares, seed)

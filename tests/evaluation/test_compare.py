@@ -43,21 +43,17 @@ def test_the_largest_change_of_reward_comes_first_up_or_down() -> None:
 
 
 def test_the_change_of_the_means_is_that_of_the_prompts_own_differences() -> None:
-    before = evaluation(
-        *((str(i), "x", r) for i, r in enumerate((0.1, 0.9, 0.4))), correct=(False, True, None)
-    )
-    after = evaluation(*((str(i), "y", r) for i, r in enumerate((0.3, 0.9, 0.9))), correct=(True, True, True))
+    before = evaluation(*zip("012", "xxx", (0.1, 0.9, 0.4), strict=True), correct=(False, True, None))
+    after = evaluation(*zip("012", "yyy", (0.3, 0.9, 0.9), strict=True), correct=(True, True, True))
     result = compare(before, after)
     changes = [pair.change for pair in result.pairs if pair.change is not None]
     assert changes == pytest.approx([0.5, 0.2, 0.0])
     assert result.reward_change == bootstrap(changes)
     assert result.accuracy_change == bootstrap([1.0, 0.0])  # the third was not graded before
-    assert (
-        "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap over prompts);" in result.headline
-    )
+    assert "accuracy +0.500 [+0.000, +1.000] (after - before, 95 % bootstrap" in result.headline
     assert result.headline in result._repr_html_()
     # several completions of a prompt are one difference
-    before = evaluation(*((prompt, "x", 0.0) for prompt in "aabb"), samples=2)
+    before = evaluation(*zip("aabb", "xxxx", (0.0,) * 4, strict=True), samples=2)
     after = evaluation(*zip("aabb", "yyyy", (1.0, 0.0, 0.0, 0.0), strict=True), samples=2)
     assert compare(before, after).reward_change == bootstrap([0.5, 0.0])
     before, after = (evaluation(("a", "x", r), ("b", "x", r)) for r in (0.0, 1.0))

@@ -63,9 +63,8 @@ def test_completions_of_one_prompt_count_as_one_value() -> None:
     assert "12, sampled, 3 per prompt" in str(result)
     assert str(result).count("(95 %, bootstrap over prompts)") == 2
     reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)  # however many of them were scored
-    assert evaluate(scripted(*"12345678"), QUESTIONS, reward, samples=2, greedy=False).reward == bootstrap(
-        [1.0, 0.0, 0.5]
-    )
+    found = evaluate(scripted(*"12345678"), QUESTIONS, reward, samples=2, greedy=False)
+    assert found.reward == bootstrap([1.0, 0.0, 0.5])
 
 
 def test_the_report_names_the_method_of_each_interval() -> None:

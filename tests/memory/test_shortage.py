@@ -42,11 +42,7 @@ OF_CUDA_AND_TORCH = [
 
 @pytest.mark.parametrize(
     "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried"),
-        MemoryError(),
-        *map(RuntimeError, OF_CUDA_AND_TORCH),
-    ],
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), *map(RuntimeError, OF_CUDA_AND_TORCH)],
     ids=repr,
 )
 def test_running_out_of_memory_names_phase_table_and_change(error: Exception, too_large: Plan) -> None:
@@ -109,8 +105,7 @@ def test_a_run_that_starves_keeps_its_last_step(fresh_policy: Any, make_trainer:
     trainer = make_trainer(model=fresh_policy, max_steps=3, save_strategy="steps", save_steps=100)
     with pytest.raises(OutOfMemoryError, match="phase 'generate'") as caught:
         trainer.train()
-    assert "checkpoint-1 is kept" in str(caught.value)
-    assert "log-probability tile" in str(caught.value)
+    assert all(part in str(caught.value) for part in ("checkpoint-1 is kept", "log-probability tile"))
     assert (tmp_path / "run" / "checkpoint-1" / "adapter_model.safetensors").is_file()
 
 

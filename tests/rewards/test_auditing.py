@@ -69,8 +69,7 @@ def test_the_tasks_own_gold_answers_are_used():
         return [0.0 for _ in completions]
 
     result = audit(reward, rows=rows, column="solution", limit=4)
-    assert len(seen) == 4
-    assert all(int(gold) == level + 1 for gold, level in seen.items())
+    assert [int(gold) - level for gold, level in seen.items()] == [1] * 4
     assert {f.gold for f in result.findings} == set(seen)
 
 
@@ -79,8 +78,7 @@ def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_n
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert "no more than one with nothing in it" in result.headline
-    assert result.share("refusal") == 1.0
-    assert result.group_std == 0
+    assert (result.share("refusal"), result.group_std) == (1.0, 0)
     assert "every advantage is 0" in str(result)
     silent = audit(lambda completions, **kwargs: [None] * len(completions), cases=REPORTED)
     assert "judged nothing" in silent.headline
