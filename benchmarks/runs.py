@@ -64,13 +64,11 @@ class Spec:
 
     Attributes:
         variant, level: keys of :data:`VARIANTS` and of ``rloo_kit.tasks.LEVELS``.
-        policy: a name or folder for ``load_policy``.
         seed: of the LoRA, the task's draw and the sampling.
         repeat: distinguishes runs that are otherwise equal.
         steps: minimum number of updates; the run continues to ``max_steps`` until ``target`` is reached.
         micro_batch: completions in one forward and backward pass.
         evaluate_every: updates between evaluations, with the clock stopped; 0 for none.
-        problems: held-out ones, for each evaluation.
         target: held-out greedy accuracy to reach.
     """
 

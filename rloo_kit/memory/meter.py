@@ -58,14 +58,11 @@ class CudaGauge:
 
 
 class TensorGauge(TorchDispatchMode):
-    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU.
+    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU: now, at most since
+    :meth:`restart`, and of the largest single storage since then.
 
     Counts each storage once, from the operation that returns it until it is freed; not what a kernel allocates
     internally.  Costs some microseconds per operation.
-
-    Attributes:
-        live_bytes, peak_bytes: now, and at most since :meth:`restart`.
-        largest_bytes: the largest single storage since :meth:`restart`.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:

@@ -40,10 +40,7 @@ def warn_if_too_large(planned: Plan) -> None:
 @contextlib.contextmanager
 def phase(trainer: Planned, name: str) -> Iterator[None]:
     """A phase of a run, "generate", "log-probs", "train" or "optimizer": its peak is kept in ``trainer.memory``, and
-    running out of memory is explained.
-
-    Phases may be nested, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
-    """
+    running out of memory is explained.  ``train()`` as a whole can be "optimizer": what no inner phase claims."""
     metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
     with explain_out_of_memory(name, trainer.memory_plan), metered:
         yield

@@ -120,8 +120,7 @@ def test_column_scores_and_tolerance_are_arguments():
 def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
     reward = pickle.loads(pickle.dumps(answer_reward(operator.eq)))
     assert reward(completions=["<think>abc</think>xy", "xyz"], answer=["xy", "xy"]) == [1.0, 0.0]
-    half = answer_reward(lambda text, gold: 0.5)
-    assert half(completions=["x"], answer=["y"]) == [0.5]
+    assert answer_reward(lambda text, gold: 0.5)(completions=["x"], answer=["y"]) == [0.5]
 
 
 def test_math_verify_works_off_the_main_thread():
@@ -136,8 +135,7 @@ EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+"
 @pytest.mark.parametrize("expression", EXPLOSIVE, ids=lambda text: text[:20])
 def test_an_expression_that_could_stop_the_run_is_wrong_and_never_evaluated(expression, monkeypatch):
     monkeypatch.setattr(answers, "_math_verify", lambda gold, answer: pytest.fail("math-verify was called"))
-    reward = answer_reward("math")
-    assert reward(completions=[rf"\boxed{{{expression}}}"], answer=["x^2+1"]) == [0.0]
+    assert answer_reward("math")(completions=[rf"\boxed{{{expression}}}"], answer=["x^2+1"]) == [0.0]
 
 
 LOOPS = ["The answer is 42. ", r"\boxed{42} ", r"\boxed{", "\n", "answer:\n", "<!--", "7", "("]
