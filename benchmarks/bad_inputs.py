@@ -8,8 +8,6 @@ and writes benchmarks/results/bad_inputs.md: refused before a completion was sam
 without a word, and whether every weight is still finite.
 """
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip - unsloth first
 
 import sys
@@ -52,13 +50,8 @@ def outcome(kit: ModuleType, case: Refused, task: rloo_kit.tasks.Task) -> str:
         return generate(*args, **kwargs)
 
     policy.model.generate = watched
-    arguments = {
-        "model": policy.model,
-        "processing_class": policy.tokenizer,
-        "reward_funcs": right_after_thought,
-        "train_dataset": task.train,
-        **case.trainer,
-    }
+    given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
+    arguments = {"reward_funcs": right_after_thought, **given, **case.trainer}
     if "processing_class" in case.trainer:
         arguments["processing_class"] = without_eos(policy.tokenizer)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

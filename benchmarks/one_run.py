@@ -95,24 +95,14 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         disable_tqdm=True,
         **variant.config,
     )
-    trainer = kit.RLOOTrainer(
-        model=policy.model,
-        processing_class=policy.tokenizer,
-        reward_funcs=[reward],
-        args=config,
-        train_dataset=task.train,
-    )
+    given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
+    trainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 
 
 class Reward:
-    """The quickstart's: 0.2 for a thought closed once, 0.8 more for the right answer after it.
-
-    Args:
-        answer_of: completion to the answer that it asserts.
-        k: completions per prompt, which TRL passes side by side.
-    """
+    """The quickstart's: 0.2 for a thought closed once, 0.8 more for the right answer after it; for groups of k."""
 
     __name__ = "correct_after_thought"
 
@@ -163,9 +153,8 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
                 control.should_training_stop = True
 
         def accuracy(self) -> float:
-            found = rloo_kit.evaluate(
-                policy, task, n=spec.problems, max_new_tokens=spec.max_completion_length
-            ).accuracy
+            length = spec.max_completion_length
+            found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=length).accuracy
             assert found is not None  # the task has answers
             return found.value
 

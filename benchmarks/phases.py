@@ -172,9 +172,6 @@ class Meter:
         return "reference" if is_reference else "old"
 
 
-# --- memory -----------------------------------------------------------------------------------------------
-
-
 def reset_peak(device: str) -> int:
     """Reset the high-water mark to what is held now, and return that, in bytes."""
     if device == "cuda":

@@ -46,26 +46,17 @@ def report(results: dict[int, Run]) -> str:
     """The table, with the command and the machine."""
     first, rows = next(iter(results.values())), []
     for seed, result in results.items():
-        ends = ", ".join(
-            f"{statistics.fmean(part):.3f}" for part in (result.rewards[:5], result.rewards[-5:])
-        )
+        ends = ", ".join(f"{statistics.fmean(r):.3f}" for r in (result.rewards[:5], result.rewards[-5:]))
         gain = f"{result.after[0] - result.before[0]:+.3f}"
         cost = (f"{result.seconds:.0f}", f"{result.peak_bytes / 2**30:.2f}")
         rows.append((str(seed), share(result.before), share(result.after), gain, ends, *cost))
-    columns = (
-        "seed",
-        "held-out accuracy before",
-        "after",
-        "gain",
-        "mean reward, first and last 5 steps",
-        "seconds",
-    )
+    columns = ("seed", "held-out accuracy before", "after", "gain", "mean reward, first and last 5 steps")
     return document(
         "The quickstart notebook, seed by seed",
         command_line(),
         f"{first.model}, on {first.device}; the machine has {os.cpu_count()} cores ({platform.machine()}). "
         "Intervals: 95 %, Wilson. Seconds are wall time of the whole notebook, beside whatever else ran.",
-        table((*columns, "peak GiB"), "rllrlrr", rows),
+        table((*columns, "seconds", "peak GiB"), "rllrlrr", rows),
     )
 
 

@@ -4,8 +4,6 @@ Run:  python benchmarks/rewards_split.py
 Writes benchmarks/results/rewards_split.md.  Best of five rounds; no torch needed.
 """
 
-from __future__ import annotations
-
 import functools
 import platform
 import random
@@ -17,8 +15,7 @@ from tables import RESULTS, command_line, document, table
 
 import rewards
 
-LENGTH = 4096
-"""Tokens of a completion, unless a row says otherwise."""
+LENGTH = 4096  # Tokens of a completion, unless a row says otherwise
 
 
 def completions(boundary: float | None, count: int = 256, length: int = LENGTH) -> list[list[int]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import os
 import subprocess
@@ -64,15 +63,12 @@ class Spec:
     """The settings of a run; two runs of equal settings are one.
 
     Attributes:
-        variant: a key of :data:`VARIANTS`.
-        policy: a name or folder for ``load_policy``.
-        level: of the task, a key of ``rloo_kit.tasks.LEVELS``.
+        variant, level: keys of :data:`VARIANTS` and of ``rloo_kit.tasks.LEVELS``.
         seed: of the LoRA, the task's draw and the sampling.
         repeat: distinguishes runs that are otherwise equal.
         steps: minimum number of updates; the run continues to ``max_steps`` until ``target`` is reached.
         micro_batch: completions in one forward and backward pass.
         evaluate_every: updates between evaluations, with the clock stopped; 0 for none.
-        problems: held-out ones, for each evaluation.
         target: held-out greedy accuracy to reach.
     """
 
@@ -147,24 +143,17 @@ class Result:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
         """What :meth:`to_json` wrote, parsed."""
-        seconds = [
-            itertools.starmap(Spent, zip(*(step[c] for c in CLOCKS), strict=True)) for step in data["steps"]
-        ]
-        steps = [
-            Step(dict(zip(PHASES, spent, strict=True)), step["tokens"])
-            for spent, step in zip(seconds, data["steps"], strict=True)
-        ]
+        steps = []
+        for step in data["steps"]:
+            spent = map(Spent, *(step[clock] for clock in CLOCKS))
+            steps.append(Step(dict(zip(PHASES, spent, strict=True)), step["tokens"]))
         evaluated = [Evaluated(**{**item, "spent": Spent(**item["spent"])}) for item in data["evaluated"]]
         lists = {"steps": steps, "evaluated": evaluated, "dead": data["dead"], "rewards": data["rewards"]}
         return cls(**{**data, "spec": Spec(**data["spec"]), **{name: tuple(v) for name, v in lists.items()}})
 
 
 def measure(spec: Spec, fresh: bool = False) -> Result:
-    """The result of a run, from its file if it exists, else from a process of its own.
-
-    Args:
-        spec: what to run.
-        fresh: run it even if there is a result.
+    """The result of a run, from its file if it exists and nothing ``fresh`` is wanted, else from a process of its own.
 
     Raises:
         RuntimeError: the process failed; with the end of its output.
@@ -175,10 +164,8 @@ def measure(spec: Spec, fresh: bool = False) -> Result:
         command = [sys.executable, str(HERE / "one_run.py"), json.dumps(dataclasses.asdict(spec)), str(file)]
         environment = {**os.environ, **VARIANTS[spec.variant].environment}
         log = file.with_suffix(".log")
-        with log.open("w") as output:
-            done = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False
-            )
+        with log.open("w") as out:
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, check=False)
         if done.returncode:
             raise RuntimeError(f"{spec} failed; the end of {log}:\n{log.read_text()[-2000:]}")
     return Result.from_json(json.loads(file.read_text()))
@@ -192,14 +179,10 @@ def digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-# --- results files ----------------------------------------------------------------------------------------
-
-
 def store(name: str, results: Iterable[Result]) -> None:
     """Write the raw results beside their table, a run a line."""
-    (RESULTS / f"{name}.json").write_text(
-        "[\n" + ",\n".join(result.to_json() for result in results) + "\n]\n"
-    )
+    lines = ",\n".join(result.to_json() for result in results)
+    (RESULTS / f"{name}.json").write_text(f"[\n{lines}\n]\n")
 
 
 def stored(name: str) -> list[Result]:

@@ -10,8 +10,6 @@ same, and their spread is the machine's.  The first step of each run, a warm-up,
 Writes benchmarks/results/NAME.md and NAME.json; --stored writes the .md again from the .json and runs nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 
@@ -105,12 +103,8 @@ def cells(name: str, groups: dict[str, list[Result]]) -> list[str]:
         return f"{median(runs, clock) / median(groups[base], clock):.2f}" if base in groups else "-"
 
     return [
-        name,
-        middle("cpu_seconds"),
-        to("stock", "cpu_seconds"),
-        to("kit", "cpu_seconds"),
-        middle("wall_seconds"),
-        to("stock", "wall_seconds"),
+        *(name, middle("cpu_seconds"), to("stock", "cpu_seconds"), to("kit", "cpu_seconds")),
+        *(middle("wall_seconds"), to("stock", "wall_seconds")),
         f"{statistics.mean(step.tokens for run in runs for step in run.steps):.0f}",
         f"{statistics.mean(share for run in runs for share in run.dead):.2f}",
         f"{statistics.median(run.peak_bytes for run in runs) / 2**30:.2f}",

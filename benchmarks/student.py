@@ -5,8 +5,6 @@ prompts, covers 89 % where it has 8 values; Student's interval covers 95 % of no
 It does not check whether the values are near enough to normal: pass ratios as logarithms.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

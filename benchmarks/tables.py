@@ -3,8 +3,6 @@
 For the scripts of this folder.  It knows nothing of what is measured.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -20,13 +18,7 @@ def document(title: str, *parts: str) -> str:
 
 
 def table(columns: Sequence[str], align: str, rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; ``align`` has a letter for each column.
-
-    >>> print(table(("seed", "accuracy"), "lr", [("0", "0.94")]))
-    | seed | accuracy |
-    |---|---:|
-    | 0 | 0.94 |
-    """
+    """A Markdown table; ``align`` has a letter, l or r, for each column."""
     rules = "".join({"l": "---|", "r": "---:|"}[letter] for letter in align)
     lines = [" | ".join(cells) for cells in (columns, *rows)]
     return "\n".join([f"| {lines[0]} |", f"|{rules}", *(f"| {line} |" for line in lines[1:])])

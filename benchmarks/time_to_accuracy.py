@@ -38,8 +38,7 @@ MARGIN = 0.05
 200 problems cannot tell from chance at 0.85 (1.96 standard errors).  Set for those reasons, but after the stored runs
 had been seen."""
 
-Runs = dict[str, list[Result]]
-"""Trainer -> its runs, both trainers' in the same order of seeds."""
+Runs = dict[str, list[Result]]  # Trainer -> its runs, both trainers' in the same order of seeds
 TRAINERS = ("stock", "kit")
 
 
@@ -62,9 +61,8 @@ def main() -> None:
         results = []
         for spec in [Spec(trainer, seed=seed, **arguments) for seed in seeds for trainer in TRAINERS]:
             results.append(measure(spec, fresh))
-            print(
-                f"{spec.variant} seed {spec.seed}: {first_reached(results[-1]) or 'not reached'}", flush=True
-            )
+            found = first_reached(results[-1]) or "not reached"
+            print(f"{spec.variant} seed {spec.seed}: {found}", flush=True)
         store(NAME, results)
     runs = stored_runs()
     text = report(runs, command_line())
@@ -77,9 +75,6 @@ def stored_runs() -> Runs:
     """The runs of the .json."""
     results = stored(NAME)
     return {name: [run for run in results if run.spec.variant == name] for name in TRAINERS}
-
-
-# --- what a run's figures say -----------------------------------------------------------------------------
 
 
 def first_reached(result: Result) -> Evaluated | None:
@@ -150,16 +145,11 @@ def verdict(gap: Interval) -> str:
     return f"not worse by more than {MARGIN}" if gap.low > -MARGIN else "not shown"
 
 
-# --- the tables -------------------------------------------------------------------------------------------
-
-
 def report(runs: Runs, command: str) -> str:
     """The tables, with the command and the machine."""
     spec = runs["kit"][0].spec
     to_target = ", ".join(spelled(time_ratios(runs, clock), label) for clock, label in CLOCKS.items())
-    a_step = " and ".join(
-        f"{spelled(step_ratios(runs, clock))} in {label}" for clock, label in CLOCKS.items()
-    )
+    steps = (f"{spelled(step_ratios(runs, clock))} in {label}" for clock, label in CLOCKS.items())
     return document(
         f"Time to a held-out accuracy of {spec.target}",
         command,
@@ -172,8 +162,8 @@ def report(runs: Runs, command: str) -> str:
         f"{spec.max_steps} where it was not reached.",
         f"ratio kit/stock: {to_target}",
         f"Geometric mean of the {len(runs['kit'])} seeds' ratios [95 %, Student's t over seeds, of the logarithms]. "
-        f"{censoring(runs)}\nIt is the product of two ratios: that of a step's time, {a_step}, and that of the "
-        f"number of steps, {steps_compared(runs)}.",
+        f"{censoring(runs)}\nIt is the product of two ratios: that of a step's time, {' and '.join(steps)}, and that "
+        f"of the number of steps, {steps_compared(runs)}.",
         seed_table(runs),
         "Steps, tokens: until the accuracy was reached. Peak: resident memory of the process and its libraries, "
         "before the first evaluation.",
@@ -267,9 +257,6 @@ def equal_tokens_table(runs: Runs) -> str:
     return table(("tokens", *TRAINERS, "kit - stock", "verdict on the kit"), "rrrll", rows)
 
 
-# --- the picture ------------------------------------------------------------------------------------------
-
-
 def picture(runs: Runs) -> Figure:
     """Accuracy against CPU seconds: each seed thin, the median thick."""
     from matplotlib.figure import Figure
@@ -277,9 +264,8 @@ def picture(runs: Runs) -> Figure:
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     for trainer, color, thin, dash in (("stock", "0.55", "0.82", "--"), ("kit", "black", "0.65", "-")):
-        curves = [
-            [(item.spent.cpu_seconds, item.accuracy) for item in run.evaluated] for run in runs[trainer]
-        ]
+        evaluated = [run.evaluated for run in runs[trainer]]
+        curves = [[(item.spent.cpu_seconds, item.accuracy) for item in items] for items in evaluated]
         # At each evaluation that all runs have had, the median of seconds and of accuracy.
         middle = [map(statistics.median, zip(*each, strict=True)) for each in zip(*curves, strict=False)]
         for curve in curves:
@@ -288,9 +274,8 @@ def picture(runs: Runs) -> Figure:
     target = runs["kit"][0].spec.target
     axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
     axes.set(xlabel="CPU seconds of training", ylabel="held-out greedy accuracy", xlim=(0, None))
-    axes.set_title(
-        f"{len(runs['kit'])} seeds: thin each, thick the median over seeds; dotted {target}", fontsize=9
-    )
+    title = f"{len(runs['kit'])} seeds: thin each, thick the median over seeds; dotted {target}"
+    axes.set_title(title, fontsize=9)
     axes.legend(frameon=False, loc="lower right")
     return figure
 

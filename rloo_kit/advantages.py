@@ -10,8 +10,6 @@ micro-batch's, with and without the KL term.  Pass it to ``RLOOConfig(advantage_
 under a name.  This module knows nothing of policies, losses or processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,9 +21,6 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 STD_FLOOR = 1e-4
 """Added to a standard deviation before dividing by it, as in TRL's GRPOTrainer and RLOOTrainer."""
-
-
-# --- estimators: (groups, K) rewards to (groups, K) advantages --------------------------------------------
 
 
 def rloo(rewards: torch.Tensor) -> torch.Tensor:
@@ -111,50 +106,28 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
     return ((advantages - mean) / (std + STD_FLOOR)).masked_fill(~scored, 0.0)
 
 
-# --- before an estimator ----------------------------------------------------------------------------------
-
-
 def total_rewards(
     scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
 ) -> torch.Tensor:
-    """The reward of each completion, as TRL adds it up.
+    """The reward of each completion, as TRL adds it up; (completions,), NaN where no reward applies.
 
     Args:
         scores: (completions, rewards), NaN where a reward does not apply.
         weights: (rewards,).
         clip: lowest and highest total, or None.
-
-    Returns:
-        (completions,), NaN where no reward applies.
     """
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
     return total if clip is None else total.clamp(*clip)
 
 
 def dead_groups(rewards: torch.Tensor) -> torch.Tensor:
-    """Which groups carry no signal: their scored rewards are equal, or fewer than two, so every advantage is 0.
-
-    Args:
-        rewards: (groups, K), NaN where a completion was not scored.
-
-    Returns:
-        (groups,) bool.
-    """
+    """Which groups of (groups, K) rewards carry no signal: scored ones are equal or fewer than two; (groups,) bool."""
     return (rloo(rewards) == 0).all(1)
-
-
-# --- by name ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """An estimator under its name.
-
-    Attributes:
-        function: (groups, K) rewards to (groups, K) advantages.
-        groupwise: whether each group's advantages depend on that group alone, so that groups may be seen one
-            micro-batch at a time.
-    """
+    """An estimator under its name; ``groupwise`` is as for :func:`register`."""
 
     name: str
     function: Function
@@ -193,15 +166,12 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def register(function: Function, name: str | None = None, *, groupwise: bool = False) -> str:
-    """Make an estimator known under a name, for ``RLOOConfig(advantage_estimator=name)``.
+    """Make an estimator known under a name, for ``RLOOConfig(advantage_estimator=name)``, and return the name.
 
     Args:
         function: (groups, K) rewards, NaN where unscored, to advantages of the same shape.
         name: the function's own by default; numbered where another function has it.
         groupwise: whether each group's advantages depend on that group alone.
-
-    Returns:
-        The name.
     """
     wanted = name or str(getattr(function, "__name__", type(function).__name__))
     taken, number = wanted, 1
@@ -226,9 +196,6 @@ def find(name: str) -> Estimator:
             todo=f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards",
         )
     return ESTIMATORS[name]
-
-
-# --- KL ---------------------------------------------------------------------------------------------------
 
 
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:

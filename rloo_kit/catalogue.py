@@ -24,8 +24,7 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
 """Generation stops at either; the tokenizer names the first only."""
 
-EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))
-"""Id -> text of the same two."""
+EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))  # Id -> text of the same two
 
 PADS = ("<|vision_pad|>", END_OF_TEXT)
 """Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
@@ -39,9 +38,6 @@ def nf4_bytes(weights: int) -> int:
     as ``functional.quantize_4bit`` stores it.
 
     Two weights a byte; one byte of scale per 64 weights; a float32 per 256 scales; the scales' mean; two tables.
-
-    >>> nf4_bytes(64 * 64) - CODE_BOOK_BYTES
-    2120
     """
     scales = -(-weights // 64)
     return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + CODE_BOOK_BYTES
@@ -132,24 +128,19 @@ def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int
     return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit")
 
 
-#                hidden layers heads   ffn  tied
-_SHAPE_0_6B = (1024, 28, 16, 3072, True)
-_SHAPE_1_7B = (2048, 28, 16, 6144, True)
 _SHAPE_4B = (2560, 36, 32, 9728, True)
-_SHAPE_8B = (4096, 36, 32, 12288, False)
-_SHAPE_14B = (5120, 40, 40, 17408, False)
 
 CATALOGUE: dict[str, Checkpoint] = {
     checkpoint.name: checkpoint
     for checkpoint in (
         Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice"),
-        _qwen3("qwen3-0.6b", "0.6B", "by choice", _SHAPE_0_6B),
-        _qwen3("qwen3-1.7b", "1.7B", "by choice", _SHAPE_1_7B),
+        _qwen3("qwen3-0.6b", "0.6B", "by choice", (1024, 28, 16, 3072, True)),
+        _qwen3("qwen3-1.7b", "1.7B", "by choice", (2048, 28, 16, 6144, True)),
         _qwen3("qwen3-4b-thinking", "4B-Thinking-2507", "always", _SHAPE_4B),
         _qwen3("qwen3-4b-instruct", "4B-Instruct-2507", "never", _SHAPE_4B),
         _qwen3("qwen3-4b", "4B", "by choice", _SHAPE_4B),
-        _qwen3("qwen3-8b", "8B", "by choice", _SHAPE_8B),
-        _qwen3("qwen3-14b", "14B", "by choice", _SHAPE_14B),
+        _qwen3("qwen3-8b", "8B", "by choice", (4096, 36, 32, 12288, False)),
+        _qwen3("qwen3-14b", "14B", "by choice", (5120, 40, 40, 17408, False)),
     )
 }
 """name -> checkpoint, small to large."""

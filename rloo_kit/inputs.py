@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rloo_kit.errors import DatasetError, RewardError
 
 if TYPE_CHECKING:
     import trl
-    from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
     from rloo_kit.policy.policy import Prompt
@@ -33,9 +34,6 @@ class _Split(Protocol):
     held_out: Dataset
 
 
-# --- datasets ---------------------------------------------------------------------------------------------
-
-
 def check_dataset(
     dataset: object,
     args: trl.RLOOConfig,
@@ -46,18 +44,17 @@ def check_dataset(
 
     Args:
         dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is checked.
-        args: the config.
         tokenizer: asked whether it can render conversations.
         name: the argument's name, for messages.
 
     Raises:
         DatasetError: names the faulty row or column.
     """
-    if not _is_dataset(dataset):
+    if not isinstance(dataset, Dataset | IterableDataset):
         raise not_a_dataset(dataset, name, where="RLOOTrainer")
     _check_columns(dataset.column_names, name)
     needed = args.generation_batch_size // args.num_generations
-    if name == "train_dataset" and _has_length(dataset) and len(dataset) < needed:
+    if name == "train_dataset" and isinstance(dataset, Dataset) and len(dataset) < needed:
         raise DatasetError(
             f"one generation batch takes {needed} prompts and the dataset has {len(dataset)}, so no step would run",
             where=name,
@@ -68,22 +65,8 @@ def check_dataset(
         _check_prompt(prompt, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}", renders)
 
 
-def _is_dataset(given: object) -> TypeGuard[Dataset | IterableDataset]:
-    from datasets import Dataset, IterableDataset
-
-    return isinstance(given, Dataset | IterableDataset)
-
-
-def _has_length(dataset: Dataset | IterableDataset) -> TypeGuard[Dataset]:
-    from datasets import Dataset
-
-    return isinstance(dataset, Dataset)
-
-
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     """The error for something that is not a dataset, with what to pass instead."""
-    from datasets import DatasetDict, IterableDatasetDict
-
     library = type(given).__module__.partition(".")[0]
     if isinstance(given, _Split):
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
@@ -117,7 +100,7 @@ def _check_columns(columns: Sequence[str] | None, name: str) -> None:
 
 def _prompts(dataset: Dataset | IterableDataset) -> Sequence[Prompt]:
     """All prompts, or a stream's first."""
-    return dataset["prompt"] if _has_length(dataset) else [row["prompt"] for row in dataset.take(1)]
+    return dataset["prompt"] if isinstance(dataset, Dataset) else [row["prompt"] for row in dataset.take(1)]
 
 
 def _check_prompt(prompt: object, where: str, renders: bool) -> None:
@@ -156,7 +139,6 @@ def check_lengths(
     """Check that prompt + completion fit: unsloth cuts longer sequences inside the forward pass, and shapes break.
 
     Args:
-        prompt_ids: token ids of each prompt.
         max_completion_length, max_seq_length: in tokens; a max_seq_length of None sets no limit.
         rows: where in the dataset the prompts stand; None for a generation batch.
 
@@ -176,14 +158,10 @@ def check_lengths(
         )
 
 
-# --- reward functions -------------------------------------------------------------------------------------
-
-
 def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
     """Check that there are rewards, and as many weights, all finite and not all zero.
 
     Args:
-        reward_funcs, reward_weights: as the user gave them.
         where: the call that takes the weights, for the message: "RLOOConfig".
 
     Raises:
@@ -218,9 +196,5 @@ def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The same names, numbered from their second occurrence on.
-
-    >>> distinct(["right", "short", "right"])
-    ['right', 'short', 'right_2']
-    """
+    """The same names, numbered from their second occurrence on: right, right_2."""
     return [name if (n := names[: i + 1].count(name)) == 1 else f"{name}_{n}" for i, name in enumerate(names)]

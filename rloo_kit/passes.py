@@ -70,14 +70,10 @@ class Passes:
         advantage depends on.
 
         Args:
-            beta, num_generations, single_pass, kl_placement: as in ``RLOOConfig``.
-            micro_rows: completions per pass (``per_device_train_batch_size``).
-            accumulation: micro-batches per update (``gradient_accumulation_steps``).
-            steps_per_generation: micro-batches per generation batch.
-            iterations: how often a generation batch is used (``num_iterations``).
-            estimator: the advantage estimator's name, for ``two_because``.
-            groupwise: whether the estimator needs one group at a time only.
-            normalized: ``normalize_advantages``.
+            beta, num_generations, steps_per_generation, single_pass, kl_placement: as in ``RLOOConfig``.
+            micro_rows, accumulation: ``per_device_train_batch_size``, ``gradient_accumulation_steps``.
+            iterations, normalized: ``num_iterations``, ``normalize_advantages``.
+            estimator, groupwise: the advantage estimator's name, and whether it needs one group at a time only.
         """
         kl_in_loss = kl_placement == "loss"
         on_policy = iterations == 1 and accumulation % steps_per_generation == 0

@@ -1,7 +1,5 @@
 """The benchmarks' bookkeeping: each second goes to one phase, and a run that misses the target is not hidden."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
@@ -92,24 +90,15 @@ class TestPhases:
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
         assert meter.total.cpu_seconds == 254
 
-    @pytest.mark.parametrize(
-        ("adapter", "model", "phase"),
-        [
-            ("default", "model", "old"),
-            ("ref", "model", "reference"),  # TRL's copy of a continued adapter
-            ("default", "ref_model", "reference"),  # a model of its own
-        ],
-    )
-    def test_a_pass_without_gradient_is_the_references_or_the_old_policys(
-        self, adapter: str, model: str, phase: str
-    ) -> None:
+    def test_a_pass_of_a_copied_adapter_or_of_a_model_of_its_own_is_the_references(self) -> None:
         trainer, meter, _ = metered()
         meter.begin()
-        trainer.model.active_adapter = adapter
         with torch.no_grad():
-            trainer._get_per_token_logps_and_entropies(getattr(trainer, model), 3)
+            trainer._get_per_token_logps_and_entropies(trainer.ref_model, 3)
+            trainer.model.active_adapter = "ref"
+            trainer._get_per_token_logps_and_entropies(trainer.model, 4)
         meter.end_step()
-        assert meter.steps[0].spent[phase].cpu_seconds == 3
+        assert meter.steps[0].spent["reference"].cpu_seconds == 7
 
     def test_time_before_the_start_and_while_the_clock_is_paused_is_not_charged(self) -> None:
         trainer, meter, time = metered()
@@ -133,8 +122,7 @@ class TestPhases:
                 raise ValueError
             time.advance(4)
         meter.end_step()
-        assert meter.steps[0].spent["loss forward"].cpu_seconds == 5
-        assert meter.steps[0].spent["generate"].cpu_seconds == 2
+        assert [meter.steps[0].spent[name].cpu_seconds for name in ("loss forward", "generate")] == [5, 2]
 
     def test_the_device_is_waited_for_before_each_reading(self) -> None:
         order: list[str] = []
@@ -157,27 +145,21 @@ class TestPhases:
             assert reset_peak("cpu") < held + 32 * 2**20
 
 
-Accuracies = list[tuple[int, float]]
-"""(step, accuracy) of each evaluation."""
+Accuracies = list[tuple[int, float]]  # (step, accuracy) of each evaluation
 
 
 def run_of(name: str, accuracies: Accuracies, seconds: float = 1, tokens: int = 100, **spec: int) -> Result:
     """A run whose steps all take the same time."""
-    steps, spent = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
-    return Result(
-        spec=Spec(name, **{"target": 0.85, "steps": steps, "evaluate_every": 3, **spec}),
-        steps=(Update({**spent, "generate": Spent(seconds, 2 * seconds)}, tokens),) * steps,
-        evaluated=tuple(
-            Evaluated(at, at * tokens, Spent(at * seconds, 2 * at * seconds), accuracy)
-            for at, accuracy in accuracies
-        ),
-        dead=(0.0,) * steps,
-        rewards=(0.5,) * steps,
-        start_bytes=1,
-        peak_bytes=2**30,
-        load=1.0,
-        machine={"device": "CPU", "cpu": "one", "threads": "1", "versions": "torch 1"},
+    n, spent = accuracies[-1][0], dict.fromkeys(PHASES, Spent())
+    full = Spec(name, **{"target": 0.85, "steps": n, "evaluate_every": 3, **spec})
+    steps = (Update({**spent, "generate": Spent(seconds, 2 * seconds)}, tokens),) * n
+    took = [Spent(at * seconds, 2 * at * seconds) for at, _ in accuracies]
+    found = tuple(
+        Evaluated(at, at * tokens, t, score) for t, (at, score) in zip(took, accuracies, strict=True)
     )
+    machine = {"device": "CPU", "cpu": "one", "threads": "1", "versions": "torch 1"}
+    bytes_held = {"start_bytes": 1, "peak_bytes": 2**30}
+    return Result(full, steps, found, (0.0,) * n, (0.5,) * n, **bytes_held, load=1.0, machine=machine)
 
 
 REACHES = [(0, 0.5), (3, 0.84), (6, 0.85), (9, 0.8)]
@@ -215,16 +197,15 @@ class TestRuns:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "one_run.py").write_text("raise ValueError('no such thing')")
-        monkeypatch.setattr(runs, "OUT", tmp_path)
-        monkeypatch.setattr(runs, "HERE", tmp_path)
-        monkeypatch.setattr(runs, "digest", str)
+        for name, value in (("OUT", tmp_path), ("HERE", tmp_path), ("digest", str)):
+            monkeypatch.setattr(runs, name, value)
         with pytest.raises(RuntimeError, match="ValueError: no such thing"):
             runs.measure(Spec("kit"))
 
     def test_settings_switches_and_sources_each_make_another_result(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        names = {runs.digest(Spec("kit")), runs.digest(Spec("stock")), runs.digest(Spec("kit", seed=1))}
+        names = set(map(runs.digest, (Spec("kit"), Spec("stock"), Spec("kit", seed=1))))
         monkeypatch.setitem(VARIANTS, "kit", runs.Variant({"beta": 0.1}))
         names.add(runs.digest(Spec("kit")))
         for file in ("phases.py", "one_run.py", "../rloo_kit/train/trainer.py"):
@@ -241,10 +222,9 @@ class TestRuns:
         text = (runs.RESULTS / f"{name}.md").read_text()
         command = f"`{text.split('`')[1]}`"
         if name == "time_to_accuracy":
-            found = time_to_accuracy.report(time_to_accuracy.stored_runs(), command)
+            assert time_to_accuracy.report(time_to_accuracy.stored_runs(), command) == text
         else:
-            found = step.report(runs.stored(name), command)
-        assert found == text
+            assert step.report(runs.stored(name), command) == text
         assert name.removesuffix("_trained") + ".py" in command
 
 
@@ -276,19 +256,6 @@ class TestTimeToAccuracy:
     def test_ratios_are_shown_by_their_geometric_mean(self, ratios: list[float], shown: str) -> None:
         assert time_to_accuracy.spelled(ratios, "s") == shown
 
-    def test_between_evaluations_the_accuracy_is_linear(self) -> None:
-        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.7)])
-        points = [time_to_accuracy.accuracy_at(run, tokens) for tokens in (0, 100, 300, 450, 600)]
-        assert points == pytest.approx([0.5, 0.6, 0.8, 0.75, 0.7])
-        with pytest.raises(ValueError, match="601 tokens"):
-            time_to_accuracy.accuracy_at(run, 601)
-
-    def test_tokens_are_compared_as_far_as_every_run_has_come_within_the_common_steps(self) -> None:
-        long = run_of("stock", [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.9)], tokens=100, steps=6)
-        short = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9)], tokens=90, steps=6)
-        assert time_to_accuracy.common_tokens({"stock": [long, long], "kit": [long, short]}) == 540
-        assert time_to_accuracy.common_tokens({"stock": [long], "kit": [long]}) == 600
-
     @pytest.mark.parametrize(
         ("low", "high", "words"),
         [
@@ -301,6 +268,17 @@ class TestTimeToAccuracy:
     )
     def test_no_worse_is_claimed_only_within_the_margin(self, low: float, high: float, words: str) -> None:
         assert time_to_accuracy.verdict(Interval((low + high) / 2, low, high)) == words
+
+    def test_between_evaluations_the_accuracy_is_linear_up_to_the_tokens_that_every_run_has(self) -> None:
+        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.7)])
+        points = [time_to_accuracy.accuracy_at(run, tokens) for tokens in (0, 100, 300, 450, 600)]
+        assert points == pytest.approx([0.5, 0.6, 0.8, 0.75, 0.7])
+        with pytest.raises(ValueError, match="601 tokens"):
+            time_to_accuracy.accuracy_at(run, 601)
+        long = run_of("stock", [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.9)], steps=6)
+        short = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9)], tokens=90, steps=6)
+        assert time_to_accuracy.common_tokens({"stock": [long, long], "kit": [long, short]}) == 540
+        assert time_to_accuracy.common_tokens({"stock": [long], "kit": [long]}) == 600
 
     def test_the_difference_at_equal_tokens_is_taken_seed_by_seed(self) -> None:
         # Seeds differ by 0.4, trainers by 0.02 on each: intervals of the means overlap, that of the gap is narrow.
@@ -322,22 +300,16 @@ class TestTimeToAccuracy:
         assert "| 1 | stock | not reached | not reached | over 9 | over 900 | 36.0 | 0.800 | 1.00 |" in text
         assert "| 0 | kit | 6.0 | 12.0 | 6 | 600 | 9.0 | 0.800 | 1.00 |" in text
         assert "| generate | 4.000 | 1.000 | 0.25 | 100% | 8.000 | 2.000 |" in text
-        seeds, median, target = 2, 1, 1
         lines = time_to_accuracy.picture(both).axes[0].get_lines()
-        assert len(lines) == 2 * (seeds + median) + target
+        assert len(lines) == 2 * (2 + 1) + 1, "for each trainer two seeds and their median, and the target"
 
 
 class TestStep:
-    def test_the_first_step_is_left_out(self) -> None:
-        run = run_of("kit", REACHES)
-        slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
-        warmed = dataclasses.replace(run, steps=(slow, *run.steps[1:]))
-        assert step.per_step(warmed, "cpu_seconds") == 1.0
-        assert step.per_step(warmed, "wall_seconds", "generate") == 2.0
-
-    def test_the_table_compares_each_trainer_with_stock_and_with_the_kit(self) -> None:
+    def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "no-single-pass": 1.5}
-        results = [run_of(name, REACHES, took) for name, took in seconds.items()]
+        slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
+        timed = [run_of(name, REACHES, took) for name, took in seconds.items()]
+        results = [dataclasses.replace(run, steps=(slow, *run.steps[1:])) for run in timed]
         text = step.report(results, "`python benchmarks/step.py`")
         assert "| no-single-pass | 1.50 [1.50, 1.50] | 0.38 | 1.50 | 3.00 [3.00, 3.00] | 0.38 |" in text
         assert "| kit | 1.000 | 0.000 |" in text

@@ -3,8 +3,6 @@
 Each case of the tables is given to the check itself, without a trainer or a policy.
 """
 
-from __future__ import annotations
-
 import math
 import types
 from collections.abc import Callable
@@ -42,31 +40,23 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "all splits at once": (DatasetDict(test=TWO), ("is a DatasetDict", "dataset['test']")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
     "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "its name")),
-    "prompts under a usual name": (
-        TWO.rename_column("prompt", "problem"),
-        ("no column 'prompt'", "rename_column('problem', 'prompt')"),
-    ),
+    "prompts under a usual name": (TWO.rename_column("prompt", "problem"), ("rename_column('problem', 'prompt')",)),
     "images": (TWO.add_column("image", [1, 2]), ("has images", "remove_columns")),
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),
-    "an empty conversation": (
-        prompts(CHAT, [{"role": "user", "content": ""}]),
-        ("a prompt is empty", "train_dataset[1]"),
-    ),
+    "an empty conversation": (prompts(CHAT, [{"content": ""}]), ("a prompt is empty", "train_dataset[1]")),
     "a number": (prompts(1, 2), ("a string or a list of messages", "train_dataset[0]['prompt'] = '1'")),
     "an empty first row of a stream": (stream(prompts("", "b")), ("a prompt is empty", "train_dataset[0]")),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("dataset", "names"), BAD_DATASETS.values(), ids=BAD_DATASETS)
-def test_a_bad_dataset_is_refused_with_the_row_or_column_and_what_to_pass(
+def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
     dataset: object, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(DatasetError) as caught:
+    with pytest.raises(DatasetError, match=r"train_dataset(.|\n)*What to do:") as caught:
         inputs.check_dataset(dataset, ARGS, CHAT_TOKENIZER)
     assert [name for name in names if name not in str(caught.value)] == []
-    assert "train_dataset" in str(caught.value)
-    assert "What to do:" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -91,11 +81,8 @@ def test_only_the_first_row_of_a_stream_is_read(form: Callable[[Dataset], Iterab
     assert inputs.reward_columns(streamed) == ["answer"]
 
 
-def test_the_longest_prompts_come_with_their_rows() -> None:
+def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_named() -> None:
     assert inputs.longest_prompts(prompts("aa", "a", "aaa"), count=2) == ([2, 0], ["aaa", "aa"])
-
-
-def test_prompt_and_completion_must_fit_the_policys_length() -> None:
     ids = [[1] * 10, [1] * 30]
     inputs.check_lengths(ids, max_completion_length=34, max_seq_length=64)
     inputs.check_lengths(ids, max_completion_length=1000, max_seq_length=None)
@@ -112,16 +99,12 @@ def test_prompt_and_completion_must_fit_the_policys_length() -> None:
     [
         ([], None, "no reward function"),
         ([min], [1.0, 1.0], "2 reward_weights for 1 reward functions"),
-        ([min], [math.nan], "finite and not all 0"),
         ([min], [math.inf], "finite and not all 0"),
         ([min, max], [0.0, 0.0], "finite and not all 0"),
     ],
 )
 def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights: Any, says: str) -> None:
-    with pytest.raises(RewardError, match=says):
-        inputs.check_rewards(funcs, weights, where="RLOOConfig")
-
-
-def test_matching_weights_and_none_are_accepted() -> None:
     inputs.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
     inputs.check_rewards([min, max], None, where="RLOOConfig")
+    with pytest.raises(RewardError, match=says):
+        inputs.check_rewards(funcs, weights, where="RLOOConfig")

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit.catalogue import EOS_TEXTS
@@ -29,20 +29,12 @@ if TYPE_CHECKING:
 
     _Graded = tuple[Completion, float | None, bool | None]
 
-SIDE_BY_SIDE = 72
-"""Narrower than this, the two columns stand one above the other."""
-
-GAP = " │ "
+SIDE_BY_SIDE = 72  # Narrower than this, the two columns stand one above the other
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of a completion.
-
-    Attributes:
-        text: its characters, or a marker's name.
-        kind: "text"; "mark", a boundary token; "note", a remark of this module.
-    """
+    """A stretch of a completion; its kind is "text", "mark" (a boundary token) or "note" (of this module)."""
 
     text: str
     kind: str = "text"
@@ -53,8 +45,6 @@ class Pair:
     """One prompt, one completion of it before training, one after.
 
     Attributes:
-        prompt: as it was given to ``evaluate``.
-        before, after: the completions.
         rewards: their weighted sums; None where no function applied.
         correct: whether they assert the row's answer; None where it has none.
     """
@@ -127,11 +117,7 @@ class Comparison:
         return [f"{changes} (after - before{method})"] if found else []
 
     def text(self, width: int | None = None) -> str:
-        """Two columns, or one in a terminal narrower than 72 characters.
-
-        Args:
-            width: characters per line; None takes the terminal's.
-        """
+        """Two columns, or one where ``width`` (characters per line; None takes the terminal's) is below 72."""
         width = max(20, width or shutil.get_terminal_size().columns)
         shown = [self._pair_text(pair, width) for pair in self.pairs[: self.n]]
         return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
@@ -140,18 +126,19 @@ class Comparison:
         prompt = wrapped(_shortened(_prompt_text(pair.prompt), self.chars), width - 2)
         lines = ["━" * width, *(f"  {line}" for line in prompt), "─" * width]
         narrow = width < SIDE_BY_SIDE
-        column = width if narrow else (width - len(GAP)) // 2
+        column = width if narrow else (width - 3) // 2
         before, after = (
-            [*wrapped(cell.heading, column), *wrapped(self._cell_text(cell), column)] for cell in _cells(pair)
+            [*wrapped(heading, column), *wrapped(self._cell_text(completion), column)]
+            for heading, completion in _cells(pair)
         )
         if narrow:
             return "\n".join([*lines, *before, *after])
         rows = zip_longest(before, after, fillvalue="")
-        return "\n".join([*lines, *(f"{a:<{column}}{GAP}{b}".rstrip() for a, b in rows)])
+        return "\n".join([*lines, *(f"{a:<{column}} │ {b}".rstrip() for a, b in rows)])
 
-    def _cell_text(self, cell: _Cell) -> str:
+    def _cell_text(self, completion: Completion) -> str:
         marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
-        return "".join(marks[piece.kind].format(piece.text) for piece in self._pieces(cell.completion))
+        return "".join(marks[piece.kind].format(piece.text) for piece in self._pieces(completion))
 
     def _repr_html_(self) -> str:
         rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
@@ -162,9 +149,9 @@ class Comparison:
     def _pair_html(self, pair: Pair) -> str:
         prompt = html.escape(_shortened(_prompt_text(pair.prompt), self.chars))
         headings, bodies = "", ""
-        for cell in _cells(pair):
-            headings += f'<th style="text-align:left">{html.escape(cell.heading)}</th>'
-            body = "".join(_piece_html(piece) for piece in self._pieces(cell.completion))
+        for heading, completion in _cells(pair):
+            headings += f'<th style="text-align:left">{html.escape(heading)}</th>'
+            body = "".join(_piece_html(piece) for piece in self._pieces(completion))
             bodies += f'<td style="{CELL_STYLE}">{body}</td>'
         return (
             f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid"><b>{prompt}</b></td></tr>'
@@ -186,13 +173,12 @@ def compare(
     Args:
         before, after: what ``evaluate`` returned before and after training.
         n: pairs to show; all are in ``Comparison.pairs``.
-        tokens: the ids that open and close a thought; Qwen3's by default.
-        chars: most characters shown of a thought, and of an answer.
+        tokens, chars: as in :class:`Comparison`.
 
     Raises:
         DatasetError: something that is not an evaluation, or two that share no prompt.
     """
-    for name, given in (("before", before), ("after", after)):
+    for name, given in {"before": before, "after": after}.items():
         if not isinstance(given, Evaluation):
             raise DatasetError(
                 f"{name} is not an evaluation",
@@ -206,7 +192,7 @@ def compare(
             where=f"compare, {len(before.completions)} and {len(after.completions)} completions",
             todo="evaluate the same dataset before and after training, such as task.held_out",
         )
-    pairs.sort(key=_by_change)
+    pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
     reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
     accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
     return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
@@ -242,13 +228,6 @@ def _key(prompt: Prompt) -> str:
     return json.dumps(prompt, sort_keys=True, default=str)
 
 
-def _by_change(pair: Pair) -> tuple[float, bool]:
-    return -abs(pair.change or 0.0), pair.before.ids == pair.after.ids
-
-
-# --- what a cell holds ------------------------------------------------------------------------------------
-
-
 def pieces(completion: Completion, tokens: ThinkTokens = QWEN3) -> list[Piece]:
     """A completion split at its boundary tokens, with its end.
 
@@ -282,17 +261,12 @@ def _end(completion: Completion, tokens: ThinkTokens) -> Piece:
     return Piece(EOS_TEXTS[last], "mark") if known else Piece("end", "note")
 
 
-class _Cell(NamedTuple):
-    heading: str
-    completion: Completion
-
-
-def _cells(pair: Pair) -> tuple[_Cell, _Cell]:
+def _cells(pair: Pair) -> tuple[tuple[str, Completion], tuple[str, Completion]]:
     rewards = ["no reward" if reward is None else f"reward {reward:.3f}" for reward in pair.rewards]
     moved = "" if pair.change is None else f" ({pair.change:+.3f})"
     return (
-        _Cell(f"before: {rewards[0]}, {len(pair.before.ids)} tokens", pair.before),
-        _Cell(f"after: {rewards[1]}{moved}, {len(pair.after.ids)} tokens", pair.after),
+        (f"before: {rewards[0]}, {len(pair.before.ids)} tokens", pair.before),
+        (f"after: {rewards[1]}{moved}, {len(pair.after.ids)} tokens", pair.after),
     )
 
 
@@ -312,16 +286,10 @@ def _shortened(text: str, chars: int) -> str:
     return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
 
 
-# --- as text ----------------------------------------------------------------------------------------------
-
-
 def wrapped(text: str, width: int) -> list[str]:
     """Lines of at most ``width`` characters, broken at spaces where there are any.
 
     Control characters, which could move a terminal's cursor, are written out.
-
-    >>> wrapped("one two three", 8)
-    ['one two', 'three']
     """
     lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in _printable(text).split("\n"))
     return [part for line in lines for part in line or [""]]
@@ -333,8 +301,6 @@ def _printable(text: str) -> str:
         for c in text.expandtabs(4)
     )
 
-
-# --- as HTML ----------------------------------------------------------------------------------------------
 
 CELL_STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
 MARK_STYLE = "border:1px solid;border-radius:3px;padding:0 3px;font-weight:bold"

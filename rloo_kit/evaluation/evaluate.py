@@ -40,7 +40,6 @@ class Evaluation:
         reward_means: each function's mean over the completions that it scored.
         mean_length: tokens per completion.
         truncated: share of completions cut at the length limit.
-        completions: all of them, in the dataset's order.
         rewards: the weighted sum of each, None where no function applied.
         greedy: whether the most probable token was taken each time.
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
@@ -102,7 +101,6 @@ def evaluate(
     them narrow an interval less than more prompts do.
 
     Args:
-        policy: as ``load_policy`` gives it.
         dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is
             taken.  An ``answer`` may be a whole solution: what follows "####", or its last box, counts.
         reward_funcs: TRL reward callables; their weighted sum is the reward.
@@ -124,7 +122,14 @@ def evaluate(
         RewardError: weights that do not match the functions.
         rewards.RewardValueError: a reward function returned an invalid value.
     """
-    _check_policy(policy)
+    from rloo_kit.policy.policy import Policy
+
+    if not isinstance(policy, Policy):
+        raise ArgumentError(
+            "evaluate takes a policy",
+            where=f"evaluate({type(policy).__name__})",
+            todo="pass what rloo_kit.load_policy returned; training changes it in place",
+        )
     funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     if funcs:
         inputs.check_rewards(funcs, reward_weights, where="evaluate")
@@ -143,12 +148,15 @@ def evaluate(
     )
     rows = [row for row in rows for _ in range(samples)]
     scores = score(rows, completions, funcs)
+    applied = {name: [value for value in values if value is not None] for name, values in scores.items()}
     totals = _totals(scores, reward_weights or [1.0] * len(funcs))
     correct = _graded(rows, completions, answer_of)
+    shares = means_by_prompt(correct, samples)
+    one_each = samples == 1 and shares
     return Evaluation(
-        accuracy=_accuracy(correct, samples, seed),
+        accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
-        reward_means={name: _mean(values) for name, values in scores.items()},
+        reward_means={name: statistics.fmean(v) if v else math.nan for name, v in applied.items()},
         mean_length=statistics.fmean(len(c.ids) for c in completions),
         truncated=statistics.fmean(not c.finished for c in completions),
         completions=tuple(completions),
@@ -157,17 +165,6 @@ def evaluate(
         samples=samples,
         correct=tuple(correct),
     )
-
-
-def _check_policy(policy: object) -> None:
-    from rloo_kit.policy.policy import Policy
-
-    if not isinstance(policy, Policy):
-        raise ArgumentError(
-            "evaluate takes a policy",
-            where=f"evaluate({type(policy).__name__})",
-            todo="pass what rloo_kit.load_policy returned; training changes it in place",
-        )
 
 
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
@@ -216,11 +213,6 @@ def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> 
     return totals
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    applied = [value for value in values if value is not None]
-    return statistics.fmean(applied) if applied else math.nan
-
-
 def _graded(
     rows: Sequence[Row], completions: Sequence[Completion], answer_of: Callable[[str], str | None] | None
 ) -> list[bool | None]:
@@ -253,10 +245,3 @@ def _same(answer: str | None, gold: str) -> bool:
         return answer is not None
     mine, golds = to_number(readable(answer)), to_number(readable(gold))
     return mine is not None and golds is not None and mine.same(golds)
-
-
-def _accuracy(correct: Sequence[bool | None], samples: int, seed: int) -> Interval | None:
-    shares = means_by_prompt(correct, samples)
-    if samples == 1 and shares:
-        return wilson(int(sum(shares)), len(shares))
-    return bootstrap(shares, seed)

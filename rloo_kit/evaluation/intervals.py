@@ -4,8 +4,6 @@ For evaluations, their comparison and benchmarks.  Plain numbers in, an :class:`
 policies or completions.  Values that share a prompt are averaged first, by :func:`means_by_prompt`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -13,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Z_95 = 1.959963984540054
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -44,18 +41,14 @@ class Interval:
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """Wilson's score interval for a share (Wilson 1927), which also holds near 0 and 1.
-
-    >>> print(wilson(8, 10))
-    0.800 [0.490, 0.943]
-    """
+    """Wilson's score interval for a share (Wilson 1927), which also holds near 0 and 1."""
     share, z2 = successes / trials, Z_95**2
     middle = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 / (1 + z2 / trials) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
     return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Interval | None:
+def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = 2000) -> Interval | None:
     """Percentile bootstrap of the mean (Efron 1979); None without values, no bounds where all are equal.
 
     The values must be independent.  Where several completions share a prompt, pass the prompts' means: the cluster
@@ -73,20 +66,12 @@ def bootstrap(values: Sequence[float], seed: int = 0, resamples: int = RESAMPLES
 
 
 def means_by_prompt(values: Sequence[float | None], samples: int) -> list[float]:
-    """The mean of each run of ``samples`` values, one run per prompt; prompts without a value are left out.
-
-    >>> means_by_prompt([1.0, 0.0, None, 0.5, None, None], samples=2)
-    [0.5, 0.5]
-    """
+    """The mean of each run of ``samples`` values, one run per prompt; prompts without a value are left out."""
     groups = (values[start : start + samples] for start in range(0, len(values), samples))
     present = ([value for value in group if value is not None] for group in groups)
     return [statistics.fmean(group) for group in present if group]
 
 
 def has_no_spread(values: Sequence[float]) -> bool:
-    """Whether all values are equal up to rounding.
-
-    >>> has_no_spread([1.0 - 0.2, 0.9 - 0.1]), has_no_spread([0.0, 0.001])
-    (True, False)
-    """
+    """Whether all values are equal up to rounding."""
     return math.isclose(min(values), max(values), rel_tol=1e-9, abs_tol=1e-12)

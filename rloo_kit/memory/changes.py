@@ -4,8 +4,6 @@ For :attr:`rloo_kit.Plan.changes`.  Each knob offers smaller plans, largest firs
 changes nothing itself: a :class:`Change` holds the arguments to pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,9 +24,7 @@ class Change:
     """One way to make a plan fit.
 
     Attributes:
-        knob: what is changed.
-        config: arguments of ``RLOOConfig``, with their new values.
-        policy: arguments of ``load_policy``, likewise.
+        config, policy: arguments of ``RLOOConfig`` and of ``load_policy``, with their new values.
         peak_bytes, fits: of the plan with the change.
     """
 
@@ -46,9 +42,6 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
-# --- knobs ------------------------------------------------------------------------------------------------
-
-
 def generation_batches(settings: Settings) -> Iterator[Settings]:
     """Smaller generation batches and micro-batches with the same completions per update, largest first."""
     effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
@@ -58,8 +51,9 @@ def generation_batches(settings: Settings) -> Iterator[Settings]:
         for micro in range(min(settings.micro_rows, rows), 0, -1):
             smaller = (rows, micro) != (settings.generation_rows, settings.micro_rows)
             if smaller and rows % micro == 0 and effective % micro == 0:
+                steps = effective // micro
                 yield dataclasses.replace(
-                    settings, generation_rows=rows, micro_rows=micro, accumulation=effective // micro
+                    settings, generation_rows=rows, micro_rows=micro, accumulation=steps
                 )
 
 
@@ -76,13 +70,9 @@ def _smaller_groups(settings: Settings) -> Iterator[Settings]:
         rows = groups * k
         micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
         scale = settings.micro_rows * settings.accumulation // settings.generation_rows
-        yield dataclasses.replace(
-            settings,
-            num_generations=k,
-            generation_rows=rows,
-            micro_rows=micro,
-            accumulation=max(1, scale) * rows // micro,
-        )
+        steps = max(1, scale) * rows // micro
+        fewer = dataclasses.replace(settings, num_generations=k, generation_rows=rows)
+        yield dataclasses.replace(fewer, micro_rows=micro, accumulation=steps)
 
 
 def _checkpointing(settings: Settings) -> Iterator[Settings]:

@@ -3,8 +3,6 @@
 For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  Arithmetic only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -16,19 +14,12 @@ from rloo_kit.session.show import scale_of
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}
-"""Parts without a formula."""
+ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}  # Parts without a formula
 
 
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """Bytes of a run, by phase and part, before it begins.
-
-    Attributes:
-        model, settings: what it was computed from.
-        device: what it is compared with.
-        phases: phase -> part -> bytes.
-    """
+    """Bytes of a run before it begins, on a device; ``phases`` are phase -> part -> bytes."""
 
     model: Model
     settings: Settings

@@ -9,8 +9,6 @@ Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x 
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from rloo_kit.catalogue import Checkpoint
@@ -55,12 +53,9 @@ class Step:
         self.attention, self.keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         self.pass_tokens = settings.micro_rows * settings.row_tokens
         self.scored_tokens = settings.micro_rows * settings.completion_tokens
-
-    @property
-    def lora_as_loaded(self) -> int:
-        """float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and so does
-        PEFT's ``autocast_adapter_dtype``."""
-        return 4 * sum(self.model.lora_sizes)
+        self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
+        self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
+        self.first_buffer_tokens = _buffer(settings.prompt_tokens + 513)
 
     @property
     def lora(self) -> int:
@@ -124,12 +119,7 @@ class Step:
         """
         if not self.settings.on_gpu:
             return self.settings.row_tokens - 1
-        return max(self.first_buffer_tokens, _round_up(self.settings.row_tokens + 1, 256))
-
-    @property
-    def first_buffer_tokens(self) -> int:
-        """Tokens that unsloth's decode buffers hold at first."""
-        return _round_up(self.settings.prompt_tokens + 513, 256)
+        return max(self.first_buffer_tokens, _buffer(self.settings.row_tokens + 1))
 
     @property
     def cache_growth(self) -> int:
@@ -174,10 +164,8 @@ class Step:
         """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
         prompts' keys and values into buffers; the last token."""
         s = self.settings
-        prompts = {
-            CACHE: self.cache(s.prompt_tokens),
-            LAYER: self.layer_without_gradient(s.generation_rows, s.prompt_tokens),
-        }
+        layer = self.layer_without_gradient(s.generation_rows, s.prompt_tokens)
+        prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
         decoding = self.sampling + self.decode_scratch
         copied = self.cache(s.prompt_tokens + self.first_buffer_tokens) if s.on_gpu else 0
         whole = self.cache(self.cached_tokens)
@@ -243,11 +231,6 @@ class Step:
         return self.pass_tokens * per_token * self.settings.dtype_bytes
 
     @property
-    def layer_input(self) -> int:
-        """n H, what a checkpointed layer keeps."""
-        return self.pass_tokens * self.hidden * self.settings.dtype_bytes
-
-    @property
     def offloads(self) -> bool:
         """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
         (unsloth_zoo, gradient_checkpointing.py)."""
@@ -298,11 +281,6 @@ class Step:
         tokens = self.pass_tokens + self.scored_tokens
         return tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
 
-    @property
-    def widest_activation(self) -> int:
-        """The largest single activation: n F."""
-        return self.pass_tokens * self.ffn * self.settings.dtype_bytes
-
     def log_probs(self) -> dict[str, int]:
         """Log-probabilities before the update, without gradient: a layer, or the head."""
         layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
@@ -321,14 +299,15 @@ class Step:
         return self._phase({GRADIENTS: self.lora, **layers}, self.widest_activation)
 
     def load(self) -> dict[str, int]:
-        """Weights and LoRA, before the first step; a matrix is held in full while it is quantised."""
-        kept = (WEIGHTS, KEPT, REST, LORA, CONTEXT)
-        loaded = {part: size for part, size in self.standing.items() if part in kept}
-        return {**loaded, LORA: self.lora_as_loaded, BUFFER: self.buffer}
+        """Weights and LoRA, before the first step; a matrix is held in full while it is quantised.
 
-    def update(self) -> dict[str, int]:
-        """The optimizer's step: gradients beside the state; the fused kernels need nothing more."""
-        return {**self.standing, GRADIENTS: self.lora}
+        The LoRA is float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and
+        so does PEFT's ``autocast_adapter_dtype``.
+        """
+        loaded = {
+            part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing
+        }
+        return {**loaded, LORA: 4 * sum(self.model.lora_sizes), BUFFER: self.buffer}
 
     def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
         """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more: a caching
@@ -341,7 +320,9 @@ class Step:
         found = {"load": self.load(), "generate": self.generate()}
         if self.settings.passes.before_update:
             found["log-probs"] = self.log_probs()
-        return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": self.update()}
+        # The optimizer's fused kernels need nothing beside gradients and state.
+        update = {**self.standing, GRADIENTS: self.lora}
+        return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": update}
 
 
 def lora_sizes(checkpoint: Checkpoint, rank: int) -> tuple[int, ...]:
@@ -351,9 +332,10 @@ def lora_sizes(checkpoint: Checkpoint, rank: int) -> tuple[int, ...]:
     return tuple(layer * checkpoint.layers)
 
 
+def _buffer(tokens: int) -> int:
+    """The multiple of 256 that holds so many."""
+    return -(-tokens // 256) * 256
+
+
 def _largest(*moments: dict[str, int]) -> dict[str, int]:
     return max(moments, key=lambda parts: sum(parts.values()))
-
-
-def _round_up(number: int, unit: int) -> int:
-    return -(-number // unit) * unit

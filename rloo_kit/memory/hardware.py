@@ -54,13 +54,7 @@ driver's own count of free memory is used instead."""
 
 @dataclass(frozen=True)
 class Device:
-    """What a plan is compared with.
-
-    Attributes:
-        name: of the GPU or CPU.
-        usable_bytes: what a run may take.
-        on_gpu: whether it is a GPU.
-    """
+    """What a plan is compared with: a GPU or CPU, and how much of its memory a run may take."""
 
     name: str
     usable_bytes: int

@@ -34,10 +34,6 @@ class Peak:
     reserved_bytes: int = 0
     process_bytes: int = 0
 
-    def above(self, other: Peak) -> Peak:
-        """The larger of two peaks, figure by figure."""
-        return Peak(*map(max, astuple(self), astuple(other)))
-
 
 class Gauge(Protocol):
     """What a :class:`Meter` reads."""
@@ -62,14 +58,11 @@ class CudaGauge:
 
 
 class TensorGauge(TorchDispatchMode):
-    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU.
+    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU: now, at most since
+    :meth:`restart`, and of the largest single storage since then.
 
     Counts each storage once, from the operation that returns it until it is freed; not what a kernel allocates
     internally.  Costs some microseconds per operation.
-
-    Attributes:
-        live_bytes, peak_bytes: now, and at most since :meth:`restart`.
-        largest_bytes: the largest single storage since :meth:`restart`.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
@@ -157,5 +150,5 @@ class Meter:
         assert self.gauge is not None
         if self._open:
             name, peak = self._open[-1], self.gauge.read()
-            self.peaks[name] = peak.above(self.peaks.get(name, peak))
+            self.peaks[name] = Peak(*map(max, astuple(peak), astuple(self.peaks.get(name, peak))))
         self.gauge.restart()

@@ -19,7 +19,7 @@ from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory import changes, measured, reading
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
-from rloo_kit.memory.hardware import Device, device_of
+from rloo_kit.memory.hardware import Device, device_of, where_computed
 from rloo_kit.memory.measured import Measured, Trained
 from rloo_kit.memory.reading import model_of, settings_of
 from rloo_kit.memory.settings import Settings
@@ -37,9 +37,6 @@ FIT_COMPLETION_TOKENS = 1024
 
 GREYS = ("0.35", "0.6", "0.85", "1.0")
 HATCHES = ("", "///", "...", "xxx", "\\\\\\")
-
-
-# --- the plan ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,8 +63,6 @@ class Plan(Estimate):
         """
         return measured.compare(self, trainer)
 
-    # --- shown ----------------------------------------------------------------------------------------
-
     def __repr__(self) -> str:
         return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
 
@@ -76,11 +71,10 @@ class Plan(Estimate):
         """What was planned, in two lines."""
         s, model = self.settings, self.model.checkpoint.name
         weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
-        rows = f"{s.generation_rows} completions at once, {s.micro_rows} per pass"
-        tokens = f"{s.prompt_tokens} + {s.completion_tokens} tokens"
         return (
             f"{model} in {weights}, LoRA rank {s.lora_rank}, on {self.device.name}\n"
-            f"{rows}, {tokens}, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
+            f"{s.generation_rows} completions at once, {s.micro_rows} per pass, "
+            f"{s.prompt_tokens} + {s.completion_tokens} tokens, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
         )
 
     def rows(self) -> list[list[str]]:
@@ -96,13 +90,10 @@ class Plan(Estimate):
     @property
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
-        found = ["* an estimate"]
-        if self.settings.on_gpu:
-            found[0] += "; no figure has been measured on a GPU"
+        found = ["* an estimate" + "; no figure has been measured on a GPU" * self.settings.on_gpu]
         if self.offloaded_bytes:
-            found.append(
-                f"{self.offloaded_bytes / GIB:.2f} GiB of activations go to the computer's own memory"
-            )
+            size = f"{self.offloaded_bytes / GIB:.2f} GiB"
+            found.append(f"{size} of activations go to the computer's own memory")
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
             found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
@@ -111,8 +102,7 @@ class Plan(Estimate):
         return found
 
     def __str__(self) -> str:
-        table = text_table(self.rows(), total=True)
-        return "\n".join([self.title, "", table, "", self.summary, *self.notes])
+        return "\n".join([self.title, "", text_table(self.rows(), total=True), "", self.summary, *self.notes])
 
     def _repr_html_(self) -> str:
         notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
@@ -120,13 +110,9 @@ class Plan(Estimate):
         return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
 
     def picture(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """A stacked bar per phase, with the usable memory as a line; hatched, so that it reads in grey.
-
-        Args:
-            path: where to save the PNG; None saves nothing.
-        """
-        caption = f"<memory plan, {self.summary}>"
-        figure = shown_figure(caption, figsize=(8, 4.2), layout="constrained")
+        """A stacked bar per phase, with the usable memory as a line; hatched, so that it reads in grey; saved as a PNG
+        where ``path`` says."""
+        figure = shown_figure(f"<memory plan, {self.summary}>", figsize=(8, 4.2), layout="constrained")
         _draw(figure.subplots(), self)
         if path is not None:
             figure.savefig(path, dpi=120)
@@ -154,9 +140,6 @@ def _draw(axis: Axes, planned: Plan) -> None:
     axis.legend(
         handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False
     )
-
-
-# --- planning ---------------------------------------------------------------------------------------------
 
 
 def plan(
@@ -188,14 +171,9 @@ def plan(
     """
     device = device_of(card)
     loaded, checkpoint, own = reading.taken_apart(policy)
-    found = {
-        "four_bit": load_in_4bit,
-        "lora_rank": lora_rank,
-        "checkpointing": gradient_checkpointing,
-        **reading.device_settings(device),
-        **own,
-    }
-    if loaded is not None and reading.is_on(loaded, device):
+    asked = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
+    found = reading.device_settings(device) | asked | own
+    if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
         model, own = reading.loaded_model(loaded, checkpoint)
         found |= own
     else:
@@ -220,8 +198,7 @@ def fit(
 
     Args:
         card: as for :func:`plan`.
-        config: as for :func:`plan`; None takes the kit's defaults with completions of
-            :data:`FIT_COMPLETION_TOKENS`.
+        config: as for :func:`plan`; None takes the kit's defaults with completions of :data:`FIT_COMPLETION_TOKENS`.
         prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
 
     Returns:
@@ -232,9 +209,8 @@ def fit(
     settings = settings_of(config, prompt_tokens)
     if config is None:
         settings = dataclasses.replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
-    settings = dataclasses.replace(
-        settings, lora_rank=lora_rank, four_bit=load_in_4bit, **reading.device_settings(device)
-    )
+    loaded = {"lora_rank": lora_rank, "four_bit": load_in_4bit, **reading.device_settings(device)}
+    settings = dataclasses.replace(settings, **loaded)
     plans = [
         Plan.of(model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes), settings, device)
         for name, found in CATALOGUE.items()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from rloo_kit.catalogue import Checkpoint, checkpoint_from_config, find, nearest, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory import footprint
-from rloo_kit.memory.hardware import Device, where_computed
+from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.settings import PROCESSORS, Model, Settings
 from rloo_kit.passes import DEFAULTS, PLAIN
 from rloo_kit.session.imports import cpu_tile_logits, import_unsloth
@@ -41,9 +41,6 @@ class LoadedPolicy(Protocol):
 
 AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "LoadedPolicy | AnyModel | Checkpoint | str | os.PathLike[str]"
-
-
-# --- of a model -------------------------------------------------------------------------------------------
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -86,14 +83,12 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Ten
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
     """Bytes of the frozen projections with their quantisation state, and of the other frozen parameters."""
-    linear: list[torch.Tensor] = []
-    rest: list[torch.Tensor] = []
-    for name, parameter in model.named_parameters():
-        if name.split(".")[-2] == "base_layer" or ("_proj." in name and not is_lora(name)):
-            linear += [parameter, *quantisation_tensors(parameter)]
-        elif not is_lora(name):
-            rest.append(parameter)
-    return bytes_of(linear), bytes_of(rest)
+    frozen = {name: p for name, p in model.named_parameters() if not is_lora(name)}
+    linear = {
+        name: p for name, p in frozen.items() if name.split(".")[-2] == "base_layer" or "_proj." in name
+    }
+    rest = [p for name, p in frozen.items() if name not in linear]
+    return bytes_of(t for p in linear.values() for t in (p, *quantisation_tensors(p))), bytes_of(rest)
 
 
 def is_four_bit(model: torch.nn.Module) -> bool:
@@ -131,13 +126,6 @@ def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[s
     }
     return Model(checkpoint, *weight_bytes(model), tuple(p.numel() for p in trained.values())), own
 
-
-def is_on(model: torch.nn.Module, device: Device) -> bool:
-    """Whether a model is on the kind of device that is planned for."""
-    return (where_computed(model).type != "cpu") == device.on_gpu
-
-
-# --- of a configuration or a device -----------------------------------------------------------------------
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which transformers leaves a logits processor out."""
@@ -195,9 +183,6 @@ def device_settings(device: Device) -> dict[str, Any]:
     }
 
 
-# --- of a name or a shape ---------------------------------------------------------------------------------
-
-
 def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2) -> Model:
     """A checkpoint's bytes from its shape.
 
@@ -219,9 +204,8 @@ def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes
 def _kept_in_16_bit(checkpoint: Checkpoint, config: Path) -> list[str]:
     """The projections, an entry per layer, that a 4-bit checkpoint's config.json leaves unquantised."""
     quantization = json.loads(config.read_text()).get("quantization_config") or {}
-    skipped = tuple(
-        f"{name}." for name in quantization.get("llm_int8_skip_modules") or [] if "layers." in name
-    )
+    names = quantization.get("llm_int8_skip_modules") or []
+    skipped = tuple(f"{name}." for name in names if "layers." in name)
     mlp = ("gate_proj", "up_proj", "down_proj")
     return [
         name

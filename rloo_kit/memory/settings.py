@@ -4,8 +4,6 @@
 here reads a model or a device.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rloo_kit.catalogue import Checkpoint
@@ -47,20 +45,15 @@ class Settings:
     """The configuration and the device, with the names of ``RLOOConfig`` in brackets.
 
     Attributes:
-        prompt_tokens: the longest prompt.
         completion_tokens: ``max_completion_length``.
-        num_generations: K, ``num_generations``.
         micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
         generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
         iterations: how often a generation batch is used (``num_iterations``).
-        beta: 0 needs no reference.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         fast_sampling: on a CPU, the kit's own sampling loop instead of transformers'.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
         single_pass: leave out the pass for old log-probabilities where it is not needed.
-        optimizer: ``optim``.
-        lora_rank, four_bit, checkpointing: as ``load_policy`` takes them.
         on_gpu: unsloth's GPU path, or its CPU path.
         dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on a CPU in float32.
         cpu_tile_logits: logits of one tile on a CPU.

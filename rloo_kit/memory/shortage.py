@@ -40,10 +40,7 @@ def warn_if_too_large(planned: Plan) -> None:
 @contextlib.contextmanager
 def phase(trainer: Planned, name: str) -> Iterator[None]:
     """A phase of a run, "generate", "log-probs", "train" or "optimizer": its peak is kept in ``trainer.memory``, and
-    running out of memory is explained.
-
-    Phases may be nested, so that ``train()`` as a whole can be "optimizer": what no inner phase claims.
-    """
+    running out of memory is explained.  ``train()`` as a whole can be "optimizer": what no inner phase claims."""
     metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
     with explain_out_of_memory(name, trainer.memory_plan), metered:
         yield
@@ -66,9 +63,14 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
         raise OutOfMemoryError(
             f"memory ran out in the phase {name!r}",
             where=f"{name}; {first_line}\n\n{planned}",
-            todo=_remedy(planned),
+            todo=f"first {planned.changes[0]}" if planned.changes else ELSEWHERE,
         ) from error
 
+
+ELSEWHERE = (
+    "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
+    "(rloo_kit.release()). Then lower per_device_train_batch_size"
+)
 
 RAN_OUT = (
     "CUDA out of memory",
@@ -91,23 +93,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
 
 
-def _remedy(planned: Plan) -> str:
-    if planned.changes:
-        return f"first {planned.changes[0]}"
-    return (
-        "by the plan it should have fitted, so something else holds the memory: other programs (nvidia-smi), or an "
-        "earlier policy (rloo_kit.release()). Then lower per_device_train_batch_size"
-    )
-
-
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
-    way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
+    anew = "rloo_kit.release(), load the policy anew"
+    way_on = f"No checkpoint was written: {anew} and start again"
     if kept is not None:
-        way_on = (
-            f"{kept} is kept: rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes "
-            "on from there"
-        )
+        way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 

@@ -1,7 +1,5 @@
 """evaluate: numbers with intervals, from completions graded as TRL would grade them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -13,7 +11,6 @@ from datasets import Dataset, DatasetDict
 from rewards import RewardValueError
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, DatasetError, RewardError
-from rloo_kit.evaluation.compare import compare
 from rloo_kit.evaluation.evaluate import evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.policy.policy import Completion, Policy
@@ -47,14 +44,13 @@ QUESTIONS = Dataset.from_list(
 
 def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
     # the second never left its thought, the fourth is wrong
-    result = evaluate(scripted("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5."), QUESTIONS)
+    texts = ("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5.")
+    result = evaluate(scripted(*texts), QUESTIONS.to_iterable_dataset())
     assert (result.accuracy, result.reward) == (wilson(2, 4), None)
     assert result.correct == (True, False, True, False)
-
-
-def test_a_completion_that_was_cut_counts_as_wrong_and_as_truncated() -> None:
-    result = evaluate(scripted(*"1234", finished=False), QUESTIONS)
-    assert (result.accuracy, result.truncated) == (wilson(0, 4), 1.0)
+    cut = evaluate(scripted(*"1234", finished=False), QUESTIONS)
+    assert (cut.accuracy, cut.truncated) == (wilson(0, 4), 1.0)
+    assert evaluate(scripted(*"1234"), QUESTIONS.remove_columns("answer")).accuracy is None
 
 
 def test_completions_of_one_prompt_count_as_one_value() -> None:
@@ -66,18 +62,14 @@ def test_completions_of_one_prompt_count_as_one_value() -> None:
     assert result.correct[6:9] == (True, False, False)
     assert "12, sampled, 3 per prompt" in str(result)
     assert str(result).count("(95 %, bootstrap over prompts)") == 2
-
-
-def test_a_prompt_counts_alike_however_many_of_its_completions_were_scored() -> None:
-    reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)
-    result = evaluate(scripted(*"12345678"), QUESTIONS, reward, samples=2, greedy=False)
-    assert result.reward == bootstrap([1.0, 0.0, 0.5])
+    reward = returns(1.0, 1.0, 0.0, None, None, None, 0.0, 1.0)  # however many of them were scored
+    found = evaluate(scripted(*"12345678"), QUESTIONS, reward, samples=2, greedy=False)
+    assert found.reward == bootstrap([1.0, 0.0, 0.5])
 
 
 def test_the_report_names_the_method_of_each_interval() -> None:
     shown = str(evaluate(scripted(*"1294"), QUESTIONS, returns(1.0, 2.0, 9.0, 4.0), greedy=False))
-    assert "(95 %, Wilson)" in shown
-    assert "(95 %, bootstrap)" in shown
+    assert all(method in shown for method in ("(95 %, Wilson)", "(95 %, bootstrap)"))
     equal = str(evaluate(scripted(*"11223344"), QUESTIONS, samples=2, greedy=False))
     assert "accuracy     1.000 (no interval: no spread)\n" in equal
 
@@ -97,8 +89,11 @@ def test_rewards_are_called_with_trls_keywords_and_summed() -> None:
     assert seen["completions"][0] == [{"role": "assistant", "content": "1"}]
     assert result.rewards == (1.5, 0.5, 1.0, None)
     assert result.reward_means == {"first": 1.0, "second": 0.5}
-    assert result.reward is not None
-    assert result.reward.value == pytest.approx(1.0)
+    assert result.reward == bootstrap([1.5, 0.5, 1.0])
+    twice = evaluate(scripted(*"1234"), QUESTIONS, [returns(*[1.0] * 4), returns(*[2.0] * 4)])
+    assert (twice.reward_means, twice.rewards) == ({"reward": 1.0, "reward_2": 2.0}, (3.0,) * 4)
+    with pytest.raises(RewardValueError, match="inf"):
+        evaluate(scripted(*"1234"), QUESTIONS, returns(*[math.inf] * 4))
 
 
 def test_rewards_are_weighed_as_in_training() -> None:
@@ -110,26 +105,11 @@ def test_rewards_are_weighed_as_in_training() -> None:
         evaluate(scripted(*"1234"), QUESTIONS, rewards, reward_weights=[1.0])
 
 
-def test_two_rewards_of_one_name_both_count() -> None:
-    result = evaluate(scripted(*"1234"), QUESTIONS, [returns(*[1.0] * 4), returns(*[2.0] * 4)])
-    assert result.reward_means == {"reward": 1.0, "reward_2": 2.0}
-    assert result.rewards == (3.0,) * 4
-
-
 def test_a_plain_prompt_gets_a_plain_completion() -> None:
     rows = [{"prompt": "1 + 1 =", "answer": "2"}]
     completion = Completion("1 + 1 =", " 2", (5,), True)
     scores = score(rows, [completion], [lambda completions, **kwargs: [float(completions == [" 2"])]])
     assert list(scores.values()) == [[1.0]]
-
-
-def test_an_invalid_reward_raises_an_error_that_names_it() -> None:
-    with pytest.raises(RewardValueError, match="inf"):
-        evaluate(scripted(*"1234"), QUESTIONS, returns(*[math.inf] * 4))
-
-
-def test_without_answers_there_is_no_accuracy() -> None:
-    assert evaluate(scripted(*"1234"), QUESTIONS.remove_columns("answer")).accuracy is None
 
 
 def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy: Policy) -> None:
@@ -139,10 +119,6 @@ def test_the_tiny_policy_is_measured_on_its_held_out_problems(task: Any, policy:
     assert len(greedy.completions) == len(task.held_out)
     sampled = evaluate(policy, task, right_after_thought, n=4, samples=3, greedy=False, max_new_tokens=32)
     assert "12, sampled" in str(sampled)
-
-
-def test_a_stream_can_be_evaluated() -> None:
-    assert len(evaluate(scripted("1", "2"), QUESTIONS.to_iterable_dataset(), n=2).completions) == 2
 
 
 GOLDS = [
@@ -164,13 +140,9 @@ def test_answers_are_numbers_in_any_notation_and_other_rows_are_not_counted() ->
     result = evaluate(scripted(*(text for _, text, _, _ in GOLDS)), rows)
     assert result.correct == tuple(right for _, _, right, _ in GOLDS)
     assert "(95 %, Wilson), of 8 completions" in str(result)
-
-
-def test_answers_that_are_not_numbers_need_an_answer_of() -> None:
-    rows = [{"prompt": "The capital of France?", "answer": "Paris"}]
     with pytest.warns(UserWarning, match="accuracy skipped: answers are not numeric"):
-        assert evaluate(scripted("Paris"), rows).accuracy is None
-    assert evaluate(scripted("Paris"), rows, answer_of=lambda text: text).accuracy == wilson(1, 1)
+        assert evaluate(scripted("Paris"), rows[-1:]).accuracy is None
+    assert evaluate(scripted("Paris"), rows[-1:], answer_of=str).accuracy == wilson(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -183,18 +155,8 @@ def test_answers_that_are_not_numbers_need_an_answer_of() -> None:
     ],
     ids=["no rows", "no prompts", "all splits", "a list of strings"],
 )
-def test_a_dataset_that_cannot_be_evaluated_is_refused(dataset: Iterable[Any], says: str) -> None:
+def test_what_is_no_dataset_or_no_policy_is_refused(dataset: Iterable[Any], says: str) -> None:
     with pytest.raises(DatasetError, match=says):
         evaluate(scripted("1"), dataset)
-
-
-@pytest.mark.parametrize("given", [SimpleNamespace(config=None, generate=None), SimpleNamespace(train=None)])
-def test_a_model_or_a_trainer_is_not_a_policy(given: Any) -> None:
     with pytest.raises(ArgumentError, match="load_policy"):
-        evaluate(given, QUESTIONS)
-
-
-def test_evaluations_without_rewards_can_be_compared() -> None:
-    before, after = (evaluate(scripted(text, "2", "3", "4"), QUESTIONS) for text in ("9", "1"))
-    assert before.rewards == (None,) * 4
-    assert "accuracy +0.250" in repr(compare(before, after))
+        evaluate(SimpleNamespace(config=None, generate=None), QUESTIONS)

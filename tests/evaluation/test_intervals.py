@@ -1,7 +1,5 @@
 """The intervals: against published values, the normal one, and by how often they cover."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

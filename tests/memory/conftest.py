@@ -1,7 +1,5 @@
 """What the memory room's tests share: a device, configurations, plans of the tiny policy, and a fake GPU."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +21,13 @@ LARGE = SimpleNamespace(
     gradient_accumulation_steps=4,
     num_generations=8,
     max_completion_length=3072,
-    beta=0.05,
 )
 """A configuration that does not fit on small cards; what it leaves out takes the kit's defaults."""
 
 
 def tiny_plan(policy: Any, **config: Any) -> Plan:
-    config = {"gradient_checkpointing": True, **config}
-    return rloo_kit.plan(policy, SimpleNamespace(**config), CPU, prompt_tokens=40)
+    given = SimpleNamespace(**{"gradient_checkpointing": True, **config})
+    return rloo_kit.plan(policy, given, CPU, prompt_tokens=40)
 
 
 def tiny_step(policy: Any, **settings: Any) -> Step:
@@ -40,16 +37,9 @@ def tiny_step(policy: Any, **settings: Any) -> Step:
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
     """A GPU that answers as told."""
-    answers = {
-        "is_available": True,
-        "mem_get_info": (6 * GIB, 8 * GIB),
-        "memory_reserved": 0,
-        "memory_allocated": 0,
-        "get_per_process_memory_fraction": 1.0,
-        "get_device_name": "a fake card",
-        **values,
-    }
-    for name, answer in answers.items():
+    sizes = {"mem_get_info": (6 * GIB, 8 * GIB), "memory_reserved": 0, "memory_allocated": 0}
+    known = {"is_available": True, "get_per_process_memory_fraction": 1.0, "get_device_name": "a fake card"}
+    for name, answer in {**sizes, **known, **values}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
 
 

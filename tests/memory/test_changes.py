@@ -1,7 +1,5 @@
 """What a plan advises: every change makes it fit, cheapest in quality first."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
@@ -52,24 +50,21 @@ def test_the_generation_batch_is_cut_without_changing_an_update() -> None:
     assert change.knob == "generation batch"
     values = {**vars(LARGE), "steps_per_generation": 4, **change.config}
     micro, accumulation = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
-    rows = micro * values["steps_per_generation"]
     assert micro * accumulation == 32, "completions per update"
     assert accumulation % values["steps_per_generation"] == 0, "whole generation batches in an update"
-    assert rows % LARGE.num_generations == 0, "whole groups in a generation batch"
+    assert micro * values["steps_per_generation"] % LARGE.num_generations == 0, "whole groups in a batch"
 
 
-def test_the_advised_length_is_the_longest_that_fits() -> None:
+def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_advised_before() -> None:
+    together = next(
+        c for c in rloo_kit.plan("qwen3-4b", LARGE, 7 * GIB).changes if c.knob == "completion length"
+    )
+    assert {"max_completion_length", "per_device_train_batch_size"} <= set(together.config)
     planned = rloo_kit.plan("qwen3-1.7b", LARGE, "12GB")
     change = next(change for change in planned.changes if change.knob == "completion length")
     longer = {**vars(LARGE), **change.config}
     longer["max_completion_length"] += 64
     assert rloo_kit.plan("qwen3-1.7b", SimpleNamespace(**longer), planned.device).fits != "fits"
-
-
-def test_what_does_not_suffice_alone_comes_with_what_was_advised_before() -> None:
-    planned = rloo_kit.plan("qwen3-4b", LARGE, 7 * GIB)
-    length = next(change for change in planned.changes if change.knob == "completion length")
-    assert {"max_completion_length", "per_device_train_batch_size"} <= set(length.config)
 
 
 def test_a_plan_that_nothing_makes_fit_says_so() -> None:

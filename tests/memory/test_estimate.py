@@ -1,7 +1,5 @@
 """Estimates: totals by phase, the peak, and the verdict."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -19,9 +17,7 @@ def test_parts_phases_and_peak_agree() -> None:
 
 
 @pytest.mark.parametrize(("room", "verdict"), [(-1, "does not fit"), (0, "tight"), (None, "fits")])
-def test_the_verdict_is_set_by_the_peak_and_by_what_of_it_is_estimated(
-    room: int | None, verdict: str
-) -> None:
+def test_the_verdict_is_set_by_the_peak_and_its_estimated_part(room: int | None, verdict: str) -> None:
     planned = rloo_kit.plan("qwen3-4b", card="24GB")
     room = planned.estimated_bytes if room is None else room
     device = Device("this much", planned.peak_bytes + room)

@@ -1,9 +1,6 @@
 """Hardware: GPUs by name, and what this machine has."""
 
-from __future__ import annotations
-
 import os
-import re
 import sys
 from types import SimpleNamespace
 
@@ -24,19 +21,14 @@ from tests.memory.conftest import fake_cuda
         ("rtx 3060 12GB", 12288),
         ("NVIDIA GeForce RTX 4090", 24564),
         ("4090", 24564),
-        ("T4", 15360),
         ("Tesla T4", 15360),
-        ("rtx 4060", 8188),
         ("8GB", 8192),
         ("24 GiB", 24576),
     ],
 )
-def test_a_card_is_known_by_its_names(name: str, mib: int) -> None:
+def test_a_card_is_known_by_its_names_and_bytes_are_taken_as_they_are(name: str, mib: int) -> None:
     assert device_of(name).usable_bytes == mib * MIB - hardware.RESERVED_BYTES
-
-
-def test_bytes_are_taken_as_they_are() -> None:
-    assert device_of(7 * GIB).usable_bytes == 7 * GIB
+    assert device_of(mib * MIB).usable_bytes == mib * MIB
 
 
 @pytest.mark.parametrize(
@@ -48,9 +40,8 @@ def test_bytes_are_taken_as_they_are() -> None:
     ],
 )
 def test_an_unknown_card_is_refused_with_its_neighbours(name: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=f"(?s){message}"):
         device_of(name)
-    assert re.search(message, str(caught.value), re.DOTALL)
 
 
 @pytest.mark.parametrize(

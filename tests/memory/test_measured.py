@@ -1,7 +1,5 @@
 """A plan beside what a run took."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,9 +30,7 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(make_trainer: An
 
 
 @pytest.mark.parametrize("memory", [Meter(), None], ids=["no gauge", "no meter"])
-def test_without_peaks_parts_are_compared_and_phases_are_said_to_be_unmeasured(
-    policy: Any, memory: Meter | None
-) -> None:
+def test_without_peaks_phases_are_said_to_be_unmeasured(policy: Any, memory: Meter | None) -> None:
     trainer = SimpleNamespace(model=policy.model, optimizer=None, memory=memory)
     found = tiny_plan(policy).compare(trainer)
     assert found.parts[0].off_by == 0

@@ -1,7 +1,5 @@
 """The meter: peaks by phase, and the gauges that it reads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -15,10 +13,9 @@ def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept()
     meter = Meter(FakeGauge(10, 70, 20, 30, 5))
     with meter.phase("train"), meter.phase("generate"):
         pass
-    with meter.phase("train"):
-        pass
-    with meter.phase("generate"):
-        pass
+    for name in ("train", "generate"):
+        with meter.phase(name):
+            pass
     assert {name: peak.allocated_bytes for name, peak in meter.peaks.items()} == {"train": 30, "generate": 70}
 
 

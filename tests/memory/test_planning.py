@@ -1,9 +1,6 @@
 """The plan as it is shown, the largest model and the longest completion that fit, and what planning imports."""
 
-from __future__ import annotations
-
 import dataclasses
-import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +15,6 @@ from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import GIB
 from tests.memory.conftest import fake_cuda
 
-# --- shown ------------------------------------------------------------------------------------------------
-
 
 def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any, policy: Any) -> None:
     title = make_trainer().memory_plan.title
@@ -29,11 +24,9 @@ def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any
 
 def test_the_table_names_every_part_and_marks_what_is_estimated() -> None:
     planned = rloo_kit.plan("qwen3-8b", SimpleNamespace(max_completion_length=4096), "8GB")
-    text = str(planned)
-    for part in planned.parts:
-        assert (f"{part} *" if part in estimate.ESTIMATED else part) in text
-    assert "no figure has been measured on a GPU" in text
-    assert "does not fit" in text
+    shown = [f"{part} *" if part in estimate.ESTIMATED else part for part in planned.parts]
+    for text in (*shown, "no figure has been measured on a GPU", "does not fit"):
+        assert text in str(planned)
     assert repr(planned) == f"Plan(qwen3-8b on a card of 8 GiB: {planned.summary})"
     assert planned._repr_html_().count("<tr>") == len(planned.rows())
 
@@ -48,23 +41,12 @@ def test_the_picture_shows_phases_parts_and_the_limit(tmp_path: Path) -> None:
     looks = {(bar[0].get_facecolor(), bar[0].get_hatch()) for bar in axis.containers}
     assert len(looks) == len(planned.parts), "two parts look alike"
     assert any("usable" in text.get_text() for text in axis.texts)
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
-    assert figure._repr_png_()[:4] == b"\x89PNG"
-
-
-# --- what fits --------------------------------------------------------------------------------------------
+    assert (tmp_path / "plan.png").read_bytes()[:4] == figure._repr_png_()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
     ("card", "name"),
-    [
-        (GIB, "qwen3-0.6b"),
-        ("8GB", "qwen3-4b"),
-        ("rtx 3060 12GB", "qwen3-8b"),
-        ("t4", "qwen3-8b"),
-        ("rtx 4080", "qwen3-14b"),
-        ("rtx 4090", "qwen3-14b"),
-    ],
+    [(GIB, "qwen3-0.6b"), ("8GB", "qwen3-4b"), ("rtx 3060 12GB", "qwen3-8b"), ("rtx 4080", "qwen3-14b")],
 )
 def test_fit_gives_the_largest_model_that_fits(card: str | int, name: str) -> None:
     best = rloo_kit.fit(card)
@@ -96,14 +78,6 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
     for tokens, fits in ((longest, True), (longest + 64, False)):
         settings = dataclasses.replace(planned.settings, completion_tokens=tokens)
         assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits
-
-
-def test_every_card_of_the_table_can_be_planned() -> None:
-    for name, model in itertools.product(hardware.CARD_MIB, ("qwen3-0.6b", "qwen3-14b")):
-        assert rloo_kit.plan(model, card=name).peak_bytes > 0
-
-
-# --- light ------------------------------------------------------------------------------------------------
 
 
 def test_planning_by_name_imports_neither_torch_nor_trl(script: Any) -> None:

@@ -1,7 +1,5 @@
 """What is read of a model, a configuration, a name and a device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +17,6 @@ from rloo_kit.memory.settings import Settings
 from rloo_kit.session import imports
 from tests.memory.conftest import CPU, tiny_plan
 
-# --- a model ----------------------------------------------------------------------------------------------
-
 
 def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
     by_name, loaded = rloo_kit.plan("tiny", card=CPU), rloo_kit.plan(policy, card=CPU)
@@ -28,18 +24,12 @@ def test_a_loaded_policy_or_its_model_counts_itself(policy: Any) -> None:
     assert loaded.settings.four_bit
     bare = rloo_kit.plan(policy.model, card=CPU)
     assert (bare.phases, bare.settings) == (loaded.phases, loaded.settings)
+    on_gpu = rloo_kit.plan("tiny", card="8GB")
+    assert rloo_kit.plan(policy, card="8GB").phases == on_gpu.phases, "as it would be loaded there"
 
 
-def test_a_policy_loaded_on_a_cpu_is_planned_for_a_gpu_as_it_would_be_loaded_there(policy: Any) -> None:
-    assert rloo_kit.plan(policy, card="8GB").phases == rloo_kit.plan("tiny", card="8GB").phases
-
-
-def trained(model: Any) -> None:
-    next(p for name, p in model.named_parameters() if "lora_B" in name).data.add_(1.0)
-
-
-def norms_trained(model: Any) -> None:
-    next(p for name, p in model.named_parameters() if "norm" in name).requires_grad_()
+def first(model: Any, kind: str) -> torch.nn.Parameter:
+    return next(p for name, p in model.named_parameters() if kind in name)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +37,12 @@ def norms_trained(model: Any) -> None:
     [
         (lambda model: None, True, "a fresh LoRA is the zero map"),
         (lambda model: model.add_adapter("ref", model.peft_config["default"]), True, "a copy is not trained"),
-        (trained, False, "the LoRA has moved"),
-        (norms_trained, False, "what is trained beside it moves the base too"),
+        (lambda model: first(model, "lora_B").data.add_(1.0), False, "the LoRA has moved"),
+        (
+            lambda model: first(model, "norm").requires_grad_(),
+            False,
+            "what is trained beside it moves the base",
+        ),
     ],
 )
 def test_the_reference_is_the_base_until_anything_is_trained(
@@ -56,49 +50,28 @@ def test_the_reference_is_the_base_until_anything_is_trained(
 ) -> None:
     change(fresh_policy.model)
     assert reading.reference_is_base(fresh_policy.model) == base, why
-
-
-def test_a_model_without_a_lora_is_no_reference_for_itself() -> None:
-    assert not reading.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False))
+    assert not reading.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
 
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
     before = tiny_plan(policy)
     assert footprint.REFERENCE not in before.parts
-    trained(policy.model)
+    first(policy.model, "lora_B").data.add_(1.0)
     after = tiny_plan(policy)
     assert after.parts[footprint.REFERENCE] == before.phases["optimizer"][footprint.LORA]
     assert after.parts[footprint.OPTIMIZER] == before.parts[footprint.OPTIMIZER]
     assert footprint.REFERENCE not in tiny_plan(policy, beta=0.0).parts
 
 
-# --- a configuration, a device ----------------------------------------------------------------------------
-
-
 def test_the_configuration_decides() -> None:
-    config = rloo_kit.RLOOConfig(
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=8,
-        steps_per_generation=4,
-        num_generations=4,
-        max_completion_length=300,
-        beta=0.0,
-        top_k=20,
-    )
-    assert reading.settings_of(config, prompt_tokens=100) == Settings(
-        prompt_tokens=100,
-        completion_tokens=300,
-        num_generations=4,
-        micro_rows=2,
-        generation_rows=8,
-        accumulation=8,
-        beta=0.0,
-        processors=("top_k",),
-    )
-
-
-def test_no_configuration_is_the_kits_default_one() -> None:
+    batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "steps_per_generation": 4}
+    config = rloo_kit.RLOOConfig(**batch, num_generations=4, max_completion_length=300, beta=0.0, top_k=20)
+    rows = {"micro_rows": 2, "accumulation": 8, "generation_rows": 8}
+    asked = {"num_generations": 4, "prompt_tokens": 100, "completion_tokens": 300, "beta": 0.0}
+    assert reading.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
     assert reading.settings_of(None) == reading.settings_of(rloo_kit.RLOOConfig()) == Settings()
+    with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
+        rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
 
 
 def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:
@@ -106,11 +79,8 @@ def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling
 
     settings = reading.settings_of(trl.RLOOConfig(output_dir="out"))
     assert (settings.single_pass, settings.fast_sampling) == (False, False)
-
-
-def test_arguments_for_generate_switch_the_kits_sampling_off_and_their_processors_on() -> None:
-    asked = SimpleNamespace(fast_sampling=True, generation_kwargs={"top_k": 5})
-    settings = reading.settings_of(asked)
+    # arguments for generate switch the kit's sampling off, and their processors on
+    settings = reading.settings_of(SimpleNamespace(fast_sampling=True, generation_kwargs={"top_k": 5}))
     assert (settings.fast_sampling, settings.processors) == (False, ("top_k",))
 
 
@@ -118,16 +88,9 @@ def test_arguments_for_generate_switch_the_kits_sampling_off_and_their_processor
     ("longest", "prompt", "why"),
     [(1024, 124, "what the completion leaves"), (32768, 512, "no more than usual"), (800, 1, "never less")],
 )
-def test_a_prompt_of_unknown_length_has_room_beside_the_completion(
-    longest: int, prompt: int, why: str
-) -> None:
+def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why: str) -> None:
     config = SimpleNamespace(max_completion_length=900)
     assert reading.settings_of(config, None, longest).prompt_tokens == prompt, why
-
-
-def test_a_length_below_1_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
-        rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
 
 
 def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +99,9 @@ def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.Monk
     assert reading.device_settings(CPU)["cpu_tile_logits"] == 1000
 
 
-# --- a name -----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(tmp_path: Path, qwen3_config: Any) -> Path:
-    """A checkpoint's folder with nothing in it but a config.json, which leaves some projections unquantised."""
+    """A checkpoint's config.json alone, which leaves some projections unquantised."""
     skipped = ["lm_head", "model.layers.3.mlp", "model.layers.5.self_attn.q_proj"]
     config = json.loads(qwen3_config(CATALOGUE["qwen3-0.6b"]).to_json_string())
     config["quantization_config"] = {"llm_int8_skip_modules": skipped}
@@ -170,9 +130,7 @@ def test_a_name_without_a_shape_gets_its_neighbours() -> None:
         rloo_kit.plan("somebody/unknown", card="8GB")
 
 
-def test_layers_that_a_checkpoint_keeps_in_16_bit_are_counted_where_its_config_is_here(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = CATALOGUE["qwen3-0.6b"]
     plain = card.linear_bytes()
     unknown = reading.model_of(card, 16, four_bit=True)

@@ -1,7 +1,5 @@
 """Settings: the passes that follow from them, and the defaults that they share with load_policy."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

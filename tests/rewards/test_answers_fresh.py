@@ -6,8 +6,6 @@ second, which is the best available estimate for the next one.  What still fails
 that a change in either direction shows.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where a text states its answer, and whether it commits to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from rewards.assertions import assertions, commits

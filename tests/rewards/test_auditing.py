@@ -1,6 +1,6 @@
 """The audit: its verdicts, its report, and what it says of well-known rewards."""
 
-from __future__ import annotations
+import itertools
 
 import pytest
 
@@ -10,24 +10,14 @@ from rewards.corpus import CONTESTED, NOTHING, NUMBERS, PAYS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
 REPORTED = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "negated")]
-"""Enough for a test of the report."""
-
-
-def always(score):
-    def constant(completions, **kwargs):
-        return [score for _ in completions]
-
-    return constant
 
 
 def contains_gold(completions, answer, **kwargs):
-    """The substring check that everybody writes first."""
     return [float(gold in c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def of_copied_rule():
-    """The audit of the rule that many copy."""
     return audit(rewards.thinking_reward())
 
 
@@ -48,9 +38,7 @@ OURS = {
 @pytest.mark.parametrize("reward", OURS.values(), ids=OURS)
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     result = audit(reward).raise_for(exploits=0, refusals=0.02)
-    assert result.deterministic
-    assert result.order_free
-    assert result.group_std > 0
+    assert (result.deterministic, result.order_free, result.group_std > 0) == (True, True, True)
 
 
 def test_the_hole_in_the_copied_rule_is_named_in_one_line(of_copied_rule):
@@ -63,16 +51,12 @@ def test_the_hole_in_the_copied_rule_is_named_in_one_line(of_copied_rule):
         of_copied_rule.raise_for(exploits=0)
 
 
-def test_a_substring_check_is_farmed_by_lists_and_negations():
-    result = audit(contains_gold)
+def test_a_substring_check_is_farmed_by_lists_and_negations_and_a_case_is_added_in_one_line():
+    case = Case("mine", "shouts", "{think}THE ANSWER IS {gold}!!!{end}", PAYS, PAYS, "loud and right")
+    result = audit(contains_gold, cases=[*CASES, case])
     assert {"all listed", "negated", "only in the thought"} <= {f.case.family for f in result.exploits}
     assert result.margin is not None
     assert result.margin <= 0
-
-
-def test_a_case_is_added_in_one_line():
-    case = Case("mine", "shouts", "{think}THE ANSWER IS {gold}!!!{end}", PAYS, PAYS, "loud and right")
-    result = audit(contains_gold, cases=[*REPORTED, case])
     assert [f.verdict for f in result.findings if f.case is case] == ["ok"] * len(NUMBERS)
 
 
@@ -85,25 +69,20 @@ def test_the_tasks_own_gold_answers_are_used():
         return [0.0 for _ in completions]
 
     result = audit(reward, rows=rows, column="solution", limit=4)
-    assert len(seen) == 4
-    assert all(int(gold) == level + 1 for gold, level in seen.items())
+    assert [int(gold) - level for gold, level in seen.items()] == [1] * 4
     assert {f.gold for f in result.findings} == set(seen)
 
 
-def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits():
-    result = audit(always(0.0))
+def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_none_judges_nothing():
+    result = audit(lambda completions, **kwargs: [0.0] * len(completions))
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert "no more than one with nothing in it" in result.headline
-    assert result.share("refusal") == 1.0
-    assert result.group_std == 0
+    assert (result.share("refusal"), result.group_std) == (1.0, 0)
     assert "every advantage is 0" in str(result)
-
-
-def test_a_reward_that_is_always_none_judged_nothing():
-    result = audit(always(None), cases=REPORTED)
-    assert "judged nothing" in result.headline
-    assert not result.exploits
+    silent = audit(lambda completions, **kwargs: [None] * len(completions), cases=REPORTED)
+    assert "judged nothing" in silent.headline
+    assert not silent.exploits
 
 
 def test_a_reward_that_raises_is_reported_by_case_and_not_by_a_crash():
@@ -117,31 +96,22 @@ def test_a_reward_that_raises_is_reported_by_case_and_not_by_a_crash():
         result.raise_for(exploits=None)
 
 
-def test_chance_and_batch_order_are_noticed():
-    state = {"n": 0}
+def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can_be_audited():
+    calls = itertools.count()
 
     def chance(completions, **kwargs):
-        state["n"] += 1
-        return [float(state["n"])] * len(completions)
+        return [float(next(calls))] * len(completions)
 
-    def rank(completions, **kwargs):
+    async def rank(completions, **kwargs):
         return [float(i) for i in range(len(completions))]
 
-    assert not audit(chance, cases=REPORTED).deterministic
-    result = audit(rank, cases=REPORTED)
-    assert result.deterministic
-    assert not result.order_free
-
-
-def test_plain_text_rewards_and_async_rewards_can_be_audited():
     def plain(completions, answer, **kwargs):
         return [float(text.strip().endswith(gold)) for text, gold in zip(completions, answer, strict=True)]
 
-    async def judge(completions, **kwargs):
-        return [1.0 for _ in completions]
-
-    assert not audit(plain, cases=REPORTED).errors
-    assert not audit(judge, cases=REPORTED).errors
+    results = [audit(reward, cases=REPORTED) for reward in (chance, rank, plain)]
+    assert not any(result.errors for result in results)
+    assert [result.deterministic for result in results] == [False, True, True]
+    assert [result.order_free for result in results][1:] == [False, True]
 
 
 def test_the_result_is_shown_as_text_html_and_markdown(of_copied_rule):
@@ -154,10 +124,8 @@ def test_the_result_is_shown_as_text_html_and_markdown(of_copied_rule):
 
 
 def test_bands_are_shares_of_what_an_honest_completion_earns():
-    assert PAYS.holds(0.5)
-    assert not PAYS.holds(0.49)
-    assert NOTHING.holds(0.49)
-    assert not NOTHING.holds(0.5)
+    assert [PAYS.holds(share) for share in (0.49, 0.5)] == [False, True]
+    assert [NOTHING.holds(share) for share in (0.49, 0.5)] == [True, False]
     assert CONTESTED.holds(-9)
 
     def reward(completions, answer, **kwargs):
@@ -178,14 +146,7 @@ def test_a_real_tokenizer_gives_the_same_verdicts():
     tokenizer.model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
     tokenizer.add_tokens(["<think>", "</think>"])
     reward = rewards.answer_reward(tokens=ThinkTokens.from_tokenizer(tokenizer), tokenizer=tokenizer)
-    families = (
-        "honest",
-        "typed boundary",
-        "many boundaries",
-        "only in the thought",
-        "language",
-        "look-alike",
-    )
+    families = ("honest", "typed boundary", "many boundaries", "only in the thought", "look-alike")
     cases = [case for case in CASES if case.family in families]
     audit(reward, tokenizer, cases).raise_for(exploits=0, refusals=0.02)
 
@@ -196,7 +157,6 @@ def test_a_real_tokenizer_gives_the_same_verdicts():
         ({"aim": "style"}, "no aim 'style'"),
         ({"rows": []}, "no rows"),
         ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
-        ({"rows": [{"prompt": "?", "solution": "1"}], "column": "gold"}, "column 'gold'"),
     ],
 )
 def test_an_audit_that_cannot_be_made_says_why(kwargs, says):

@@ -1,7 +1,5 @@
 """Weighing, gating, clipping, restricting and caching, nested in each other."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 
@@ -65,17 +63,8 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
     assert reward.__name__ == "inner[kind=logic|math]"
     assert reward(completions=XYZ, kind=["prose"] * 3) == [None, None, None]
     assert len(inner.seen) == 1, "no rows, no call"
-
-
-def test_only_for_names_the_column_that_is_missing():
     with pytest.raises(rewards.RewardValueError, match="no column 'kind'"):
-        only_for(A, kind="math")(completions=XYZ, answer=["1", "2", "3"])
-
-
-def test_the_parts_of_a_sum_are_logged():
-    logged = {}
-    weighted([A, C], name="sum")(completions=XYZ, log_metric=logged.__setitem__)
-    assert logged == {"sum/a": 0.5, "sum/c": 1.0}
+        reward(completions=XYZ, answer=["1", "2", "3"])
 
 
 def test_cached_computes_each_completion_once():
@@ -89,14 +78,10 @@ def test_cached_computes_each_completion_once():
     assert len(inner.seen) == 2, "another gold answer is another row"
     reward(**call | {"completion_ids": [[3], [2], [1]]})
     assert len(inner.seen) == 3, "other ids are another row"
-
-
-def test_a_full_cache_forgets_the_oldest():
-    inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
-    reward = cached(inner, size=1)
-    assert reward(completions=XYZ) == [1.0, 0.0, None]
-    assert len(reward.scores) == 1
-    assert reward(completions=["z", "x"]) == [None, 1.0]
+    full = cached(inner, size=1)
+    assert full(completions=XYZ) == [1.0, 0.0, None]
+    assert len(full.scores) == 1, "the oldest are forgotten"
+    assert full(completions=["z", "x"]) == [None, 1.0]
 
 
 def test_async_rewards_compose_inside_a_running_loop_too():
@@ -113,13 +98,13 @@ def test_async_rewards_compose_inside_a_running_loop_too():
     assert asyncio.run(notebook()) == [2.0]
 
 
-def test_a_member_that_returns_nan_is_named():
-    def broken(completions, **kwargs):
-        return [float("nan") for _ in completions]
-
-    with pytest.raises(rewards.RewardValueError) as caught:
+def test_the_parts_of_a_sum_are_logged_and_a_member_that_returns_nan_is_named():
+    logged = {}
+    weighted([A, C], name="sum")(completions=XYZ, log_metric=logged.__setitem__)
+    assert logged == {"sum/a": 0.5, "sum/c": 1.0}
+    broken = Scores("broken", {"x": float("nan")})
+    with pytest.raises(rewards.RewardValueError, match="'broken'"):
         weighted([A, broken])(completions=["x"])
-    assert caught.value.reward_name == "broken"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +122,6 @@ def test_a_member_that_returns_nan_is_named():
 def test_bad_compositions_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
-
-
-def test_only_callables_compose():
     with pytest.raises(TypeError, match="reward callables, not str"):
         weighted(["accuracy"])
 
@@ -149,17 +131,10 @@ score = st.one_of(st.none(), st.floats(-10, 10))
 
 @given(st.lists(st.tuples(score, score), max_size=8))
 def test_any_scores_compose_to_one_score_each(pairs):
-    def left(completions, **kwargs):
-        return [pairs[int(c)][0] for c in completions]
-
-    def right(completions, **kwargs):
-        return [pairs[int(c)][1] for c in completions]
-
     rows = [str(i) for i in range(len(pairs))]
+    left, right = (Scores(side, {row: pairs[int(row)][i] for row in rows}) for i, side in enumerate("ab"))
     kinds = ["even" if i % 2 == 0 else "odd" for i in range(len(pairs))]
-    reward = clipped(
-        weighted([gated(by=left, reward=right), only_for(cached(scaled(left, 2.0)), kind="even")]), -5, 5
-    )
-    scores = reward(completions=rows, kind=kinds)
+    even = only_for(cached(scaled(left, 2.0)), kind="even")
+    scores = clipped(weighted([gated(by=left, reward=right), even]), -5, 5)(completions=rows, kind=kinds)
     assert len(scores) == len(pairs)
     assert all(s is None or -5 <= s <= 5 for s in scores)

@@ -1,7 +1,5 @@
 """guarded: what TRL may be given, and what is refused before it does harm."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import importlib.util
@@ -51,9 +49,8 @@ def test_good_values_pass_as_plain_floats(returned, expected):
 
 def test_torch_values_pass_as_plain_floats():
     torch = pytest.importorskip("torch")
-    one = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert guarded(Returns(one))(completions=["a", "b"]) == [1.0, 2.0]
-    assert guarded(Returns([torch.tensor(3), torch.tensor(0.5)]))(completions=["a", "b"]) == [3.0, 0.5]
+    for values in (torch.tensor([1.0, 0.5], requires_grad=True), [torch.tensor(1), torch.tensor(0.5)]):
+        assert guarded(Returns(values))(completions=["a", "b"]) == [1.0, 0.5]
 
 
 BAD = {
@@ -63,16 +60,12 @@ BAD = {
     "a set, which has no order": ({1.0, 2.0}, None, "set"),
     "one number for the batch": (1.0, None, "for the whole batch"),
     "a zero-dimensional array": (np.array(1.0), None, "for the whole batch"),
-    "too few": ([1.0], None, "1 values for 2 completions"),
     "too many": ([1.0, 2.0, 3.0], None, "3 values for 2 completions"),
     "strings": ([1.0, "1"], 1, "real number"),
-    "nested lists": ([[1.0], [2.0]], 0, "real number"),
     "a column vector": (np.ones((2, 1)), 0, "real number"),
     "a complex number": ([0.0, 1j], 1, "complex"),
     "NaN, which TRL reads as None": ([float("nan"), 0.0], 0, "NaN"),
-    "inf, which turns every weight into NaN": ([0.0, float("inf")], 1, "finite"),
-    "-inf": ([-float("inf"), 0.0], 0, "finite"),
-    "numpy inf": (np.array([0.0, np.inf]), 1, "finite"),
+    "inf, which turns every weight into NaN": (np.array([0.0, np.inf]), 1, "finite"),
     "1e30, whose gradient is infinite": ([1e30, 0.0], 0, "1e+06"),
     "an int beyond every float": ([0, 10**400], 1, "1e+06"),
 }
@@ -82,13 +75,12 @@ BAD = {
 def test_bad_values_are_refused_by_name_and_sample(returned, sample, says):
     with pytest.raises(RewardValueError) as caught:
         guarded(Returns(returned))(completions=["a", "b"])
-    error = caught.value
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (type(error), str(error)) == (RewardValueError, str(caught.value))
     assert (error.reward_name, error.sample) == ("returns", sample)
-    assert isinstance(error, ValueError)
-    lines = str(error).splitlines()
-    assert says in lines[0]
-    assert lines[1].startswith("Where: reward 'returns'")
-    assert lines[2].startswith("What to do: ")
+    what, where, todo = str(error).splitlines()
+    assert says in what
+    assert (where[:23], todo[:12]) == ("Where: reward 'returns'", "What to do: ")
 
 
 def test_the_limit_is_an_argument():
@@ -99,24 +91,16 @@ def test_the_limit_is_an_argument():
         guarded(Returns([2.0]), limit=0)
 
 
-def raises(error):
-    def broken(completions, **kwargs):
-        raise error
+def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_through():
+    def broken(completions, answer, **kwargs):
+        raise answer[0]
 
-    return broken
-
-
-def test_an_exception_keeps_the_rewards_own_traceback_and_is_not_explained_by_the_call():
     with pytest.raises(RewardCallError, match=r"'broken'(.|\n)*in its own code\.$") as caught:
-        guarded(raises(ZeroDivisionError()))(completions=chats("4"), answer=["4"])
+        guarded(broken)(completions=chats("4"), answer=[ZeroDivisionError()])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    frames = inspect.getinnerframes(caught.value.__cause__.__traceback__)
-    assert frames[-1].function == "broken"
-
-
-def test_an_interrupt_passes_through():
+    assert inspect.getinnerframes(caught.value.__cause__.__traceback__)[-1].function == "broken"
     with pytest.raises(KeyboardInterrupt):
-        guarded(raises(KeyboardInterrupt()))(completions=["a"])
+        guarded(broken)(completions=["a"], answer=[KeyboardInterrupt()])
 
 
 def chats(*texts):
@@ -148,15 +132,6 @@ def test_a_missing_column_raises_an_error_that_lists_the_columns():
         guarded(reward)(prompts=["p"], completions=["a"], level=[1], answer=["a"], trainer_state=None)
 
 
-def test_an_inner_guard_names_its_own_function():
-    def outer(completions, **kwargs):
-        return guarded(Returns([float("nan")]))(completions=completions)
-
-    with pytest.raises(RewardValueError) as caught:
-        guarded(outer)(completions=["a"])
-    assert caught.value.reward_name == "returns"
-
-
 def test_an_async_reward_stays_async_and_is_guarded():
     async def judge(completions, **kwargs):
         await asyncio.sleep(0)
@@ -170,8 +145,6 @@ def test_an_async_reward_stays_async_and_is_guarded():
         asyncio.run(guard(completions=["a", "b"]))
     assert caught.value.sample == 1
 
-
-def test_an_async_call_method_is_seen_as_async():
     class Judge:
         async def __call__(self, completions, **kwargs):
             return [0.0 for _ in completions]
@@ -180,14 +153,11 @@ def test_an_async_call_method_is_seen_as_async():
 
 
 def test_a_coroutine_from_a_plain_function_is_refused():
-    async def judge(completions, **kwargs):
+    async def judge(completions):
         return [1.0]
 
-    def wrapper(completions, **kwargs):
-        return judge(completions)
-
     with pytest.raises(RewardValueError, match="coroutine"):
-        guarded(wrapper)(completions=["a"])
+        guarded(lambda completions, **kwargs: judge(completions))(completions=["a"])
 
 
 def test_a_guard_keeps_the_name_pickles_and_is_not_guarded_again():
@@ -196,14 +166,10 @@ def test_a_guard_keeps_the_name_pickles_and_is_not_guarded_again():
     assert guard.__name__ == "returns"
     assert guard(completions=["a"]) == [1.0]
     assert guarded(functools.partial(Returns([1.0]))).__name__ == "returns"
-
-
-def test_errors_survive_pickling():
+    nan = guarded(Returns([float("nan")]))
     with pytest.raises(RewardValueError) as caught:
-        guarded(Returns([None, "x"]))(completions=["a", "b"])
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again)) == (RewardValueError, str(caught.value))
-    assert (again.sample, again.value) == (1, "x")
+        guarded(lambda completions, **kwargs: nan(completions=completions))(completions=["a"])
+    assert caught.value.reward_name == "returns", "the inner one names its own function"
 
 
 def wants_solution(completions, solution, **kwargs):

@@ -1,7 +1,5 @@
 """Reward models and rubrics as rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 
@@ -26,13 +24,11 @@ def test_a_rubric_is_the_weighted_mean_of_its_marks_and_logs_each():
     assert scores == [pytest.approx((3 * 0.5 + 1) / 4), pytest.approx(3 / 4)]
     assert logged == {"rubric_reward/brief": 0.75, "rubric_reward/polite": 0.5}
 
-
-def test_a_judge_without_an_opinion_drops_out():
     def silent(prompt, completion, description):
         return None if completion == "?" or "polite" in description else 0.5
 
     reward = rubric_reward({"brief": "brief", "polite": "polite"}, silent)
-    assert reward(prompts=["", ""], completions=["a", "?"]) == [0.5, None]
+    assert reward(prompts=["", ""], completions=["a", "?"]) == [0.5, None], "without an opinion"
 
 
 def test_an_async_judge_is_asked_about_everything_at_once():
@@ -72,17 +68,15 @@ def test_a_bad_rubric_is_refused(criteria):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A reward model of two layers, saved as TRL's RewardTrainer saves one."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
+    torch, transformers, tokenizers = map(pytest.importorskip, ("torch", "transformers", "tokenizers"))
     words = ["[PAD]", "[UNK]", "a", "b", "c", "good", "bad", "<think>", "</think>"]
-    backend = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="[UNK]")
+    vocabulary, named = (
+        {word: i for i, word in enumerate(words)},
+        {"pad_token": "[PAD]", "unk_token": "[UNK]"},
     )
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
-    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **named)
     tokenizer.chat_template = "{% for m in messages %} {{ m['content'] }}{% endfor %}"
     config = transformers.Qwen3Config(
         vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -95,11 +89,10 @@ def folder(tmp_path_factory):
     return str(path)
 
 
+TEXTS = ("good", "bad b", "c", "good good b c", "bad")
 CHAT = {
     "prompts": [[{"role": "user", "content": "a"}]] * 5,
-    "completions": [
-        [{"role": "assistant", "content": text}] for text in ("good", "bad b", "c", "good good b c", "bad")
-    ],
+    "completions": [[{"role": "assistant", "content": text}] for text in TEXTS],
 }
 
 
@@ -119,18 +112,13 @@ def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     assert torch.is_grad_enabled(), "gradients are off only inside"
 
 
-def test_a_reward_model_is_named_after_its_folder_and_pickles_without_its_weights(folder):
-    reward = reward_model(folder, device="cpu")
-    scores = reward(**CHAT)
-    data = pickle.dumps(reward)
+def test_a_reward_model_pickles_without_its_weights_and_the_thought_can_be_hidden_from_it(folder):
+    reward = reward_model(folder, device="cpu", with_thought=False)
+    scores, data = reward(**CHAT), pickle.dumps(reward)
     assert len(data) < 2000
     again = pickle.loads(data)
     assert again.__name__ == "tiny-reward"
     assert again(**CHAT) == pytest.approx(scores)
-
-
-def test_the_thought_can_be_hidden_from_the_reward_model(folder):
-    reward = reward_model(folder, device="cpu", with_thought=False)
     completions = [[{"role": "assistant", "content": f"<think> {t} </think> good"}] for t in ("a", "bad bad")]
     first, second = reward(prompts=CHAT["prompts"][:2], completions=completions)
     assert first == second
@@ -143,8 +131,5 @@ def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
     transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has one output, and this one has 2"):
         reward_model(str(tmp_path), device="cpu")(**CHAT)
-
-
-def test_bad_settings_are_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="batch_size"):
         reward_model("no/such-model", batch_size=0)

@@ -1,7 +1,5 @@
 """The package as a whole: light, alone, picklable, and at home in TRL's trainers."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import shutil
@@ -19,14 +17,9 @@ HEAVY = ("torch", "transformers", "trl", "numpy", "math_verify", "sympy", "datas
 
 def run(code: str, *flags: str, cwd: Path | None = None) -> str:
     """Run code in a fresh interpreter; with -I and -S without site-packages."""
-    result = subprocess.run(
-        [sys.executable, *flags, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)},
-        timeout=500,
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, *flags, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=500)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 
@@ -138,10 +131,8 @@ def train(name, prompt):
         model=model, processing_class=tokenizer, args=config, reward_funcs=funcs, train_dataset=Dataset.from_list(rows))
     trainer.train()
     log, = [log for log in trainer.state.log_history if "reward" in log]
-    for func in funcs:
-        assert f"rewards/{func.__name__}/mean" in log, (name, func.__name__, sorted(log))
+    assert {"mix/thinking_reward", *(f"rewards/{func.__name__}/mean" for func in funcs)} <= set(log), (name, log)
     assert log["rewards/async_rubric/mean"] == 0.5
-    assert "mix/thinking_reward" in log, sorted(log)
 
 train("GRPO", lambda text: text)
 train("RLOO", lambda text: [{"role": "user", "content": text}])

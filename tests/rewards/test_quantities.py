@@ -1,7 +1,5 @@
 """What number a text means."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Length, sentences, and TRL's own overlong and repetition rewards."""
 
-from __future__ import annotations
-
 import pytest
 
 import rewards
@@ -42,13 +40,9 @@ def test_whole_sentences_are_paid(text, score, why):
     assert rewards.sentence_reward()(completions=[text, chat]) == [score, score], why
 
 
-def test_the_number_of_sentences_can_be_bounded():
-    reward = rewards.sentence_reward(2, 3)
+def test_the_number_of_sentences_can_be_bounded_and_bad_settings_are_refused():
     texts = ["A.", "A. B.", "A. B. C.", "A. B. C. D.", "What?! No."]
-    assert reward(completions=texts) == [0.0, 1.0, 1.0, 0.0, 1.0]
-
-
-def test_bad_settings_are_refused():
+    assert rewards.sentence_reward(2, 3)(completions=texts) == [0.0, 1.0, 1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="fewest words"):
         rewards.length_reward((5, 2))
     with pytest.raises(ValueError, match="fewest"):
@@ -83,12 +77,9 @@ def test_every_form_of_completion_has_a_text(completion, text):
     assert completion_text(completion) == text
 
 
-def test_a_thought_moved_aside_by_a_parser_can_be_put_back():
+def test_a_thought_moved_aside_by_a_parser_can_be_put_back_and_a_number_is_no_completion():
     message = [{"role": "assistant", "reasoning_content": "hm", "content": "a"}]
-    assert completion_text(message) == "a"
-    assert completion_text(message, thought=True) == "<think>hm</think>a"
-
-
-def test_a_number_is_not_a_completion():
+    texts = [completion_text(message), completion_text(message, thought=True)]
+    assert texts == ["a", "<think>hm</think>a"]
     with pytest.raises(TypeError, match="str or a list of messages"):
         completion_text(7)

@@ -1,7 +1,5 @@
 """The boundary by token id, and the rewards for the form of a thought."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -23,14 +21,7 @@ SPLITS = {
     "empty block in the prompt: all of it is the answer": ([3, 4, E], [], [3, 4, E], 0, 0),
     "never closed, because it was truncated": ([O, 1, 2], [1, 2], [], 1, 0),
     "closed twice: the first is the boundary": ([O, 1, C, 2, C, 3], [1], [2, C, 3], 1, 2),
-    "closed before it is opened": ([1, C, 2, O, 3], [1], [2, O, 3], 1, 1),
-    "a thought of zero tokens": ([O, C, 3], [], [3], 1, 1),
-    "nothing after the boundary": ([O, 1, C], [1], [], 1, 1),
-    "opened twice before it is closed": ([O, 1, O, 2, C, 3], [1, 2], [3], 2, 1),
     "</think> in ordinary tokens is not a boundary": ([O, 27, 14, 27963, 29], [27, 14, 27963, 29], [], 1, 0),
-    "tool-call tokens inside the thought": ([O, 1, 151657, 151658, C, 3], [1, 151657, 151658], [3], 1, 1),
-    "only the boundary": ([C], [], [], 0, 1),
-    "nothing at all": ([], [], [], 0, 0),
 }
 
 
@@ -41,24 +32,16 @@ def test_the_first_closing_token_divides_thought_from_answer(ids, thinking, answ
         assert split_thinking(form(ids), QWEN3) == expected
 
 
-def test_tensors_split_like_lists():
+def test_tensors_split_like_lists_and_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer():
+    thought = split_thinking([1, 2], PROMPTED)
+    assert (thought.thinking, thought.answer) == ([1, 2], [])
     torch = pytest.importorskip("torch")
     assert split_thinking(torch.tensor([O, 1, C, 2])) == split_thinking([O, 1, C, 2])
 
 
-def test_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer():
-    thought = split_thinking([1, 2], PROMPTED)
-    assert (thought.thinking, thought.answer) == ([1, 2], [])
-
-
 @pytest.mark.parametrize(
     ("ids", "says"),
-    [
-        ("<think>a</think>", "sequence of ints"),
-        (7, "sequence of ints"),
-        ([[1, 2], [3]], "nested"),
-        (np.ones((2, 2)), "nested"),
-    ],
+    [("<think>a</think>", "sequence of ints"), (7, "sequence of ints"), (np.ones((2, 2)), "nested")],
 )
 def test_what_is_not_one_completions_ids_is_refused(ids, says):
     with pytest.raises(TypeError, match=says):
@@ -68,8 +51,7 @@ def test_what_is_not_one_completions_ids_is_refused(ids, says):
 @given(st.lists(st.sampled_from([O, C, E, 1, 2, 3]), max_size=60))
 def test_no_id_is_lost_or_invented(ids):
     thought = split_thinking(ids)
-    assert thought.n_open == ids.count(O)
-    assert thought.n_close == ids.count(C)
+    assert (thought.n_open, thought.n_close) == (ids.count(O), ids.count(C))
     assert (thought.opened, thought.closed) == (O in ids, C in ids)
     before = ids[: ids.index(C)] if C in ids else (ids if O in ids else [])
     assert thought.thinking == [i for i in before if i != O]
@@ -98,9 +80,6 @@ class FakeTokenizer:
         return self.chat_template + ("" if enable_thinking else "<think></think>")
 
 
-GOOD = {"<think>": [7], "</think>": [8]}
-
-
 @pytest.mark.parametrize(
     ("template", "options", "prompt_opens"),
     [
@@ -111,10 +90,8 @@ GOOD = {"<think>": [7], "</think>": [8]}
     ],
     ids=["no template", "Thinking-2507", "hybrid", "hybrid, with an empty block"],
 )
-def test_the_tokenizer_gives_the_markers_and_its_template_says_who_opens_the_thought(
-    template, options, prompt_opens
-):
-    tokens = ThinkTokens.from_tokenizer(FakeTokenizer(GOOD, template), **options)
+def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, options, prompt_opens):
+    tokens = ThinkTokens.from_tokenizer(FakeTokenizer({"<think>": [7], "</think>": [8]}, template), **options)
     assert (tokens.open_id, tokens.close_id, tokens.eos_ids) == (7, 8, (9,))
     assert tokens.prompt_opens is prompt_opens
 
@@ -123,33 +100,25 @@ def test_the_tokenizer_gives_the_markers_and_its_template_says_who_opens_the_tho
     ("table", "says"),
     [
         ({"<think>": [1, 2, 3], "</think>": [8]}, "3 tokens"),
-        ({"<think>": [7], "</think>": [0]}, "does not decode"),
+        ({"<think>": [7], "</think>": [0]}, "does not decode"),  # the unknown token
         ({"<think>": [], "</think>": [8]}, "0 tokens"),
         ({"<think>": [5], "</think>": [8]}, "does not decode"),
     ],
-    ids=["three tokens", "the unknown token", "none", "another token"],
 )
 def test_a_tokenizer_without_the_markers_is_refused(table, says):
     with pytest.raises(ValueError, match="not exactly one token") as caught:
         ThinkTokens.from_tokenizer(FakeTokenizer(table))
-    assert says in str(caught.value)
-    assert "What to do" in str(caught.value)
+    assert all(part in str(caught.value) for part in (says, "What to do"))
 
 
 def test_a_tokenizer_of_the_tokenizers_library_works():
     tokenizers = pytest.importorskip("tokenizers")
-    model = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
-    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     with pytest.raises(ValueError, match="not exactly one token"):
         ThinkTokens.from_tokenizer(tokenizer)
     tokenizer.add_tokens(["<think>", "</think>"])
     assert ThinkTokens.from_tokenizer(tokenizer) == ThinkTokens(2, 3)
-
-
-def test_tokens_are_equal_when_they_name_the_same_two_ids():
-    assert ThinkTokens(151667, 151668) == QWEN3
-    with pytest.raises(ValueError, match="two different tokens"):
-        ThinkTokens(5, 5)
+    assert ThinkTokens(151667, 151668) == QWEN3, "they name the same two ids"
 
 
 # Where the text leaves open which </think> was the token, each place is a candidate.
@@ -157,9 +126,9 @@ TEXTS = {
     "one marker": ("<think>a</think>b", [O, 1, C, 2], [("a", "b")]),
     "two tokens, two in the text: the first": ("a</think>b</think>c", [1, C, 2, C, 3], [("a", "b</think>c")]),
     "one token, two in the text: either": (
-        "a</think>b</think>c",
+        "a</think></think>",
         [1, C, 3],
-        [("a", "b</think>c"), ("a</think>b", "c")],
+        [("a", "</think>"), ("a</think>", "")],
     ),
     "no token, one typed: no answer": ("<think>a</think>b", [O, 1, 2], [("a</think>b", "")]),
     "no token, nothing opened: all answer": ("a</think>b", [1, 2], [("", "a</think>b")]),
@@ -172,10 +141,10 @@ def test_the_text_is_split_where_the_ids_allow(text, ids, expected):
     assert split_text(text, split_thinking(ids)) == expected
 
 
-@given(
-    st.lists(st.sampled_from(["<think>", "</think>", "a", " "])).map("".join),
-    st.lists(st.sampled_from([O, C, 1]), max_size=9),
-)
+MARKED = st.lists(st.sampled_from(["<think>", "</think>", "a", " "])).map("".join)
+
+
+@given(MARKED, st.lists(st.sampled_from([O, C, 1]), max_size=9))
 def test_any_text_splits_with_any_ids(text, ids):
     assert all(len(pair) == 2 for pair in split_text(text, split_thinking(ids)))
     assert split_text(text, None)
@@ -194,9 +163,8 @@ def test_the_copied_rule_is_reproduced():
 
 
 def test_bands_and_bonuses_are_free():
-    reward = thinking_reward(
-        bands=[(0, 0.0), (2, 5.0)], missing=-9.0, bonuses={"wait": 1.0, "so": 2.0}, bonus_from=0
-    )
+    paid = {"bands": [(0, 0.0), (2, 5.0)], "bonuses": {"wait": 1.0, "so": 2.0}}
+    reward = thinking_reward(**paid, missing=-9.0, bonus_from=0)
     chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
     assert reward(completions=chat, completion_ids=[[O, 1, C, 2]]) == [3.0]
     assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
@@ -231,6 +199,12 @@ def test_the_length_term_rises_to_its_end_and_no_further():
     reward = thought_then_answer(full_at=100)
     ids = [[O, *range(n), C, 42, E] for n in (5, 50, 100, 400)]
     assert reward(completions=["<think>a</think>42"] * 4, completion_ids=ids) == [0.05, 0.5, 1.0, 1.0]
+    with pytest.raises(ValueError, match="full_at"):
+        thought_then_answer(full_at=0)
+    with pytest.raises(ValueError, match="which ids end a completion"):
+        thought_then_answer(ThinkTokens(1, 2))
+    with pytest.raises(ValueError, match="two different tokens"):
+        ThinkTokens(5, 5)
 
 
 def test_a_thought_copied_from_the_prompt_is_filler():
@@ -239,6 +213,8 @@ def test_a_thought_copied_from_the_prompt_is_filler():
     texts = [f"<think>{prompt}</think>9", "<think>Four and five, taken together, make nine of them</think>9"]
     ids = [[O, *range(12), C, 9, E]] * 2
     assert reward(prompts=[prompt] * 2, completions=texts, completion_ids=ids) == [0.0, 0.4]
+    assert repetition(list(range(900)) * 3) < 0.5, "honest phrases may come back in a long thought"
+    assert repetition(list(range(20)) * 100) > 0.9
 
 
 def test_the_switch_pays_only_beside_a_right_answer():
@@ -249,24 +225,10 @@ def test_the_switch_pays_only_beside_a_right_answer():
     assert reward.__name__ == "thought_then_answer(answer_reward)"
 
 
-def test_what_cannot_work_is_refused_at_once():
-    with pytest.raises(ValueError, match="which ids end a completion"):
-        thought_then_answer(ThinkTokens(1, 2))
-    with pytest.raises(ValueError, match="full_at"):
-        thought_then_answer(full_at=0)
+IDS = st.lists(st.sampled_from([O, C, E, 1, 2]), max_size=40)
 
 
-def test_honest_phrases_may_come_back_in_a_long_thought():
-    once = list(range(900))
-    assert repetition(once + once + once) < 0.5
-    assert repetition(list(range(20)) * 100) > 0.9
-
-
-@given(
-    st.lists(
-        st.tuples(st.text(max_size=40), st.lists(st.sampled_from([O, C, E, 1, 2]), max_size=40)), max_size=5
-    )
-)
+@given(st.lists(st.tuples(st.text(max_size=40), IDS), max_size=5))
 def test_any_completion_gets_one_finite_score(batch):
     texts, ids = [text for text, _ in batch], [i for _, i in batch]
     for reward in (thinking_reward(), thought_then_answer()):
