@@ -1,7 +1,5 @@
 """A CPU in bfloat16, where the user asks for it: load, train, evaluate, resume, save and reload, in one process."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

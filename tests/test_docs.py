@@ -1,7 +1,5 @@
 """README and docs/: their Python fits the code, their links lead somewhere, and what is generated is up to date."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import dataclasses

@@ -1,7 +1,5 @@
 """``make gpu-check``: what has not run has not passed, and a check that breaks costs no other check anything."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

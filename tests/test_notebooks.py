@@ -1,7 +1,5 @@
 """Notebooks use public names only, so that what a reader copies from them keeps working."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The files around the code: pins that agree, no index anywhere, a Makefile that explains itself."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tomllib

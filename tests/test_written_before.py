@@ -4,8 +4,6 @@ tests/data/written_by_0_1_0 holds an adapter that ``Policy.save`` wrote after 2 
 run's checkpoint-2 held beside the same files.
 """
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip - unsloth first
 
 import importlib

@@ -4,8 +4,6 @@ Each test names the room that relies on the fact.  Facts are read from TRL's own
 its place.
 """
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip - unsloth first
 
 import dataclasses

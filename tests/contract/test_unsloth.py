@@ -1,7 +1,5 @@
 """What the kit relies on in unsloth 2026.10.9, so that an upgrade fails here first, with an explanation."""
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip - unsloth first
 
 import inspect

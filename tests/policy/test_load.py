@@ -1,7 +1,5 @@
 """load_policy: what a loaded policy is, and what the error says where it does not fit."""
 
-from __future__ import annotations
-
 import weakref
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Policy: completions, and what generate and save promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Decoding on a CPU: the distribution is that of transformers, the work is less."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Names, folders and hub ids: what they resolve to, and what the error says where they do not exist."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

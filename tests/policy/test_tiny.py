@@ -1,7 +1,5 @@
 """The bundled tiny Qwen3: small, whole, with Qwen3's own ids, and as accurate as its table says."""
 
-from __future__ import annotations
-
 import rloo_kit  # isort: skip  # first, so that unsloth is imported before transformers
 
 import json

@@ -1,7 +1,5 @@
 """What the tests of this room share: two recorded processes that import the stack, and kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

@@ -1,7 +1,5 @@
 """prepare(): what it reads, sets and shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

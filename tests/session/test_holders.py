@@ -1,7 +1,5 @@
 """The search behind `release`: bytes counted once, and a name for what still holds a model."""
 
-from __future__ import annotations
-
 import re
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """import rloo_kit: the order of imports, the variables read at import, and the public names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

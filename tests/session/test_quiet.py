@@ -1,7 +1,5 @@
 """What is dropped of the stack's start-up lines, and that nothing else is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rloo_kit.session.quiet import is_noise, quiet

@@ -1,7 +1,5 @@
 """release(): what it drops, what it leaves, and what it prints."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables, sizes and figures, as text and in a notebook."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The ladder of arithmetic: a split by problem, the answer that is asserted, a level that can be learned from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

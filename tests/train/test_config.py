@@ -1,7 +1,5 @@
 """RLOOConfig: one meaning on every device, and published recipes run as pasted."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The trainer over the class that unsloth generates for GPUs, on a CPU and in a process of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 fp16 itself needs a GPU.  Here its loss scaler runs on a CPU over the float32 policy: overflow is made by the gradient.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace

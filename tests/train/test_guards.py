@@ -3,8 +3,6 @@
 The 29 inputs of ``REFUSED``: for each the error, the culprit it names, and that no weight is NaN after it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The policy-gradient loss: weights, clipping, masks.  Against the formula written out: tests/train/test_update.py."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

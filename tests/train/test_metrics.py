@@ -1,7 +1,5 @@
 """What a step logs: means over tokens, rewards, and clipped ratios."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

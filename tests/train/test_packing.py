@@ -1,7 +1,5 @@
 """Packing moves rows between micro-batches and cuts padding; it drops no row, doubles none, changes no token."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Two processes make the update that one makes with the same global batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

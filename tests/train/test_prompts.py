@@ -1,7 +1,5 @@
 """Informative sampling: what a prompt's completions have earned says how often it comes again."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

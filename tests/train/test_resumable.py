@@ -1,7 +1,5 @@
 """A run twice, stopped, killed and resumed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

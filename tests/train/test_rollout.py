@@ -1,7 +1,5 @@
 """A rollout: padding, references, and scores that are checked."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

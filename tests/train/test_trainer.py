@@ -1,7 +1,5 @@
 """RLOOTrainer: which passes a step takes, what it logs, and TRL's arguments meaning what they mean in TRL."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

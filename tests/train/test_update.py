@@ -1,7 +1,5 @@
 """The update is the one that stock TRL would make, whichever work is left out on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """One real run for the whole room: cut at 4 tokens, stopped for that, drawn live, reported to another reporter."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

@@ -1,7 +1,5 @@
 """Logs for the tests of this room: made up, as chance alone makes them, or recorded by benchmarks/health_runs.py."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from types import SimpleNamespace

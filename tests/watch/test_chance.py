@@ -1,7 +1,5 @@
 """The exact binomial tail behind "surely"; dead groups and shares by chance have doctests."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

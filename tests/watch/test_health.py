@@ -1,7 +1,5 @@
 """Episodes, the callback that reports them, the report afterwards, and what rewards say that they judge."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

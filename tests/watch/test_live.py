@@ -1,7 +1,5 @@
 """LivePlot: one figure in the cell that trains, redrawn in place, which costs little and never ends a run."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a log is worth: how many completions, groups and batches it describes, and its standard errors."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which panels a log has, and what their curves are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """plot: a run as a picture that reads in grey, and as lines of text."""
 
-from __future__ import annotations
-
 import io
 import math
 from pathlib import Path

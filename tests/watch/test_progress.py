@@ -1,7 +1,5 @@
 """The lines of a run: one width, a blank between figures, and one line for each evaluation."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each rule on made-up logs: what it finds, what it leaves alone, and what chance alone does."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

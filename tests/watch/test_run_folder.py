@@ -1,7 +1,5 @@
 """Which checkpoint is whole, what is said of a path that is none, and where the log is read from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

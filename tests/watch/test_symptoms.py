@@ -1,7 +1,5 @@
 """Every symptom on real runs of the tiny policy: one that has it, one that its setting mended, and healthy ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The figures that the thresholds' reasons quote from recorded runs."""
 
-from __future__ import annotations
-
 from benchmarks.health_runs import read
 from rloo_kit.watch.log import WINDOW
 from rloo_kit.watch.rules import median_norm

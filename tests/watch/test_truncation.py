@@ -1,7 +1,5 @@
 """Completions that are cut: which length would be enough, a warning once, and no harm to the weights."""
 
-from __future__ import annotations
-
 import math
 import random
 from statistics import NormalDist, median
