@@ -63,13 +63,13 @@ def test_fit_cuts_the_generation_batch_where_nothing_else_is_left() -> None:
     assert small.settings.generation_rows < Settings.generation_rows
 
 
-def test_load_policy_without_a_name_takes_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rloo_kit.policy import source
-
+def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fake_cuda(monkeypatch, mem_get_info=(int(11.5 * GIB), 12 * GIB))
     monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: None)
-    assert source._default_name(four_bit=True) == "qwen3-8b"
-    assert source._default_name(four_bit=False) == "qwen3-4b"
+    assert rloo_kit.fit(load_in_4bit=True).model.checkpoint.name == "qwen3-8b"
+    assert rloo_kit.fit(load_in_4bit=False).model.checkpoint.name == "qwen3-4b"
 
 
 def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
