@@ -19,16 +19,16 @@ from .runner import Figure, Place
 
 K, LIMIT = 4, 12  # completions of a prompt, and tokens of a completion at most
 Weights = dict[str, torch.Tensor]
-IN_LOSS = {"beta": 0.05, "kl_placement": "loss", "kl_estimator": "k2"}
+IN_LOSS = {"beta": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "rloo": {"beta": 0.05},
-    "rloo, two passes": {"beta": 0.05, "single_pass": False},
+    "rloo": {"beta": 0.1},
+    "rloo, two passes": {"beta": 0.1, "single_pass": False},
     "rloo, beta 0": {"beta": 0.0, "skip_dead_groups": True},
     "rloo, beta 0, dead rows too": {"beta": 0.0, "skip_dead_groups": False, "single_pass": False},
-    "rloo, dead groups left out": {"beta": 0.05, "skip_dead_groups": True},
+    "rloo, dead groups left out": {"beta": 0.1, "skip_dead_groups": True},
     "rloo, whitened": {"beta": 0.0, "normalize_advantages": True},
     "grpo, k3": {**IN_LOSS, "advantage_estimator": "grpo", "kl_estimator": "k3"},
-    "dr_grpo": {"advantage_estimator": "dr_grpo", "beta": 0.05, "loss_aggregation": "seq-mean-token-mean"},
+    "dr_grpo": {"advantage_estimator": "dr_grpo", "beta": 0.1, "loss_aggregation": "seq-mean-token-mean"},
     "reinforce, k2": {**IN_LOSS, "advantage_estimator": "reinforce", "loss_aggregation": "token-mean"},
 }
 """Updates that plain.py computes too: every estimator, both placements of the KL term, and the kit's short cuts."""
@@ -42,9 +42,9 @@ def sums() -> Dataset:
 
 
 def varied(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float | None]:
-    """The length, so that gradients do not cancel; one prompt in three pays all the same, some are not scored."""
+    """The length, so that gradients do not cancel; the longest prompts pay all the same, and some are not scored."""
     return [
-        0.5 if len(str(prompt)) % 3 == 0 else None if sum(ids) % 7 == 0 else len(ids) / LIMIT
+        0.5 if len(prompt[0]["content"]) > 150 else None if sum(ids) % 7 == 0 else len(ids) / LIMIT
         for ids, prompt in zip(completion_ids, prompts, strict=True)
     ]
 

@@ -36,7 +36,7 @@ def answer(**more):
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
     print("ANSWER", json.dumps({"held": bytes_in_use(), **more}))
-torch.ones(64, 64, device="cuda" if torch.cuda.is_available() else "cpu").sum().item()
+torch.ones(64, 64, device="cuda" if torch.cuda.is_available() else "cpu").matrix_power(2).sum().item()
 answer()
 """
 
