@@ -7,6 +7,17 @@ import pytest
 TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 """Fixtures that load a policy or start a process."""
 
+PROCESSES = (
+    "tests/policy/test_sampling",
+    "tests/policy/test_tiny",
+    "tests/rewards/test_package",
+    "tests/session/test_kernel",
+    "tests/session/test_release",
+    "tests/test_gpu_check",
+    "tests/test_written_before",
+)
+"""Files whose tests start processes, or train, by themselves."""
+
 LONGEST_FIRST = (
     "notebooks/04",
     "notebooks/03",
@@ -28,7 +39,7 @@ LONGEST_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what takes a policy or a process of its own, and put the longest files first."""
     for item in items:
-        if TRAINING & set(getattr(item, "fixturenames", ())):
+        if TRAINING & set(getattr(item, "fixturenames", ())) or item.nodeid.startswith(PROCESSES):
             item.add_marker(pytest.mark.training)
     items.sort(key=_place)
 
