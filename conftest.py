@@ -1,8 +1,13 @@
-"""In which order tests run, and which of them `make check` leaves out."""
+"""In which precision and order tests run, and which of them `make check` leaves out."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Tests and notebooks compute as the kit does unless it is asked; tests/test_bfloat16.py asks.
+os.environ.pop("UNSLOTH_CPU_BF16", None)
 
 TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 """Fixtures that load a policy or start a process."""
