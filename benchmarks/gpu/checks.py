@@ -3,8 +3,6 @@
 Only the list: functions are in the files named after the parts.  Seconds are guesses, start included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results as lines for the terminal, as Markdown, and as the file that a later command adds to."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

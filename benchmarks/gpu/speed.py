@@ -5,8 +5,6 @@ prompts, eight of one prompt a step, in one pass, with beta 0.05; the last step 
 with one public switch turned, measured beside the kit's default of the same command.  Nothing here changes the kit.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path

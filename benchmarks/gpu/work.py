@@ -4,8 +4,6 @@ Checkpoints have random weights, which end a completion at no particular token, 
 exist.  The first step samples a few tokens only: kernels are compiled in it and the optimizer's state is made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
