@@ -71,13 +71,14 @@ def _check_ranges(args: trl.RLOOConfig, own: Own) -> None:
             f"num_generations={k}",
             "set num_generations to 2 or more; 4 to 8 is usual",
         )
-    for name, value, valid, todo in (
-        ("beta", args.beta, args.beta >= 0, "0.05 is the default; 0 switches the KL term off"),
-        ("learning_rate", args.learning_rate, args.learning_rate >= 0, "1e-5 is usual"),
-        ("reward_limit", own.reward_limit, own.reward_limit > 0, "1e6 is the default"),
+    for name, value, todo in (
+        ("beta", args.beta, "0.05 is the default; 0 switches the KL term off"),
+        ("learning_rate", args.learning_rate, "1e-5 is usual"),
     ):
-        if not valid or (math.isinf(value) and name != "reward_limit"):
-            _refuse(f"{name} is out of range: it must not be negative", f"{name}={value}", todo)
+        if not (math.isfinite(value) and value >= 0):
+            _refuse(f"{name} must be a finite number of at least 0", f"{name}={value}", todo)
+    if not own.reward_limit > 0:
+        _refuse("reward_limit must be positive", f"reward_limit={own.reward_limit}", "1e6 is the default")
     if not (math.isfinite(args.temperature) and args.temperature > 0):
         _refuse(
             "temperature must be above 0: greedy completions of a prompt are all equal, and so are their rewards",

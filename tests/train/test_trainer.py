@@ -186,3 +186,15 @@ def test_rewards_see_the_users_columns_in_an_evaluation_on_the_training_prompts_
     trainer.evaluate(trainer.train_dataset.select(range(4)))
     assert {"answer", "problem"} <= seen
     assert not any("rloo_kit" in name for name in seen)
+
+
+def test_the_diagnosis_of_a_run_knows_what_its_rewards_judge(make_trainer: Any) -> None:
+    def right(completions: Any, **kwargs: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    right.judges = "answer"  # type: ignore[attr-defined]
+    trainer = make_trainer(reward_funcs=[right, random_rewards])
+    (callback,) = (
+        one for one in trainer.callback_handler.callbacks if isinstance(one, rloo_kit.HealthCallback)
+    )
+    assert callback.judges == {"right": "answer"}
