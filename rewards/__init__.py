@@ -19,6 +19,7 @@ _HOMES = {
         "thought_then_answer",
     ),
     "answers": ("answer_reward",),
+    "forms": ("FORMS", "instruction"),
     "text": ("length_reward", "overlong_reward", "repetition_reward", "sentence_reward"),
     "judge": ("Criterion", "reward_model", "rubric_reward"),
     "compose": ("cached", "check_signature", "clipped", "gated", "guarded", "only_for", "scaled", "weighted"),

@@ -1,89 +1,122 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-For datasets with gold answers.  ``rewards.assertions`` finds the answer that a completion asserts after its thought; a
-comparison then checks it against the gold answer, for numbers with ``rewards.quantities``.  A completion that asserts
-nothing, two answers or the opposite scores nothing: a list of all numbers, two boxes that differ, "not 42".
+For datasets with gold answers.  ``rewards.forms`` finds the answer where the prompt asks for it, ``rewards.prose`` where
+it asks for nothing; a comparison then checks it against the gold answer, with ``rewards.quantities`` or
+``rewards.algebra``.  A completion that states nothing, two answers or the opposite scores nothing: a list of all
+numbers, two boxes that differ, "not 42".
 
-Symbolic mathematics is math-verify's; this module only decides what it gets to see.  It neither runs code nor asks a
-judge: that is ``rewards.judge``.
+It neither runs code nor asks a judge: that is ``rewards.judge``.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rewards.assertions import Assertion, assertions, boxes, commits, denies, readable
+from rewards import algebra
 from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
-from rewards.quantities import plain, to_number
+from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
+from rewards.notation import readable
+from rewards.prose import concluded, denies, labelled, stands, without_contrast
+from rewards.quantities import Number, number_in, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
+
+# ----------------------------------------------------------------------------------- reading
+
+
+def statements(text: str, form: str = "auto", kind: str = "number") -> list[Statement]:
+    """Every statement of an answer that counts; empty where a text keeps to another form, or states none.
+
+    With "auto" the box decides, else the line, else the tag, else prose; of those that are there none may differ.
+    Labels in prose ("the answer is 41") count beside any form, as far as they name a value.
+    """
+    text = seen(text)
+    if form == "whole":
+        return explicit(text, "whole")
+    if boxes(text) is None:
+        return []
+    labels = [label for label in labelled(text) if _names_a_value(label, kind)]
+    if form == "prose":
+        return labels or concluded(text)
+    forms = ("boxed", "####", "<answer>") if form == "auto" else (form,)
+    found = [statement for name in forms for statement in explicit(text, name) if _fits(statement, kind, form)]
+    if not found:
+        return (labels or concluded(text)) if form == "auto" else []
+    return found + labels
+
+
+def _fits(statement: Statement, kind: str, form: str) -> bool:
+    """Whether a line after #### is an answer rather than a heading, where the prompt asked for neither."""
+    return form != "auto" or statement.form != "####" or _names_a_value(statement, kind)
+
+
+def _names_a_value(statement: Statement, kind: str) -> bool:
+    """A label before words alone, as in "the answer is simple", states no answer."""
+    value = statement.value
+    if denies(value):
+        return True
+    if kind == "number":
+        return _number(statement) is not None
+    if kind == "choice":
+        return bool(_letters(value))
+    return kind == "exact" or bool(re.search(r"[\d\\^$]", value)) or len(value.split()) <= 3
+
 
 # -------------------------------------------------------------------------------- comparisons
 
 
-def _number_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
-    target = to_number(readable(gold))
-    found = to_number(assertion.value)
-    if target is None or found is None or not _leads_to_number(assertion):
-        return False
-    return found.same(target, tolerance)
+def _number(statement: Statement) -> Number | None:
+    if statement.form in ("label", "conclusion"):
+        return number_in(without_contrast(statement.value))
+    return to_number(statement.value)
 
 
-# Allowed between "the answer is" and the number; any other word, such as "twice", may change the value.
-_LEAD = re.compile(
-    r"(?:.*\b(?:is|are|was|has|have|had|equals|makes|gives|gets?|needs?|remains?|costs?|takes|earns|pays|be)\b)?"
-    r"(?:[\W_]|\b(?:exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal|to|the|an?|number|"
-    r"value|integer|total|sum|there|about|around|roughly|approximately|[a-z])\b)*",
-    re.IGNORECASE | re.DOTALL,
-)
+def _number_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+    target, found = to_number(readable(gold)), _number(statement)
+    return target is not None and found is not None and found.same(target, tolerance)
 
 
-def _leads_to_number(assertion: Assertion) -> bool:
-    """Whether no word before the number, nor a verb after it, may change its value."""
-    text = plain(assertion.value)
-    if assertion.kind == "bare":
-        return not re.search(r"\d\s+(?:is|was)\s+(?!(?:the|our|my|correct|right|it)\b)", text)
-    return assertion.kind == "box" or _LEAD.fullmatch(re.split(r"[\d.+-]", text, maxsplit=1)[0]) is not None
-
-
-def _math_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
+def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
     if to_number(readable(gold)) is not None:
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
-        return _number_is(assertion, gold, tolerance)
-    if folded(assertion.value) == folded(gold):
-        return True
-    return _tractable(assertion.value) and _math_verify(gold, assertion.value.strip().rstrip("."))
+        return _number_is(statement, gold, tolerance, timeout)
+    pair = _algebraic(statement, gold)
+    return pair is None or (all(map(algebra.tractable, pair)) and algebra.equal(*pair, timeout))
 
 
-_LONGEST = 400  # characters of an expression
-# Off the main thread nothing would interrupt the evaluation of 9^{9^{9^9}}: one completion could stop a run.
-_EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
+_BRACKETS = re.compile(r"^([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", re.DOTALL)
+_BASE = re.compile(r"[0-9A-F]_\{?\d")
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
-def _tractable(expression: str) -> bool:
-    """Whether it is safe to evaluate: short, and without towers of powers or large factorials."""
-    return len(expression) <= _LONGEST and not _EXPLODES.search(expression)
+def _algebraic(statement: Statement, gold: str) -> tuple[str, str] | None:
+    """What algebra has to compare; None where the two are the same as written."""
+    value = statement.value
+    formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(value)]
+    if statement.form in ("label", "conclusion") and len(formulas) == 1:
+        value = formulas[0]
+    gold, value = (_bare_formula(text) for text in (readable(gold), value))
+    if folded(value) == folded(gold) and _ends(value) == _ends(gold):
+        return None
+    if _ends(value) != _ends(gold) and "set" not in (_ends(value), _ends(gold)) or _BASE.search(gold + value):
+        return gold, ""
+    return gold, value
 
 
-@functools.lru_cache(maxsize=4096)
-def _math_verify(gold: str, answer: str) -> bool:
-    from math_verify import parse, verify
+def _bare_formula(text: str) -> str:
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:)(?![a-z])", "", text).strip().strip("$").strip()
+    return text.removeprefix("\\[").removesuffix("\\]").removeprefix("\\(").removesuffix("\\)").strip(" .\n")
 
-    # math-verify's timeouts use signal.alarm, which only the main thread may set.
-    main = threading.current_thread() is threading.main_thread()
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    target, found = (
-        parse(r"\boxed{" + s.strip().strip("$") + "}", parsing_timeout=5 if main else None)
-        for s in (gold, answer)
-    )
-    return bool(target and found and verify(target, found, timeout_seconds=5 if main else None))
+
+def _ends(text: str) -> str:
+    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
+    match = _BRACKETS.match(text)
+    if match is None or "," not in text:
+        return ""
+    return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
@@ -93,18 +126,31 @@ _LETTER_HEAD = re.compile(
 )
 
 
-def _choice_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
-    wanted = re.sub(r"\W", "", gold).upper()
-    text = plain(assertion.value).strip()
+def _letters(value: str) -> set[str]:
+    text = plain(value).strip()
+    clauses = re.split(r"[,;.]\s+|\s+[—–-]\s+", text)
+    kept = [clause for clause in clauses if not denies(clause)] or clauses
     head = _LETTER_HEAD.match(text)
-    letters = {match[1] or match[2] for match in _CHOICE.finditer(text)} | (
+    if head and head[1].isupper() and (text[head.end(1) :].lstrip()[:1] in (")", ".", ":")):
+        return {head[1]}
+    return {match[1] or match[2] for clause in kept for match in _CHOICE.finditer(clause)} | (
         {head[1]} if head and head[1].isupper() else set()
     )
-    return letters == {wanted}
 
 
-def _exact_is(assertion: Assertion, gold: str, tolerance: float) -> bool:
-    return folded(assertion.value) == folded(gold)
+def _choice_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+    return _letters(statement.value) == {re.sub(r"\W", "", gold).upper()}
+
+
+def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+    wanted = folded(gold)
+    if folded(statement.value) == wanted:
+        return True
+    if statement.form not in ("label", "conclusion"):
+        return False
+    value = without_contrast(statement.value)
+    words = re.split(r"\b(?:is|are|was|were|called|named)\b", value)
+    return len(words) > 1 and wanted in (folded(words[-1]), folded(words[0]))
 
 
 def folded(text: str) -> str:
@@ -117,7 +163,7 @@ def folded(text: str) -> str:
     return re.sub(r"^(?:the|a|an)\s+", "", text)
 
 
-_KINDS: dict[str, Callable[[Assertion, str, float], bool]] = {
+_KINDS: dict[str, Callable[[Statement, str, float, float], bool]] = {
     "number": _number_is,
     "math": _math_is,
     "choice": _choice_is,
@@ -144,27 +190,25 @@ def readable_gold(gold: str, kind: str) -> bool:
     return kind != "choice" or re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
 
 
-def is_right(answer: str, gold: str, kind: str = "number", tolerance: float = 0.0) -> bool:
-    r"""Whether the text after a thought asserts exactly one answer, equal to the gold answer.
+def is_right(
+    answer: str,
+    gold: str,
+    kind: str = "number",
+    tolerance: float = 0.0,
+    form: Form = "auto",
+    timeout: float = 1.0,
+) -> bool:
+    r"""Whether the text after a thought states exactly one answer in this form, equal to the gold answer.
 
-    >>> is_right("The answer is 1,000.", "1000"), is_right(r"\boxed{\frac{2000}{2}}", "1000.0")
+    >>> is_right("The answer is 1,000.", "1000"), is_right(r"\boxed{\frac{2000}{2}}", "1000.0", form="boxed")
     (True, True)
-    >>> is_right("The answer is not 42.", "42"), is_right("41 or 42", "42")
-    (False, False)
+    >>> is_right("The answer is not 42.", "42"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
+    (False, False, False)
     """
-    asserted = assertions(answer)
-    if kind == "exact":
-        return bool(asserted) and all(_exact_is(a, gold, 0.0) and not denies(a.around) for a in asserted)
     same = _KINDS[kind]
-    made = [a for a in asserted if a.kind != "label" or _says_something(a, kind)]
-    return bool(made) and all(commits(a, gold) and same(a, gold, tolerance) for a in made)
-
-
-def _says_something(assertion: Assertion, kind: str) -> bool:
-    """A label before words alone, as in "the answer is simple", does not assert an answer."""
-    if kind == "choice":
-        return bool(_CHOICE.search(plain(assertion.value)) or denies(assertion.value))
-    return bool(re.search(r"[\d\\^]", assertion.value) or kind == "math" or denies(assertion.value))
+    made = statements(answer, form, kind)
+    words = gold if kind in ("exact", "math") else ""
+    return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -177,38 +221,58 @@ class _AnswerReward:
     def __init__(
         self,
         kind: str | Callable[[str, Any], Any],
+        form: Form,
         column: str,
         tokens: ThinkTokens,
         tokenizer: Any,
         tolerance: float,
         right: float,
         wrong: float,
+        timeout: float,
     ) -> None:
-        self.kind, self.column, self.tokens, self.tokenizer = kind, column, tokens, tokenizer
-        self.tolerance, self.right, self.wrong = tolerance, right, wrong
+        self.kind, self.form, self.column, self.tokens, self.tokenizer = kind, form, column, tokens, tokenizer
+        self.tolerance, self.right, self.wrong, self.timeout = tolerance, right, wrong, timeout
+        self.columns = (column,)
         self.__name__ = "answer_reward"
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
         if self.column not in kwargs:
-            columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
+            columns = sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})
+            there = f"the dataset has {', '.join(columns)}" if columns else "the dataset has only prompts"
             raise RewardValueError(
                 f"The dataset has no column '{self.column}' with the gold answers",
                 reward_name=self.__name__,
-                todo=f"add the column, or name another: answer_reward(column=...); there are {columns}",
+                todo=f"add the column, or name another: answer_reward(column=...); {there}",
             )
         ids = completion_ids if completion_ids is not None else [None] * len(completions)
-        return [self._one(*row) for row in zip(completions, ids, kwargs[self.column], strict=True)]
+        rows = [
+            (self.answers_of(completion, row_ids), self._gold(gold))
+            for completion, row_ids, gold in zip(completions, ids, kwargs[self.column], strict=True)
+        ]
+        if self.kind == "math":  # the whole batch's algebra at once, in parallel
+            pairs = [p for texts, gold in rows if gold is not None for t in texts for p in self._pairs(t, gold)]
+            algebra.equals(pairs, self.timeout)
+        return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
-    def _one(self, completion: Any, ids: Any, gold: Any) -> float | None:
+    def _gold(self, gold: Any) -> Any:
+        """The row's gold answer; None where there is none of this kind."""
         if gold is None or gold != gold or str(gold).strip() == "":
             return None
         if callable(self.kind):
-            return min(self._custom(text, gold) for text in self.answers_of(completion, ids))
+            return gold
         gold = gold_text(str(gold))
-        if not readable_gold(gold, self.kind):
-            return None
-        texts = self.answers_of(completion, ids)
-        right = all(is_right(text, gold, self.kind, self.tolerance) for text in texts)
+        return gold if readable_gold(gold, self.kind) else None
+
+    def _pairs(self, text: str, gold: str) -> list[algebra.Pair]:
+        if to_number(readable(gold)) is not None:
+            return []
+        pairs = (_algebraic(statement, gold) for statement in statements(text, self.form, "math"))
+        return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
+
+    def _one(self, texts: Sequence[str], gold: Any) -> float:
+        if callable(self.kind):
+            return min(self._custom(text, gold) for text in texts)
+        right = all(is_right(text, gold, self.kind, self.tolerance, self.form, self.timeout) for text in texts)
         return self.right if right else self.wrong
 
     def _custom(self, text: str, gold: Any) -> float:
@@ -230,14 +294,16 @@ class _AnswerReward:
 def answer_reward(
     kind: str | Callable[[str, Any], Any] = "number",
     *,
+    form: Form = "auto",
     column: str = "answer",
     tokens: ThinkTokens = QWEN3,
     tokenizer: Any = None,
     tolerance: float = 0.0,
     right: float = 1.0,
     wrong: float = 0.0,
+    timeout: float = 1.0,
 ) -> Reward:
-    r"""1.0 for a completion that asserts exactly one answer after its thought, the right one; else 0.0.
+    r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
     None ("does not apply") where the row has no gold answer, or one of another kind, such as a word under
     ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer.
@@ -250,8 +316,17 @@ def answer_reward(
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
 
+    The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
+
+    - ``"boxed"``: what stands in ``\boxed{}``; boxes that differ earn nothing.
+    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind.
+    - ``"whole"``: all that follows the thought.
+    - ``"prose"``: a heuristic, for completions that were asked for no form.
+    - ``"auto"``: the box if there is one, else the line, else the tag, else prose.
+
     Args:
         kind: see above.
+        form: see above.  Ask for one in the prompt, and name it here: then nothing is guessed.
         column: the dataset's column of gold answers.
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
         tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
@@ -259,12 +334,13 @@ def answer_reward(
         tolerance: relative, for numbers.
         right: score of the right answer.
         wrong: score of any other.
+        timeout: seconds for the algebra of one answer, after which the two are not equal.
 
     Returns:
         A picklable TRL reward (with a callable kind, as picklable as that).
 
     Raises:
-        ValueError: an unknown kind; at a call, RewardValueError if the dataset lacks the column.
+        ValueError: an unknown kind or form; at a call, RewardValueError if the dataset lacks the column.
 
     >>> reward = answer_reward()
     >>> reward(completions=["<think>6 * 7</think>It is 42.", "41 or 42", "7"], answer=["42", "42", None])
@@ -278,4 +354,6 @@ def answer_reward(
                 f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
             )
         )
-    return _AnswerReward(kind, column, tokens, tokenizer, tolerance, float(right), float(wrong))
+    check_form(form, "answer_reward")
+    scores = float(right), float(wrong), float(timeout)
+    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)

@@ -9,6 +9,7 @@ several or an expression.  It reads neither algebra nor numbers in words, such a
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -22,7 +23,7 @@ _NOISE = re.compile(
     r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
 )
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
-_UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lb|oz|ml|l|s|sec|min|h|hr|hrs|km/h|mph|m/s|°C|°F|°|c|usd|eur"
+_UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lbs?|oz|ml|[lLVNJWAKCFHT]|s|sec|min|h|hrs?|km/h|mph|m/s|°C|°F|°|[kM]|c|usd|eur"
 _NUMBER = re.compile(
     r"(?<![A-Za-z0-9_.\\])[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+)"
     r"(?:[eE][-+]?\d+|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+))?"
@@ -39,8 +40,28 @@ _SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
+# Units by each of their names, without the plural's s: only the same one is the same.
+_SAME = (
+    "mm millimeter millimetre", "cm centimeter centimetre", "dm decimeter decimetre", "m meter metre",
+    "km kilometer kilometre", "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram gramme",
+    "kg kilogram kilo", "lb pound", "oz ounce", "ml milliliter millilitre", "l liter litre", "s sec second",
+    "min minute", "h hr hour", "d day", "wk week", "mo month", "yr year", "c cent ¢", "$ dollar usd buck", "€ euro eur",
+    "£ gbp quid", "¥ yen jpy yuan 元", "₹ rupee inr", "° degree deg", "km/h kph kmph", "mph", "m/s", "v volt", "n newton",
+    "j joule", "w watt", "a amp ampere", "hz hertz", "kw kilowatt", "pa pascal", "t tonne ton", "rad radian",
+)  # fmt: skip
+_UNIT_OF = {name: names.split()[0] for names in _SAME for name in names.split()}
+# Words after a number that make another number of it.
+_CHANGES = re.compile(
+    r"^\s*-?(?:factorial|squared|cubed|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|"
+    r"tenths?|hundredths?|thousandths?|percent of|per ?cent of|% of|base|in base|mod(?:ulo)?|to the|point|and a|"
+    r"times|plus|minus|less|divided|over|gross|radians? of|or|±|in (?:hex|binary|octal)\w*|hex\w*|\(?(?:base|mod|hex))\b",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"(\d\s*)?\b(?:negative|minus|menos|moins|минус)\s+(?=[$£€]?\d)", re.IGNORECASE)
+_MONEY = re.compile(r"(?:\\\$|(?<!\$)\$(?![^$\n]*\$)|([€£¥₹]))\s?(?=-?[\d.])|(?<=\d)\s?([€£¥₹¢])")
 _OPERATOR = re.compile(
-    r"[+*/^=_|{}()\[\]±]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi|pm|mp)|\d"
+    r"[+*/^=_|{}()\[\]±!<>≠~]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi|pm|mp|[lg]eq?|neq?|[lg]t"
+    r"|infty|in|cup|le?ft?floor|l?ceil)(?![a-z])|\d|\b(?:log|ln|sqrt|half|twice|double|triple|root|factorial|hex|0x)\b"
 )
 
 
@@ -50,6 +71,7 @@ def plain(text: str) -> str:
     >>> plain(r"$\boldsymbol{x}$ = **1{,}000**"), plain(r"\dfrac{84}{2}")
     ('\\boldsymbol{x} = 1000', '84/2')
     """
+    text = _MINUS.sub(lambda m: f"{m[1]} - " if m[1] else "-", text)
     for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPERS.sub(r" \1 ", text)
     text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
@@ -94,6 +116,8 @@ def _same_unit(mine: str, gold: str) -> bool:
         return True
     short, long = sorted((mine, gold), key=len)
     letters = iter(long)
+    if mine in _UNIT_OF and gold in _UNIT_OF:
+        return _UNIT_OF[mine] == _UNIT_OF[gold]
     abbreviates = len(short) <= 3 and short[0] == long[0] and all(letter in letters for letter in short)
     return abbreviates or short[:3] == long[:3]
 
@@ -108,29 +132,37 @@ def to_number(text: str) -> Number | None:
     >>> [to_number(s) for s in ("41 or 42", "4^2", "41 = 42", "forty", "142 + 1")]
     [None, None, None, None, None]
     """
-    text = plain(text).rstrip(" .,;:!。，；！\n")
+    money = _MONEY.search(text)
+    text = re.sub(r"(?<=\d)\s*(?:per ?cent|percentage points?)\b(?! of)", "%", plain(text)).rstrip(" .,;:。，；\n")
     if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() would raise
         return None
     if "=" in text:
         return _equation(text.split("="))
+    if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?\s*", text):
+        return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
     text = _UNIT_POWER.sub(r"\1", text)
     found = list(_NUMBER.finditer(text))
     if len(found) != 1:
         return None
     match = found[0]
     before, after = text[: match.start()], text[match.end() :]
-    if _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)):
+    if _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)) or _CHANGES.match(after):
         return None
     number = _parse(match[0])
-    word = re.match(r"\s*([^\W\d]+)", after)
-    if number is None or word is None:
-        return number
-    unit = word[1].lower().removesuffix("s")
-    if unit in _SCALES:
-        return Number(number.value * _SCALES[unit], number.percent)
-    if len(unit) == 1 and unit not in "mgshlcjkvw":  # an unknown times the number
-        return None
-    return Number(number.value, number.percent, unit)
+    word = re.match(r"\s*([^\W\d]+(?:/[a-z]+)?|°)", after)
+    unit = ""
+    if number is not None and word is not None:
+        unit = word[1].lower().removesuffix("s") if len(word[1]) > 1 else word[1]
+        if unit in _SCALES or (unit in "kM" and not after[:1].isspace()):
+            scale = _SCALES.get(unit) or {"k": 10**3, "M": 10**6}[unit]
+            number, unit = Number(number.value * scale, number.percent), ""
+        elif unit.isascii() and len(unit) == 1 and unit not in "mgshlcdtLVNJWACFKHT":
+            return None  # an unknown times the number
+        elif unit == "per":
+            unit = ""
+    if money is not None and unit not in _UNIT_OF:
+        unit = money[1] or money[2] or "$"
+    return number._replace(unit=unit) if number is not None else None
 
 
 def _bare_brackets(text: str) -> str:
@@ -172,7 +204,8 @@ def _equation(sides: Sequence[str]) -> Number | None:
 def _evaluate(expression: str) -> Fraction | None:
     """The value of sums, differences, products and quotients of numbers; None for anything else."""
     source = re.sub(r"\^\s*(?:\{\s*(-?\d+)\s*\}|(-?\d+))", r"**(\1\2)", expression)
-    source = re.sub(r"\\(?:times|cdot)", "*", source)
+    source = re.sub(r"\\(?:times|cdot)|(?<=\d)\s*[xX]\s*(?=\d)", "*", source)
+    source = re.sub(r"\b(\d{1,2})!", lambda m: str(math.factorial(int(m[1]))), source)
     source = re.sub(r"^[^\d(.+-]*|[^\d).]*$", "", source)
     if len(source) > 200:
         return None
@@ -208,3 +241,43 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > 99 or abs(base) > 10**6:
         raise ValueError("too large to be worked out for a reward")
     return base ** int(exponent)
+
+
+_VALUE = r"(?:[-+]|\\?[$€£¥₹]|\*|\$|\\\(|[\"'“‘(])*\s?\d[^;,!?\n]*?(?:,\d{3}[^;,!?\n]*?)*"
+_TO_BE = (
+    r"is|are|was|were|be|equals?|equal to|gives?|gave|giving|makes?|made|making|yields?|gets?|got|has|have|had|costs?|"
+    r"takes?|needs?|leaves?|leaving|left with|remains?|becomes?|totals?|comes to|amounts to|results in|earns?|pays?|"
+    r"adds? up to|sums? to|reach(?:es)?|obtain|find|spends?|spent|sells?|sold|weighs?|answer|=|:|≈|到|是|为|有|共|等于|得|就是"
+)
+_PREDICATE = re.compile(
+    rf"(?:\b(?:{_TO_BE})\b|[=:≈是为有共得])(?:[\W_]|\b(?:{{lead}})\b)*?(?P<value>{_VALUE})[\s.。!*)\"'”’$\\)]*$".replace(
+        "{lead}",
+        "exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal|to|the|an?|number|value|integer|"
+        "total|sum|of|there|about|around|altogether|in all|always|also",
+    ),
+    re.IGNORECASE | re.DOTALL,
+)
+_SUBJECT = re.compile(
+    r"^(?:\W|\b(?:so|therefore|thus|hence|and|then|finally|the (?:value|number))\b)*"
+    rf"(?P<value>{_VALUE})\s+(?:is|are|was|were)\s+"
+    r"(?!(?:not|never|wrong|incorrect|false|less|more|smaller|larger|greater|bigger|close|near|almost|too)\b)"
+    r"(?=[^\d]*$)",
+    re.IGNORECASE,
+)
+
+
+def number_in(sentence: str) -> Number | None:
+    """The number that a sentence states: all of it, the object of its last verb, or the subject of "is".
+
+    >>> [str(number_in(s).value) for s in ("Adding 17 and 25 gives 42.", "42 is the sum of both.", "It is **42**.")]
+    ['42', '42', '42']
+    >>> number_in("From 17 to 25 there are less than 42.")
+    """
+    whole = to_number(sentence)
+    if whole is not None:
+        return whole
+    for pattern in (_SUBJECT, _PREDICATE):
+        found = pattern.search(sentence)
+        if found and (number := to_number(found["value"])) is not None:
+            return number
+    return None

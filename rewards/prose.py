@@ -1,0 +1,188 @@
+r"""Answers in prose: labels, conclusions, and whether a text stands by what it states.
+
+A heuristic, for texts that keep to no form; ``answer_reward`` gives its measured rates.  The same rules tell whether
+the words around a box, a line or a tag deny it, suppose it, ascribe it to another or take it back.
+
+It does not judge what is stated: ``rewards.quantities`` reads the number and ``rewards.answers`` compares it with the
+gold answer.  It knows nothing of thoughts: it gets the text after one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rewards.forms import BOX, MOST, SPAN, Statement
+
+_NOUNS = (
+    "answer|result|solution|respuesta|resultado|resposta|antwort|ergebnis|lösung|réponse|reponse|résultat|"
+    "risposta|risultato|antwoord|ответ|результат|відповідь|odpowiedź|wynik|cevap|svar|答案|结果|答え|答|정답|답|"
+    "उत्तर|الجواب|الإجابة|جواب"
+)
+# Every repeat is bounded: a completion may be a hundred thousand line feeds.
+_LABEL = re.compile(
+    rf"(?:\b(?:{_NOUNS})|答案|结果|答え|正解|정답|답)\s{{0,9}}(?:\([^)\n]{{0,40}}\))?\W{{0,4}}?"
+    r"(?:\b(?:is|are|was|were|equals|equal to|must be|will be|should be|comes to|es|ist|est|é|è|lautet|jest|dır|هو|هي)\b"
+    r"|[:：=]|是|为|為|は|은|는|\*\*?[:：]|[:：]\*\*?)\s{0,9}[:：]?"
+    rf"|(?:^|\n)[#*_ ]{{0,9}}(?:final\s{{1,9}})?(?:{_NOUNS})[*_ ]{{0,9}}(?=\n)"
+    r"|उत्तर\s{1,9}|^[ \t]{0,9}####(?!#)|<answer>",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BARE = 4000  # characters of a text without a label
+# A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
+_SENTENCE = re.compile(
+    r"(?<=[.!?。！？।؟])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
+)
+_REASON = re.compile(
+    r"[,;]?\s*\b(?:because|since|given that|which|where|so that|as required|as (?:we|you) can)\b.*|</answer>.*|\s[—–]\s.*"
+    r"|\s*(?:です|である|है|हैं|입니다|이다|입니다)(?=\W*$)",  # the copula, where a language puts it last
+    re.S,
+)
+# "42, not 43" and "42 rather than 43" state 42.
+_CONTRAST = re.compile(
+    r"(?<=[\w)}$*%])[,;]?\s+(?:and |but )?(?:not|rather than|instead of|as opposed to|unlike)\b(?! \w+ (?:is|are)\b).*",
+    re.IGNORECASE | re.DOTALL,
+)
+_CHECK = re.compile(r"^\W*(?:check|verif|proof|to (?:check|verify)|indeed|note|hint|source|step \d)", re.IGNORECASE)
+
+
+def labelled(text: str) -> list[Statement]:
+    """What follows "the answer is", "Answer:" and their like in some other languages; boxes apart."""
+    return list(_labels(text))[: MOST + 1]
+
+
+def _labels(text: str) -> Iterator[Statement]:
+    for match in _LABEL.finditer(text):
+        ahead = text[match.end() : match.end() + SPAN]
+        following = [part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")]
+        span = following[0] if following else ""
+        head = _REASON.sub("", span).lstrip("*_ ")
+        if BOX.search(span) or not head.strip():  # the box is a statement of its own
+            continue
+        end = match.end() + ahead.find(span) + len(span)
+        yield Statement(
+            head, text[max(0, match.start() - SPAN) : match.start()], text[end : end + SPAN], "label", match.start()
+        )
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text; a line is one at least."""
+    return [part for part in _SENTENCE.split(text) if part]
+
+
+def concluded(text: str) -> list[Statement]:
+    """The last sentence of a text that may state an answer; what follows it may take that back.
+
+    A table's last cell and a list's last entry are sentences.
+    """
+    parts = [part for part in sentences(text[-_BARE:]) if part.strip()]
+    if not parts or len(text) > _BARE:
+        return []
+    stating = [i for i, part in enumerate(parts) if re.search(r"\d", part) and not _CHECK.match(part)]
+    last = stating[-1] if stating else len(parts) - 1
+    value = parts[last].strip()
+    if value.startswith("|"):
+        value = [cell for cell in value.split("|") if cell.strip()][-1]
+    before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
+    return [Statement(_REASON.sub("", value), before[-SPAN:], after[:SPAN], "conclusion", len(before))]
+
+
+def without_contrast(value: str) -> str:
+    """A value without what it is contrasted with: "42, not 43" states 42."""
+    return _CONTRAST.sub("", value)
+
+
+# ------------------------------------------------------------------------- standing by an answer
+
+# A clause with one of these does not commit to its value: it denies, bounds, offers or asks.
+_DENIES = re.compile(
+    r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|unlike|"
+    r"hardly|barely|scarcely|refuse\w*|reject\w*|doubt\w*|claim\w*|pretend\w*|mistaken\w*|joke|kidding|ain['’]t|"
+    r"differ(?:s|ent)?|besides|apart from|aside from|opposite|anything|impossible|den(?:y|ies)|excluded?|"
+    r"ruled? out|contrary|fails?|far off|nowhere near|"
+    r"other than|rather than|instead of|far from|(?:any\w*|every\w*|all) but|nicht|kein\w*|pas|não|nao|non|не|"
+    r"нет|niet|geen|ikke|inte|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不|没|沒|非|无|無|ない|"
+    r"ません|아니|않|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬|!=",
+    re.IGNORECASE,
+)
+# Idioms that deny nothing.
+_IDIOMS = re.compile(
+    r"\bnot (?:hard|difficult|only|surpris\w+)\b|\bno (?:doubt|problem|need|worries|more|longer)\b"
+    r"|\bwithout (?:a |any )?(?:doubt|loss)\b|\bnot\b[^.;:]{1,60}?\bbut\b|\bif and only if\b|\bcannot be (?:simplified|reduced)\b",
+    re.IGNORECASE,
+)
+_SUPPOSES = re.compile(
+    r"\b(?:suppos\w*|assum(?:e|ing)|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|if|were|"
+    r"would(?: have)?|might|could|perhaps|whether|wonder|"
+    r"\w+ (?:says?|said|thinks?|thought|claims?|claimed|believes?|believed|insists?|argues?|guess(?:es|ed)|"
+    r"wrote|suggests?|suggested|announced|replied|told \w+))\b",
+    re.IGNORECASE,
+)
+_BOUNDS = re.compile(
+    r"(?<!\\)\b(?:at least|at most|more than|less than|fewer than|greater than|larger than|smaller than|bigger than|"
+    r"up to|over|under|above|below|between|either|or|oder|ou|или|if|all of|none of|any of|twice|double|triple|half|"
+    r"square root|squared|cubed|near|plus|times|score|reward|grade|verdict|factorial|log|logarithm|base|mod|modulo|"
+    r"exceeds?|minimum of|maximum of|no more|no less)\b"
+    r"|或|または|[<>≤≥±∓∈∞]|\\(?:leq?|geq?|lt|gt|pm|mp|in|infty|sim|log|ln|text\{\s*or\s*\})(?![a-z])|\?|？|؟",
+    re.IGNORECASE,
+)
+# Words that open a new clause, for which an earlier denial no longer counts.
+_CLAUSE = re.compile(
+    r"[.,;:!?。，；：！？\n]|\b(?:so|thus|hence|therefore|then|we (?:have|get|find|obtain|conclude)|which (?:gives|is|means|"
+    r"leaves)|but|leaving|giving|it is|it's|must be)\b(?! (?:not|that)\b)",
+    re.IGNORECASE,
+)
+_SECOND = re.compile(r"^[\s$]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b)", re.IGNORECASE)
+_TAKEN_BACK = re.compile(
+    r"\b(?:scratch (?:that|this)|strike that|never ?mind|disregard|on second thought|changed? my mind|"
+    r"take (?:that|it|this) back|forget (?:that|it|this)|ignore (?:that|this|it|the (?:above|answer|box))|"
+    r"(?:just |was |only )?(?:kidding|joking|bluffing)|i (?:was|am|'m) (?:wrong|mistaken|lying)|oops|my mistake|my bad|"
+    r"i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|i meant|make that|"
+    r"should (?:have been|be|read) (?:\$?-?\d|another|different|\\)|correction|erratum|i retract|withdraw\w*|retracted|"
+    r"(?:that|this|it|which|answer|value|result|above|box|number|one|\d) ?(?:'s|is|was|are|were|would be|must be|looks|"
+    r"seems|turns out(?: to be)?)? "
+    r"(?:all |clearly |obviously |actually |in fact |simply |completely |plainly |also )?(?:wrong|incorrect|false|mistaken|"
+    r"untrue|a (?:mistake|lie|joke|guess|bluff|decoy|placeholder)|an (?:error|example)|invalid|impossible|not|isn't|"
+    r"wasn't|off by|too (?:high|low|large|small|big))|"
+    r"(?:isn|wasn|can|doesn|don|aren)['’]?t(?: be)? (?:right|correct|the answer|it|my|true|\\boxed|what)|"
+    r"not (?:right|correct|the (?:final |right |correct )?answer|true|sure|confident))\b",
+    re.IGNORECASE,
+)
+# Not a retraction: "42 is not prime", "that is not the only way".
+_STANDS = re.compile(
+    r"\b(?:no|not a|without|avoid\w*|common) (?:mistake|error)\w*\b|\bnot (?:only|just|prime|hard|surpris\w+|needed|even|odd)\b",
+    re.IGNORECASE,
+)
+
+
+def denies(text: str) -> bool:
+    """Whether the text contains a denial or a doubt, in English or some other languages.
+
+    >>> denies("it is not 42"), denies("nicht 42"), denies("it is 42")
+    (True, True, False)
+    """
+    return _DENIES.search(_IDIOMS.sub("", text)) is not None
+
+
+def taken_back(after: str) -> bool:
+    """Whether the words after an answer take it back.
+
+    >>> taken_back(" Scratch that. 43."), taken_back(" That is not a prime."), taken_back(" I checked it twice.")
+    (True, False, False)
+    """
+    return _TAKEN_BACK.search(_STANDS.sub("", after)) is not None
+
+
+def stands(statement: Statement, gold: str = "") -> bool:
+    """Whether a text asserts what it states, rather than denying, bounding, supposing, ascribing or retracting it.
+
+    If the gold answer is itself a bound or a pair of values, the statement may be one too.
+    """
+    value = statement.value
+    if any(sign.search(_IDIOMS.sub("", value)) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
+        return False
+    clause = _CLAUSE.split(_IDIOMS.sub("", statement.before.rstrip(" $*\\([")))[-1]
+    if denies(clause) or _SUPPOSES.search(clause):
+        return False
+    after = statement.after
+    return not (after.lstrip(" $*)]\\").startswith(("?", "？", "؟")) or _SECOND.match(after) or taken_back(after))
