@@ -19,7 +19,7 @@ from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
-from rewards.prose import concluded, denies, labelled, stands, without_contrast
+from rewards.prose import concluded, denies, labelled, stands, taken_back, tentative, without_contrast
 from rewards.quantities import Number, number_in, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
@@ -39,13 +39,21 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
     if boxes(text) is None:
         return []
     labels = [label for label in labelled(text) if _names_a_value(label, kind)]
-    if form == "prose":
-        return labels or concluded(text)
-    forms = ("boxed", "####", "<answer>") if form == "auto" else (form,)
+    forms = {"auto": ("boxed", "####", "<answer>"), "prose": ()}.get(form, (form,))
     found = [statement for name in forms for statement in explicit(text, name) if _fits(statement, kind, form)]
-    if not found:
-        return (labels or concluded(text)) if form == "auto" else []
-    return found + labels
+    if found:
+        return _kept(text, [*found, *(label for label in labels if stands(label))])
+    if form not in ("auto", "prose"):
+        return []
+    return _kept(text, labels) or concluded(text)
+
+
+def _kept(text: str, found: list[Statement]) -> list[Statement]:
+    """The statements in their order, without those taken back before a later one."""
+    found = sorted(found, key=lambda statement: statement.start)
+    for i, (this, following) in enumerate(zip(found, found[1:], strict=False)):
+        found[i] = this._replace(after=this.after[: max(0, following.start - this.end)])
+    return [s for s in found[:-1] if not (taken_back(s.after) or tentative(s))] + found[-1:]
 
 
 def _fits(statement: Statement, kind: str, form: str) -> bool:
@@ -71,7 +79,7 @@ def _names_a_value(statement: Statement, kind: str) -> bool:
 def _number(statement: Statement) -> Number | None:
     if statement.form in ("label", "conclusion"):
         return number_in(without_contrast(statement.value))
-    return to_number(statement.value)
+    return to_number(statement.value, decimal_comma=True)
 
 
 def _number_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
@@ -98,17 +106,52 @@ def _algebraic(statement: Statement, gold: str) -> tuple[str, str] | None:
     formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(value)]
     if statement.form in ("label", "conclusion") and len(formulas) == 1:
         value = formulas[0]
-    gold, value = (_bare_formula(text) for text in (readable(gold), value))
-    if folded(value) == folded(gold) and _ends(value) == _ends(gold):
+    gold, value = _bare_formula(readable(gold)), _bare_formula(value)
+    if (r"\pm" in gold) != (r"\pm" in value):
+        gold, value = _both_signs(gold), _both_signs(value)
+    value = _in_the_golds_shape(value, gold)
+    brackets = {_ends(value), _ends(gold)}
+    same_brackets = len(brackets) == 1 or brackets == {"set", ""} or ("" in brackets and "," not in value)
+    if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
         return None
-    if _ends(value) != _ends(gold) and "set" not in (_ends(value), _ends(gold)) or _BASE.search(gold + value):
+    if not same_brackets or any(mark.search(gold) is None and mark.search(value) for mark in (_BASE, _DOTS)):
         return gold, ""
     return gold, value
 
 
 def _bare_formula(text: str) -> str:
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:)(?![a-z])", "", text).strip().strip("$").strip()
-    return text.removeprefix("\\[").removesuffix("\\]").removeprefix("\\(").removesuffix("\\)").strip(" .\n")
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n")
+    text = text.removeprefix(r"\[").removesuffix(r"\]").removeprefix(r"\(").removesuffix(r"\)").strip(" .*\n")
+    text = re.sub(r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text)
+    text = text.replace(r"\varnothing", r"\emptyset").replace(r"\{\}", r"\emptyset").replace(r"\ge ", r"\geq ")
+    return re.sub(r"\s+", " ", text)
+
+
+def _both_signs(text: str) -> str:
+    return ", ".join(text.replace(r"\pm", sign) for sign in "+-") if text.count(r"\pm") == 1 else text
+
+
+_OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
+_DOTS = re.compile(r"\\[lc]?dots|…|\.\.\.")
+
+
+def _in_the_golds_shape(value: str, gold: str) -> str:
+    """An answer without the names that the gold answer leaves out: "x = 2 or x = 3" for {2, 3}, "x = 2, y = 3" for (2, 3)."""
+    if "=" not in gold:
+        value = re.sub(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*", "", value)
+    if "," not in gold or (_ends(gold) and _ends(value)):
+        return value
+    parts = _OR.sub(", ", value).split(",")
+    named = [re.fullmatch(r"\s*([a-z])(?:_\{?\d\}?)?\s*=(.*)", part) for part in parts]
+    if not all(named) or "=" in gold:
+        return value if _ends(gold) not in ("", "set") else ", ".join(part.strip() for part in parts)
+    names = [match[1] for match in named if match]
+    values = ", ".join(match[2].strip() for match in named if match)
+    if len(set(names)) == 1 and _ends(gold) in ("", "set"):
+        return values if _ends(gold) == "" else rf"\{{{values}\}}"
+    if names == sorted(set(names)) and _ends(gold) == "()":
+        return f"({values})"
+    return value
 
 
 def _ends(text: str) -> str:
@@ -128,6 +171,8 @@ _LETTER_HEAD = re.compile(
 
 def _letters(value: str) -> set[str]:
     text = plain(value).strip()
+    if re.fullmatch(r"\W*[A-Ja-j]\W*", text):
+        return {re.sub(r"\W", "", text).upper()}
     clauses = re.split(r"[,;.]\s+|\s+[—–-]\s+", text)
     kept = [clause for clause in clauses if not denies(clause)] or clauses
     head = _LETTER_HEAD.match(text)
@@ -207,7 +252,7 @@ def is_right(
     """
     same = _KINDS[kind]
     made = statements(answer, form, kind)
-    words = gold if kind in ("exact", "math") else ""
+    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]", gold) else "")}.get(kind, "")
     return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 

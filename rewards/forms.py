@@ -13,6 +13,7 @@ import re
 from typing import Literal, NamedTuple, get_args
 
 from rewards.notation import closing_brace, readable
+from rewards.quantities import changes_number, is_unit
 
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -60,6 +61,7 @@ class Statement(NamedTuple):
         after: the text after it, at most ``SPAN`` characters.
         form: "boxed", "####", "<answer>", "whole", or "label" or "conclusion" in prose.
         start: where the value begins in the text.
+        end: where it ends.
     """
 
     value: str
@@ -67,6 +69,7 @@ class Statement(NamedTuple):
     after: str
     form: str
     start: int
+    end: int
 
 
 SPAN = 400  # characters read on either side of a statement
@@ -86,14 +89,14 @@ def explicit(text: str, form: str) -> list[Statement]:
     """
     if form == "whole":
         value = text.strip()
-        return [Statement(value, "", "", form, 0)] if value else []
+        return [Statement(value, "", "", form, 0, len(text))] if value else []
     found = {"boxed": _boxed, "####": _lines, "<answer>": _tags}[form](text)
     return found if form == "boxed" else found[-1:]
 
 
 def _statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
     before = text[max(0, start - SPAN) : start]
-    return Statement(value, before, text[end : end + SPAN], form, start)
+    return Statement(value, before, text[end : end + SPAN], form, start, end)
 
 
 _LINE = re.compile(r"^[ \t]{0,9}####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
@@ -141,56 +144,60 @@ def _boxed(text: str) -> list[Statement]:
 # What ends the expression that a box belongs to, on either side.
 _ENDS = re.compile(
     r"\$+|\\[\[\]()]|\\\\|&|\n|\*\*|:|(?<![!<>])=|≈|→|⇒|\\(?:approx|implies|Rightarrow|Longrightarrow|rightarrow|"
-    r"to|iff|therefore|quad|qquad|left|right|displaystyle|because)(?![a-z])|[.,;?](?=\s|$)"
+    r"to|iff|therefore|equiv|quad|qquad|left(?!\s*\|)|right|because)(?![a-z])|[.,;?](?=\s)"
 )
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{[^{}]*\}|(?<![\\A-Za-z])[^\W\d_]{2,}")
-_SPACES = re.compile(r"\\[,;:! ]|~|\\(?:Large|large|huge|bf|bm|color\{\w*\}|textcolor\{\w*\})(?![a-z])")
+_THIN = re.compile(r"\\[,;:!]\s?")
+_SPACES = re.compile(r"\\ |~|\\(?:bf|bm)(?![a-z])|\\begin\s?\{[^{}]*\}(?:\{[^{}]*\})?")
 _CURRENCY = re.compile(r"\\\$|[€£¥₹]")
 _OPERATOR_LEFT = re.compile(
-    r"(?:[-+*/^_!<>≤≥≠¬±∓#%]|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|log|ln|lg|exp|sin|cos|tan|sum|sqrt|"
-    r"approx|sim|in|notin|not|neg|bmod|mod|min|max|pi|int|mid|propto|overline|bar)(?![a-z])\s*)\s*$|[A-Za-z0-9)\]]$|\d\.$"
+    r"(?:[-+*/^_!<>≤≥≠¬±∓#%|}]|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|log|ln|lg|exp|sin|cos|tan|sum|sqrt|"
+    r"approx|sim|in|notin|not|neg|bmod|mod|min|max|pi|int|mid|propto|overline|bar|partial|int|det|gcd)(?![a-z])(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*\s*)\s*$|[A-Za-z0-9)\]]$|\d\.$"
 )
 _OPERATOR_RIGHT = re.compile(
-    r"\s*(?:[*/^_<>≤≥≠±∓!]|[-+](?=\s*[\d\\(a-zA-Z]\b|\s*\\)|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|bmod|"
-    r"p?mod|over|choose|sqrt|frac|log|ln|pi|sin|cos|tan|in|sim|cup|cap)(?![a-z]))|[A-Za-z0-9({]|\.\d|,\d"
+    r"\s*(?:[*/^_<>≤≥≠±∓!]|[-+](?=\s*[\d\\(])|[-+](?=\s*[a-zA-Z](?![a-zA-Z]))|:\d|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|bmod|"
+    r"mod|over|choose|sqrt|[dt]?frac|log|ln|pi|sin|cos|tan|in|sim|cup|cap)(?![a-z]))|[A-Za-z0-9({]|\.\d|,\d"
 )
 # Braces around a box that leave its value alone.
 _FRAMES = re.compile(
     r"\\(?:text\w*|math\w*|bf|bm|boldsymbol|underline|displaystyle|color|textcolor|large|ensuremath|mbox|hbox|"
     r"underbrace|fcolorbox|colorbox)(?:\s*\{[^{}]*\})*\s*$"
 )
-_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})")
-_UNIT = re.compile(r"\s*(?:\\[,;: !]|~)*\s*(?:\\(?:text\w*|math\w*|mbox)\s*\{([^{}]*)\}|\\?(%))")
-_CHANGING_WORD = re.compile(
-    r"\s*((?:%|percent|per cent|factorial|squared|cubed|halves|thirds|quarters|fifths|tenths|hundredths|thousandths|"
-    r"dozens?|hundreds?|thousands?|millions?|billions?|trillions?|mod(?:ulo)?|times|plus|minus|divided|over|to the|"
-    r"in base|base|point|mm|cm|dm|km|mg|kg|ml|cents?|and a (?:half|quarter))\b[^.,;$\n]{0,20})",
-    re.IGNORECASE,
+_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})|\s?°")
+_UNIT = re.compile(
+    r"[\s$]*(?:\\[,;: !]|~)*\s*(?:\\(?:text\w*|math\w*|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*\{?-?\d\}?)?|\\?(%))"
 )
+_WORD = re.compile(r"[\s$)]*([A-Za-zµ¢€]+(?:/[a-z]+)?)(?:\s+(?:of|in base \d+|[a-z]+))?", re.IGNORECASE)
+_NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}
+_SIGN = re.compile(r"(?:^|[\s(])-\s?\$+\s*$|\b(?:minus|negative)\s*\$*\s*(?:\\\()?\s*$", re.IGNORECASE)
 
 
 def _with_neighbours(text: str, start: int, end: int, content: str) -> str:
     """The box's value with what is attached to the box."""
     before = _attached_before(text[max(0, start - SPAN) : start])
-    right = text[end : end + 80]
-    right = re.sub(r"^[\s]*(?:\)|\\right\s*\))", "", right) if before == "" and _opens(text[:start]) else right
+    right = text[end : end + 80].split("\n\n")[0]
+    if not before and re.search(r"(?<!\\)\(\s*$", text[:start]):
+        right = re.sub(r"^\s*\)", "", right)
     enclosing = _enclosing(text, start)
     if enclosing is not None:
         return f"{enclosing}{content}{right}"
+    bare = re.fullmatch(r"[\d.,{}\\! ]+", content) is not None
+    right = re.sub(r"^_(?:10|\{10\})(?!\d)", "", right)
     if degrees := _DEGREES.match(right):
-        content, right = content + r"^\circ", right[degrees.end() :]
+        content, right = content + r"^\circ ", right[degrees.end() :]
     if unit := _UNIT.match(right):
         content, right = f"{content} {unit[1] or '%'}", right[unit.end() :]
-    elif word := _CHANGING_WORD.match(right):
-        content, right = f"{content} {word[1]}", right[word.end() :]
-    attached = re.sub(r"^\}+", "", right)
-    if BOX.match(attached) or not _OPERATOR_RIGHT.match(attached):
-        attached = ""
-    return before + content + _ENDS.split(attached, maxsplit=1)[0]
+    elif (word := _WORD.match(right)) and not BOX.match(right.lstrip("$ ")) and _alters(word[1]):
+        content, right = content + " " + word[0].strip(" $)"), right[word.end() :]
+    attached = re.sub(r"^[})]+", "", right)
+    operator = None if BOX.match(attached) else _OPERATOR_RIGHT.match(attached)
+    attached = operator[0] + _ENDS.split(attached[operator.end() :], maxsplit=1)[0] if operator else ""
+    return before + (content if bare or not (before or attached) else f"({content})") + attached
 
 
-def _opens(before: str) -> bool:
-    return re.search(r"[(]\s*$", before) is not None and not before.rstrip().endswith(("\\(", "\\left("))
+def _alters(word: str) -> bool:
+    """Whether a word after a number is a unit, a scale or an operation, and so a part of the value."""
+    return is_unit(word.lower()) and word not in _NO_UNITS or changes_number(word)
 
 
 def _attached_before(text: str) -> str:
@@ -198,7 +205,13 @@ def _attached_before(text: str) -> str:
     line = text.rsplit("\n", 1)[-1]
     if re.fullmatch(r"\s*(?:[-*+•>]|\d{1,3}[.)])\s+", line):  # a list's mark
         return ""
-    text = _CURRENCY.sub(" ", _SPACES.sub(" ", line))
+    if re.search(r"(?<![\\A-Za-z])[A-Za-z]+$", line):  # a word of which the box is the end
+        return re.split(r"[\s$]", line)[-1]
+    if _SIGN.search(line) and not re.search(r"\w\s-\s\$+$", line):
+        return "-"
+    if line.lstrip().startswith("|"):  # a table's cell
+        line = line.rsplit("|", 1)[-1]
+    text = _CURRENCY.sub(" ", _SPACES.sub(" ", _THIN.sub("", line)))
     text = _WORDS.split(_ENDS.split(text)[-1])[-1]
     text = re.sub(r"[({\[]+\s*$", "", text)
     if re.fullmatch(r"\s*[-–—]\s+", text) and re.search(r"[^\W\d]\s*[-–—]\s+$", line):  # a dash between words

@@ -11,8 +11,9 @@ import unicodedata
 
 _HIDDEN = re.compile(
     r"<!--.{0,500}?-->|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|<\|[a-z_]+\|>"
+    r"|^[ \t]{0,9}%[^\n]*|\\(?:tiny|small|large|Large|LARGE|huge|Huge|displaystyle|color\s?\{\w*\}|textcolor\s?\{\w*\})(?![a-z])"
     r"|[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
-    re.S,
+    re.S | re.M,
 )
 _STRUCK = re.compile(
     r"~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|.[\u0335-\u0338]|"
@@ -28,7 +29,7 @@ _SPELLINGS = str.maketrans(
     | dict.fromkeys("−‐‑‒–﹣", "-")
     | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/", "٪": "%"}
     | {"٫": ".", "٬": ",", "≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "∞": r"\infty "}
-    | {"∪": r"\cup "}
+    | {"∪": r"\cup ", "∅": r"\emptyset "}
 )
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")

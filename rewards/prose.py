@@ -24,8 +24,9 @@ _LABEL = re.compile(
     rf"(?:\b(?:{_NOUNS})|答案|结果|答え|正解|정답|답)\s{{0,9}}(?:\([^)\n]{{0,40}}\))?\W{{0,4}}?"
     r"(?:\b(?:is|are|was|were|equals|equal to|must be|will be|should be|comes to|es|ist|est|é|è|lautet|jest|dır|هو|هي)\b"
     r"|[:：=]|是|为|為|は|은|는|\*\*?[:：]|[:：]\*\*?)\s{0,9}[:：]?"
-    rf"|(?:^|\n)[#*_ ]{{0,9}}(?:final\s{{1,9}})?(?:{_NOUNS})[*_ ]{{0,9}}(?=\n)"
-    r"|उत्तर\s{1,9}|^[ \t]{0,9}####(?!#)|<answer>",
+    r"|(?:^|\n)[#*_ ]{0,9}(?:final\s{1,9})?(?:answer|result|respuesta|resultado|antwort|ergebnis|réponse|résultat|risposta|"
+    r"ответ|答案|答え|정답)[*_ ]{0,9}(?=\n)"
+    r"|\b(?:final|correct|right|my) (?:choice|option|letter) is\b|उत्तर\s{1,9}",
     re.IGNORECASE | re.MULTILINE,
 )
 _BARE = 4000  # characters of a text without a label
@@ -43,6 +44,7 @@ _CONTRAST = re.compile(
     r"(?<=[\w)}$*%])[,;]?\s+(?:and |but )?(?:not|rather than|instead of|as opposed to|unlike)\b(?! \w+ (?:is|are)\b).*",
     re.IGNORECASE | re.DOTALL,
 )
+_LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
 _CHECK = re.compile(r"^\W*(?:check|verif|proof|to (?:check|verify)|indeed|note|hint|source|step \d)", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ def labelled(text: str) -> list[Statement]:
 
 def _labels(text: str) -> Iterator[Statement]:
     for match in _LABEL.finditer(text):
-        ahead = text[match.end() : match.end() + SPAN]
+        ahead = _LIST_MARK.sub("", text[match.end() : match.end() + SPAN])
         following = [part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")]
         span = following[0] if following else ""
         head = _REASON.sub("", span).lstrip("*_ ")
@@ -61,7 +63,7 @@ def _labels(text: str) -> Iterator[Statement]:
             continue
         end = match.end() + ahead.find(span) + len(span)
         yield Statement(
-            head, text[max(0, match.start() - SPAN) : match.start()], text[end : end + SPAN], "label", match.start()
+            head, text[max(0, match.start() - SPAN) : match.start()], text[end : end + SPAN], "label", match.start(), end
         )
 
 
@@ -84,12 +86,13 @@ def concluded(text: str) -> list[Statement]:
     if value.startswith("|"):
         value = [cell for cell in value.split("|") if cell.strip()][-1]
     before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
-    return [Statement(_REASON.sub("", value), before[-SPAN:], after[:SPAN], "conclusion", len(before))]
+    return [Statement(_REASON.sub("", value), before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
 
 
 def without_contrast(value: str) -> str:
     """A value without what it is contrasted with: "42, not 43" states 42."""
-    return _CONTRAST.sub("", value)
+    stated = _CONTRAST.sub("", value)
+    return stated if re.search(r"\d|\$|\b[A-Z]", stated) else value
 
 
 # ------------------------------------------------------------------------- standing by an answer
@@ -98,7 +101,7 @@ def without_contrast(value: str) -> str:
 _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|unlike|"
     r"hardly|barely|scarcely|refuse\w*|reject\w*|doubt\w*|claim\w*|pretend\w*|mistaken\w*|joke|kidding|ain['’]t|"
-    r"differ(?:s|ent)?|besides|apart from|aside from|opposite|anything|impossible|den(?:y|ies)|excluded?|"
+    r"differ(?:s|ent)?|cross(?:ed)? (?:off|out)|eliminat\w*|discard\w*|myth|besides|apart from|aside from|opposite|anything|impossible|den(?:y|ies)|excluded?|"
     r"ruled? out|contrary|fails?|far off|nowhere near|"
     r"other than|rather than|instead of|far from|(?:any\w*|every\w*|all) but|nicht|kein\w*|pas|não|nao|non|не|"
     r"нет|niet|geen|ikke|inte|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不|没|沒|非|无|無|ない|"
@@ -108,14 +111,33 @@ _DENIES = re.compile(
 # Idioms that deny nothing.
 _IDIOMS = re.compile(
     r"\bnot (?:hard|difficult|only|surpris\w+)\b|\bno (?:doubt|problem|need|worries|more|longer)\b"
-    r"|\bwithout (?:a |any )?(?:doubt|loss)\b|\bnot\b[^.;:]{1,60}?\bbut\b|\bif and only if\b|\bcannot be (?:simplified|reduced)\b",
+    r"|\bwithout (?:a |any )?(?:doubt|loss)\b|\bnot\b[^.;:]{1,60}?\bbut\b|\bif and only if\b|\b(?!true\b|case\b|fact\b)\w+ (?:that|which|who) (?:is|are|has|have|does|do)(?: not|n['’]t)\b"
+    r"|\bcannot be (?:simplified|reduced)\b",
     re.IGNORECASE,
 )
 _SUPPOSES = re.compile(
     r"\b(?:suppos\w*|assum(?:e|ing)|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|if|were|"
-    r"would(?: have)?|might|could|perhaps|whether|wonder|"
+    r"would(?: have)?|might|could|perhaps|whether|wonder|disagree\w*|was it|(?:it|that)['’]d be|"
+    r"(?:answer key|key|textbook|forum|user \w+|poster|solution manual|assistants?|others?|people) \w+|"
     r"\w+ (?:says?|said|thinks?|thought|claims?|claimed|believes?|believed|insists?|argues?|guess(?:es|ed)|"
-    r"wrote|suggests?|suggested|announced|replied|told \w+))\b",
+    r"wrote|suggests?|suggested|announced|replied|swears?|bets?|told \w+))\b"
+    r"|(?:['’]s|s['’]|\b(?:tempting|naive|common|first|initial|intermediate|his|her|their|possible|obvious|expected|official|"
+    r"alleged|candidate|sample|example))\s*$",
+    re.IGNORECASE,
+)
+_EXAMPLE = re.compile(r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?)", re.IGNORECASE)
+_ASCRIBES = re.compile(r"\b(?:disagree\w*|(?:says?|said|claim\w*|thinks?|insists?|suppos\w+|imagine|pretend)\b)", re.IGNORECASE)
+_TENTATIVE = re.compile(
+    r"\b(?:at first|first (?:i )?(?:thought|guess\w*)|initially|i (?:first )?thought|going to say|tempt\w+|originally|"
+    r"my first|naively|would (?:be|give|have))\b",
+    re.IGNORECASE,
+)
+# What directly before a value makes another one of it.
+_MODIFIES = re.compile(
+    r"\b(?:at least|at most|(?:more|less|fewer|greater|larger|smaller|bigger) than|up to|over|under|above|below|between|"
+    r"either|half(?: of)?|twice|double|triple|no (?:more|less|fewer) than|exceeds?|root of|log(?:arithm)? of|near|almost|"
+    r"nearly|step|question|part|line|equation|example|case|exercise|problem|factorial of|square of|reciprocal of)"
+    r"\s*(?:the |an? |\$|\\\(|\*|\s)*$",
     re.IGNORECASE,
 )
 _BOUNDS = re.compile(
@@ -123,7 +145,7 @@ _BOUNDS = re.compile(
     r"up to|over|under|above|below|between|either|or|oder|ou|или|if|all of|none of|any of|twice|double|triple|half|"
     r"square root|squared|cubed|near|plus|times|score|reward|grade|verdict|factorial|log|logarithm|base|mod|modulo|"
     r"exceeds?|minimum of|maximum of|no more|no less)\b"
-    r"|或|または|[<>≤≥±∓∈∞]|\\(?:leq?|geq?|lt|gt|pm|mp|in|infty|sim|log|ln|text\{\s*or\s*\})(?![a-z])|\?|？|؟",
+    r"|或|または|[<>≤≥∈∞]|\\(?:leq?|geq?|lt|gt|in|infty|sim|log|ln|text\{\s*or\s*\})(?![a-z])|\?|？|؟",
     re.IGNORECASE,
 )
 # Words that open a new clause, for which an earlier denial no longer counts.
@@ -132,22 +154,34 @@ _CLAUSE = re.compile(
     r"leaves)|but|leaving|giving|it is|it's|must be)\b(?! (?:not|that)\b)",
     re.IGNORECASE,
 )
-_SECOND = re.compile(r"^[\s$]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b)", re.IGNORECASE)
-_TAKEN_BACK = re.compile(
-    r"\b(?:scratch (?:that|this)|strike that|never ?mind|disregard|on second thought|changed? my mind|"
-    r"take (?:that|it|this) back|forget (?:that|it|this)|ignore (?:that|this|it|the (?:above|answer|box))|"
-    r"(?:just |was |only )?(?:kidding|joking|bluffing)|i (?:was|am|'m) (?:wrong|mistaken|lying)|oops|my mistake|my bad|"
-    r"i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|i meant|make that|"
-    r"should (?:have been|be|read) (?:\$?-?\d|another|different|\\)|correction|erratum|i retract|withdraw\w*|retracted|"
-    r"(?:that|this|it|which|answer|value|result|above|box|number|one|\d) ?(?:'s|is|was|are|were|would be|must be|looks|"
-    r"seems|turns out(?: to be)?)? "
-    r"(?:all |clearly |obviously |actually |in fact |simply |completely |plainly |also )?(?:wrong|incorrect|false|mistaken|"
-    r"untrue|a (?:mistake|lie|joke|guess|bluff|decoy|placeholder)|an (?:error|example)|invalid|impossible|not|isn't|"
-    r"wasn't|off by|too (?:high|low|large|small|big))|"
-    r"(?:isn|wasn|can|doesn|don|aren)['’]?t(?: be)? (?:right|correct|the answer|it|my|true|\\boxed|what)|"
-    r"not (?:right|correct|the (?:final |right |correct )?answer|true|sure|confident))\b",
+_SECOND = re.compile(
+    r"^[\s$,)]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b"
+    r"(?! (?:equivalently|simply|in |about|approximately|roughly|rather (?:than|not)|just)))",
     re.IGNORECASE,
 )
+_WRONG = (
+    r"(?:all |clearly |obviously |actually |in fact |simply |completely |plainly |also |of course |leider )?(?:wrong|incorrect|"
+    r"false|mistaken|untrue|(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|invalid|"
+    r"impossible|not (?!only|just|prime|hard|surpris|needed|even|odd|an integer|zero|unique)|isn't|wasn't|off by|eliminated|"
+    r"excluded|ruled out|rejected|out of the question|too (?:high|low|large|small|big))"
+)
+_TAKEN_BACK = re.compile(
+    r"\b(?:scratch (?:that|this)|strike that|never ?mind|disregard|on (?:second thoughts?|reflection|closer)|"
+    r"chang\w+ my (?:mind|answer)|i disagree|cross (?:that|it) out|"
+    r"take (?:that|it|this) back|forget (?:that|it|this)|ignore (?:that|this|it|the (?:above|answer|box))|"
+    r"(?:kidding|joking|bluffing)|i (?:was|am|'m) (?:wrong|mistaken|lying)|oops|my mistake|my bad|"
+    r"i (?:forgot|overlooked|misread|missed|miscounted|miscalculated|mis\w+ed)|"
+    r"i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|i meant|make that|"
+    r"should (?:have been|be|read) (?:\$?-?\d+|another|different|\\)|correction|erratum|i retract|withdraw\w*|retracted|"
+    r"(?:that|this|it|answer|value|result|above|box|number|one|line|letter|option) (?:is|was|are|were|would be|must be|looks|"
+    rf"seems|turns out(?: to be)?) {_WRONG}|(?:that|it|this)['’]s {_WRONG}|"
+    r"(?:isn|wasn|can|doesn|don|aren)['’]?t(?: be)? (?:right|correct|the answer|it|my|true|\\boxed|what)|"
+    r"not (?:right|correct|the (?:final |right |correct )?answer|true|sure|confident)|"
+    r"stimmt (?:\w+ )?nicht|falsch|verrechnet|me equivoqu|incorrecto|me suis tromp|c'est faux)"
+    r"|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
+    re.IGNORECASE,
+)
+_IS_WRONG = re.compile(rf"^[\s$*)\]\\\"'”’.°%]*(?:which |that )?(?:is|was|looks|seems|cannot be|can't be|ist|est|es)\s+{_WRONG}", re.IGNORECASE)
 # Not a retraction: "42 is not prime", "that is not the only way".
 _STANDS = re.compile(
     r"\b(?:no|not a|without|avoid\w*|common) (?:mistake|error)\w*\b|\bnot (?:only|just|prime|hard|surpris\w+|needed|even|odd)\b",
@@ -173,16 +207,37 @@ def taken_back(after: str) -> bool:
     return _TAKEN_BACK.search(_STANDS.sub("", after)) is not None
 
 
+def tentative(statement: Statement) -> bool:
+    """Whether a statement is a first thought, which counts only where no other follows.
+
+    >>> from rewards.forms import explicit
+    >>> [tentative(box) for box in explicit(r"At first I said \\boxed{41}, but it is \\boxed{42}.", "boxed")]
+    [True, False]
+    """
+    return _TENTATIVE.search(_CLAUSE.split(statement.before)[-1]) is not None
+
+
 def stands(statement: Statement, gold: str = "") -> bool:
     """Whether a text asserts what it states, rather than denying, bounding, supposing, ascribing or retracting it.
 
     If the gold answer is itself a bound or a pair of values, the statement may be one too.
     """
-    value = statement.value
+    value = without_contrast(statement.value)
     if any(sign.search(_IDIOMS.sub("", value)) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
         return False
-    clause = _CLAUSE.split(_IDIOMS.sub("", statement.before.rstrip(" $*\\([")))[-1]
-    if denies(clause) or _SUPPOSES.search(clause):
+    before = re.sub(r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", statement.before).rstrip(" $*\\(["))
+    *earlier, clause = _CLAUSE.split(before)
+    if denies(clause) or _SUPPOSES.search(clause) or _MODIFIES.search(statement.before):
+        return False
+    if earlier and not re.search(r"\w", clause) and _EXAMPLE.search(earlier[-1]):
+        return False
+    if not gold and statement.form != "boxed" and _ASCRIBES.search(value):
         return False
     after = statement.after
-    return not (after.lstrip(" $*)]\\").startswith(("?", "？", "؟")) or _SECOND.match(after) or taken_back(after))
+    if (core := re.search(r"-?\d[\d.,]*\d|-?\d|\b[A-J]\b", value)) and re.search(
+        rf"(?:\bnot|n['’]t(?: be)?|\bnever|\bcannot be|\brather than|\binstead of)\s+(?:\$|\\boxed\{{)*{re.escape(core[0])}(?![\d.]\d|\w)",
+        after,
+    ):
+        return False
+    asked = after.lstrip(" $*)]\\").startswith(("?", "？", "؟"))
+    return not (asked or _SECOND.match(after) or _IS_WRONG.match(after) or taken_back(after))

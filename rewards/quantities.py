@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname|textit|emph|textsf|texttt|textrm|mathsf|underline)\s*\{([^{}]*)\}")
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NOISE = re.compile(
     r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>"
-    r"|\^\s*(?:\\circ|\{\s*\\circ\s*\})"
+    r"|(?<=°)\s(?=[CFK]\b)"
 )
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
 _UNITS = "mm|cm|dm|km|m|in|ft|yd|mi|mg|kg|g|lbs?|oz|ml|[lLVNJWAKCFHT]|s|sec|min|h|hrs?|km/h|mph|m/s|°C|°F|°|[kM]|c|usd|eur"
@@ -30,7 +30,7 @@ _NUMBER = re.compile(
     rf"(?:\s*/\s*\d+(?:\.\d+)?)?(?:\s?\\?%)?(?=(?:{_UNITS})?(?![A-Za-z0-9]))(?!\.\d)"
 )
 _UNIT_POWER = re.compile(
-    r"(\d\s*(?:[A-Za-zµ°]{2,}|m))(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*(?:\{\s*[23]\s*\}|[23])(?!\d))?(?![A-Za-z])"
+    r"(\d\s*(?:[A-Za-zµ°]{2,}|m))(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*(?:\{\s*-?[123]\s*\}|-?[123])(?!\d))?(?![A-Za-z])"
 )
 _SCALES = {
     "hundred": 10**2,
@@ -46,7 +46,7 @@ _SAME = (
     "km kilometer kilometre", "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram gramme",
     "kg kilogram kilo", "lb pound", "oz ounce", "ml milliliter millilitre", "l liter litre", "s sec second",
     "min minute", "h hr hour", "d day", "wk week", "mo month", "yr year", "c cent ¢", "$ dollar usd buck", "€ euro eur",
-    "£ gbp quid", "¥ yen jpy yuan 元", "₹ rupee inr", "° degree deg", "km/h kph kmph", "mph", "m/s", "v volt", "n newton",
+    "£ gbp quid", "¥ yen jpy yuan 元", "₹ rupee inr", "° degree deg", "°c celsius", "°f fahrenheit", "°k k kelvin", "km/h kph kmph", "mph", "m/s", "v volt", "n newton",
     "j joule", "w watt", "a amp ampere", "hz hertz", "kw kilowatt", "pa pascal", "t tonne ton", "rad radian",
 )  # fmt: skip
 _UNIT_OF = {name: names.split()[0] for names in _SAME for name in names.split()}
@@ -59,6 +59,8 @@ _CHANGES = re.compile(
 )
 _MINUS = re.compile(r"(\d\s*)?\b(?:negative|minus|menos|moins|минус)\s+(?=[$£€]?\d)", re.IGNORECASE)
 _MONEY = re.compile(r"(?:\\\$|(?<!\$)\$(?![^$\n]*\$)|([€£¥₹]))\s?(?=-?[\d.])|(?<=\d)\s?([€£¥₹¢])")
+# A decimal comma; before three digits a comma separates thousands.
+_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+)(?:\{,\}|,)(\d{1,2}|\d{4,9})(?![\d,]|\.\d)")
 _OPERATOR = re.compile(
     r"[+*/^=_|{}()\[\]±!<>≠~]|(?<=[\d)])\s*-|\\(?:times|cdot|sqrt|frac|log|ln|sin|cos|tan|pi|pm|mp|[lg]eq?|neq?|[lg]t"
     r"|infty|in|cup|le?ft?floor|l?ceil)(?![a-z])|\d|\b(?:log|ln|sqrt|half|twice|double|triple|root|factorial|hex|0x)\b"
@@ -71,6 +73,7 @@ def plain(text: str) -> str:
     >>> plain(r"$\boldsymbol{x}$ = **1{,}000**"), plain(r"\dfrac{84}{2}")
     ('\\boldsymbol{x} = 1000', '84/2')
     """
+    text = re.sub(r"\s?\^\s*(?:\\circ|\{\s*\\circ\s*\})\s?", "°", text)
     text = _MINUS.sub(lambda m: f"{m[1]} - " if m[1] else "-", text)
     for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPERS.sub(r" \1 ", text)
@@ -86,6 +89,16 @@ def _fraction(above: str, below: str) -> str:
     return f"{above}/{below}" if simple and not below.startswith("-") else f"({above})/({below})"
 
 
+def is_unit(word: str) -> bool:
+    """Whether a word is the name of a known unit, or of a scale such as "thousand"."""
+    return word.removesuffix("s") in _UNIT_OF or word in _UNIT_OF or word.removesuffix("s") in _SCALES
+
+
+def changes_number(word: str) -> bool:
+    """Whether a word after a number makes another number of it, such as "factorial" or "halves"."""
+    return _CHANGES.match(word) is not None
+
+
 class Number(NamedTuple):
     """A number as written: its exact value, whether a percent sign follows, and the word after it."""
 
@@ -96,6 +109,10 @@ class Number(NamedTuple):
     def same(self, gold: Number, tolerance: float = 0.0) -> bool:
         """Whether it equals the gold answer; 50% is both 50 and one half, since questions use either."""
         mine = {self.value, self.value / 100} if self.percent else {self.value}
+        if self.percent != gold.percent and (gold.unit if self.percent else self.unit):
+            return False  # 25 % of something, and 25 dollars
+        if self.percent and not gold.percent and abs(gold.value) < 1:
+            mine = {self.value / 100}
         golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
         close = any(abs(a - b) <= _slack(b, tolerance) for a in mine for b in golds)
         return close and _same_unit(self.unit, gold.unit)
@@ -122,9 +139,10 @@ def _same_unit(mine: str, gold: str) -> bool:
     return abbreviates or short[:3] == long[:3]
 
 
-def to_number(text: str) -> Number | None:
+def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
     r"""The one number that a span of text states, or None if it states none, several, or an expression.
 
+    With ``decimal_comma`` 3,75 is 3.75, as in most of Europe; 3,750 stays a thousand times as much.
     Understands units, currencies, scale words, an unknown's name before "=" and true equations.
 
     >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42")]
@@ -133,12 +151,14 @@ def to_number(text: str) -> Number | None:
     [None, None, None, None, None]
     """
     money = _MONEY.search(text)
+    if decimal_comma or r"{,}" in text:
+        text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
     text = re.sub(r"(?<=\d)\s*(?:per ?cent|percentage points?)\b(?! of)", "%", plain(text)).rstrip(" .,;:。，；\n")
     if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() would raise
         return None
     if "=" in text:
         return _equation(text.split("="))
-    if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?\s*", text):
+    if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(?:\s+[A-Za-z]+)*\s*", text):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
     text = _UNIT_POWER.sub(r"\1", text)
     found = list(_NUMBER.finditer(text))
@@ -146,10 +166,10 @@ def to_number(text: str) -> Number | None:
         return None
     match = found[0]
     before, after = text[: match.start()], text[match.end() :]
-    if _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)) or _CHANGES.match(after):
+    if before.rstrip(" (").endswith("-") or _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)) or _CHANGES.match(after):
         return None
     number = _parse(match[0])
-    word = re.match(r"\s*([^\W\d]+(?:/[a-z]+)?|°)", after)
+    word = re.match(r"\s*([^\W\d]+(?:/[a-z]+)?|°\s?[CFK]?)", after)
     unit = ""
     if number is not None and word is not None:
         unit = word[1].lower().removesuffix("s") if len(word[1]) > 1 else word[1]
@@ -186,6 +206,9 @@ def _parse(text: str) -> Number | None:
     return Number(Fraction(match[1]) * Fraction(10) ** power / below, percent)
 
 
+_FUNCTION = re.compile(r"[^\d\\]*\\?[A-Za-z]\w*\s*(?:\(.*\)|\{.*\})\s*", re.DOTALL)
+
+
 def _equation(sides: Sequence[str]) -> Number | None:
     """The last side's number, if every other side is a name or has the same value."""
     last = to_number(sides[-1])
@@ -193,7 +216,7 @@ def _equation(sides: Sequence[str]) -> Number | None:
         return None
     for side in sides[:-1]:
         tail = side.strip().split(":")[-1].split(",")[-1]
-        if not re.search(r"\d", tail) or re.fullmatch(r"\s*[A-Za-z]\w*\s*\(.*\)\s*", tail):  # x, or f(4)
+        if not re.search(r"\d", tail) or _FUNCTION.fullmatch(side):  # x, or f(4)
             continue
         value = _evaluate(tail)
         if value is None or value != last.value:
@@ -203,6 +226,7 @@ def _equation(sides: Sequence[str]) -> Number | None:
 
 def _evaluate(expression: str) -> Fraction | None:
     """The value of sums, differences, products and quotients of numbers; None for anything else."""
+    expression = re.sub(rf"(?<=\d)\s?(?:{_UNITS})(?![A-Za-z0-9])", "", expression)
     source = re.sub(r"\^\s*(?:\{\s*(-?\d+)\s*\}|(-?\d+))", r"**(\1\2)", expression)
     source = re.sub(r"\\(?:times|cdot)|(?<=\d)\s*[xX]\s*(?=\d)", "*", source)
     source = re.sub(r"\b(\d{1,2})!", lambda m: str(math.factorial(int(m[1]))), source)
@@ -273,11 +297,11 @@ def number_in(sentence: str) -> Number | None:
     ['42', '42', '42']
     >>> number_in("From 17 to 25 there are less than 42.")
     """
-    whole = to_number(sentence)
+    whole = to_number(sentence, decimal_comma=True)
     if whole is not None:
         return whole
     for pattern in (_SUBJECT, _PREDICATE):
         found = pattern.search(sentence)
-        if found and (number := to_number(found["value"])) is not None:
+        if found and (number := to_number(found["value"], decimal_comma=True)) is not None:
             return number
     return None
