@@ -19,8 +19,8 @@ from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
-from rewards.prose import concluded, denies, labelled, stands, taken_back, tentative, without_contrast
-from rewards.quantities import Number, number_in, plain, to_number
+from rewards.prose import _ASCRIBES, concluded, denies, labelled, stands, taken_back, tentative, without_contrast
+from rewards.quantities import Number, clause_in, number_in, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
 
@@ -38,14 +38,29 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
         return explicit(text, "whole")
     if boxes(text) is None:
         return []
-    labels = [label for label in labelled(text) if _names_a_value(label, kind)]
+    labels = [_narrowed(label, kind) for label in labelled(text)]
+    labels = [label for label in labels if _names_a_value(label, kind)]
     forms = {"auto": ("boxed", "####", "<answer>"), "prose": ()}.get(form, (form,))
     found = [statement for name in forms for statement in explicit(text, name) if _fits(statement, kind, form)]
+    found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
     if found:
         return _kept(text, [*found, *(label for label in labels if stands(label))])
     if form not in ("auto", "prose"):
         return []
-    return _kept(text, labels) or concluded(text)
+    return _kept(text, labels) or [_narrowed(s, kind) for s in concluded(text, kind)]
+
+
+def _narrowed(statement: Statement, kind: str) -> Statement:
+    """A statement in prose with its last clause alone, so that what an earlier one denies does not count."""
+    if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
+        letters = sorted(_letters(statement.value))
+        doubted = _ASCRIBES.search(statement.value) or re.search("[?？]", statement.value)
+        return statement._replace(value=" ".join(letters)) if letters and not doubted else statement
+    if kind != "number":
+        return statement
+    clause = clause_in(without_contrast(statement.value))
+    rest = statement.value.rpartition(clause)[2]
+    return statement._replace(value=clause, after=f"{rest} {statement.after}")
 
 
 def _kept(text: str, found: list[Statement]) -> list[Statement]:
@@ -91,8 +106,8 @@ def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) 
     if to_number(readable(gold)) is not None:
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
         return _number_is(statement, gold, tolerance, timeout)
-    pair = _algebraic(statement, gold)
-    return pair is None or (all(map(algebra.tractable, pair)) and algebra.equal(*pair, timeout))
+    pairs = _pairs(statement, gold)
+    return any(gold == value or algebra.equal(gold, value, timeout) for gold, value in pairs)
 
 
 _BRACKETS = re.compile(r"^([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", re.DOTALL)
@@ -100,12 +115,40 @@ _BASE = re.compile(r"[0-9A-F]_\{?\d")
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
-def _algebraic(statement: Statement, gold: str) -> tuple[str, str] | None:
-    """What algebra has to compare; None where the two are the same as written."""
+def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
+    """What algebra has to compare, gold answer and answer; two equal texts where they are the same as written."""
+    pairs = (_pair(value, gold) for value in _formulas(statement))
+    return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
+
+
+_COPULA = re.compile(
+    r"\b(?:is|are|as|at|point|interval|equals|gives|yields|set|solutions?|to|by|in|with|get|have|be|que|es|est|ist|also)\b|[:：为是]"
+)
+_TAIL = re.compile(
+    r"(?:(?:\\?[A-Za-z]{1,2}(?![A-Za-z])|\\[A-Za-z]+|[\d+\-*/^_=<>()\[\]{},.|'!·…&\s]|\b(?:and|or)\b(?=\s+[-\dx])))+$"
+)
+
+
+def _formulas(statement: Statement) -> list[str]:
+    """The formulas that a statement may end in; in prose the last one in dollars, or what follows the verb."""
     value = statement.value
-    formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(value)]
-    if statement.form in ("label", "conclusion") and len(formulas) == 1:
-        value = formulas[0]
+    if statement.form not in ("label", "conclusion"):
+        return [value]
+    value = without_contrast(value).rstrip(" .!*。")
+    inside = [next(filter(None, match.groups())) for match in _FORMULA.finditer(value)]
+    ends = _FORMULA.split(value)[-1] if inside else value
+    found = [value, re.split(r"(?:^|[\s*])(?:is|are|:)\s|['’]s\s", value)[-1], _COPULA.split(value)[-1]]
+    if inside and len(re.findall(r"\w+", ends)) <= 3:
+        joined = [m for m in _FORMULA.finditer(value)]
+        found = [inside[-1], value[joined[-2].start() :] if len(joined) > 1 else "", inside[-1].rpartition("=")[2]]
+    elif ";" in value:
+        found += _formulas(statement._replace(value=value.split(";")[0]))
+    elif tail := _TAIL.search(value):
+        found += [tail[0], re.split(r"(?<![<>!])=", tail[0])[-1], tail[0].split(", ")[-1]]
+    return list(dict.fromkeys(part for part in found if part.strip()))
+
+
+def _pair(value: str, gold: str) -> algebra.Pair | None:
     gold, value = _bare_formula(readable(gold)), _bare_formula(value)
     if (r"\pm" in gold) != (r"\pm" in value):
         gold, value = _both_signs(gold), _both_signs(value)
@@ -113,9 +156,9 @@ def _algebraic(statement: Statement, gold: str) -> tuple[str, str] | None:
     brackets = {_ends(value), _ends(gold)}
     same_brackets = len(brackets) == 1 or brackets == {"set", ""} or ("" in brackets and "," not in value)
     if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
-        return None
+        return gold, gold
     if not same_brackets or any(mark.search(gold) is None and mark.search(value) for mark in (_BASE, _DOTS)):
-        return gold, ""
+        return None
     return gold, value
 
 
@@ -128,7 +171,10 @@ def _bare_formula(text: str) -> str:
 
 
 def _both_signs(text: str) -> str:
-    return ", ".join(text.replace(r"\pm", sign) for sign in "+-") if text.count(r"\pm") == 1 else text
+    if text.count(r"\pm") != 1:
+        return text
+    plus = re.sub(r"(^|=)\s*\\pm\s*", r"\1", text)
+    return ", ".join(re.sub(r"\\pm\s*", sign, part) for sign, part in (("+", plus), ("-", text)))
 
 
 _OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
@@ -143,7 +189,9 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
         return value
     parts = _OR.sub(", ", value).split(",")
     named = [re.fullmatch(r"\s*([a-z])(?:_\{?\d\}?)?\s*=(.*)", part) for part in parts]
-    if not all(named) or "=" in gold:
+    if "=" in gold and _ends(gold) == "":
+        return ", ".join(part.strip() for part in parts)
+    if not all(named):
         return value if _ends(gold) not in ("", "set") else ", ".join(part.strip() for part in parts)
     names = [match[1] for match in named if match]
     values = ", ".join(match[2].strip() for match in named if match)
@@ -173,8 +221,10 @@ def _letters(value: str) -> set[str]:
     text = plain(value).strip()
     if re.fullmatch(r"\W*[A-Ja-j]\W*", text):
         return {re.sub(r"\W", "", text).upper()}
-    clauses = re.split(r"[,;.]\s+|\s+[—–-]\s+", text)
-    kept = [clause for clause in clauses if not denies(clause)] or clauses
+    clauses = re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text)
+    kept = [clause for clause in clauses if not denies(clause)]
+    if not kept:
+        return set()
     head = _LETTER_HEAD.match(text)
     if head and head[1].isupper() and (text[head.end(1) :].lstrip()[:1] in (")", ".", ":")):
         return {head[1]}
@@ -194,7 +244,7 @@ def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float)
     if statement.form not in ("label", "conclusion"):
         return False
     value = without_contrast(statement.value)
-    words = re.split(r"\b(?:is|are|was|were|called|named)\b", value)
+    words = re.split(r"\b(?:is|are|was|were|called|named|es|est|ist|by)\b|['’]s\b|是", value)
     return len(words) > 1 and wanted in (folded(words[-1]), folded(words[0]))
 
 
@@ -252,7 +302,7 @@ def is_right(
     """
     same = _KINDS[kind]
     made = statements(answer, form, kind)
-    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]", gold) else "")}.get(kind, "")
+    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]|\\pm", gold) else "")}.get(kind, "")
     return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 
@@ -295,8 +345,17 @@ class _AnswerReward:
             for completion, row_ids, gold in zip(completions, ids, kwargs[self.column], strict=True)
         ]
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            pairs = [p for texts, gold in rows if gold is not None for t in texts for p in self._pairs(t, gold)]
-            algebra.equals(pairs, self.timeout)
+            texts = [(text, gold) for found, gold in rows if gold is not None for text in found]
+            algebra.equals(
+                (
+                    pair
+                    for text, gold in texts
+                    if to_number(readable(gold)) is None
+                    for statement in statements(text, self.form, "math")
+                    for pair in _pairs(statement, gold)
+                ),
+                self.timeout,
+            )
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
@@ -307,12 +366,6 @@ class _AnswerReward:
             return gold
         gold = gold_text(str(gold))
         return gold if readable_gold(gold, self.kind) else None
-
-    def _pairs(self, text: str, gold: str) -> list[algebra.Pair]:
-        if to_number(readable(gold)) is not None:
-            return []
-        pairs = (_algebraic(statement, gold) for statement in statements(text, self.form, "math"))
-        return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
 
     def _one(self, texts: Sequence[str], gold: Any) -> float:
         if callable(self.kind):

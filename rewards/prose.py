@@ -32,8 +32,9 @@ _LABEL = re.compile(
 _BARE = 4000  # characters of a text without a label
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
 _SENTENCE = re.compile(
-    r"(?<=[.!?。！？।؟])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
+    r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[a-z])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
 )
+_SAYS_WHY = re.compile(r"[,;]?\s*\b(?:because|since (?=.*\d)|given that|as required|as (?:we|you) can|that is, (?=[a-z]))\b.*", re.S)
 _REASON = re.compile(
     r"[,;]?\s*\b(?:because|since|given that|which|where|so that|as required|as (?:we|you) can)\b.*|</answer>.*|\s[—–]\s.*"
     r"|\s*(?:です|である|है|हैं|입니다|이다|입니다)(?=\W*$)",  # the copula, where a language puts it last
@@ -41,11 +42,16 @@ _REASON = re.compile(
 )
 # "42, not 43" and "42 rather than 43" state 42.
 _CONTRAST = re.compile(
-    r"(?<=[\w)}$*%])[,;]?\s+(?:and |but )?(?:not|rather than|instead of|as opposed to|unlike)\b(?! \w+ (?:is|are)\b).*",
+    r"(?<=[\w)}$*%])[,;]?\s+(?:and |but )?(?:not|rather than|instead of|as opposed to|unlike)\b(?! \w+ (?:is|are)\b)"
+    r"(?:(?!\bbut\b)[^.;:,]|\.(?=\d))*(?:, (?:as|since|because|which)\b.*|: [^\d]*)?$",
     re.IGNORECASE | re.DOTALL,
 )
 _LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
-_CHECK = re.compile(r"^\W*(?:check|verif|proof|to (?:check|verify)|indeed|note|hint|source|step \d)", re.IGNORECASE)
+_CHECK = re.compile(
+    r"^\s*\((?=.*[a-z]{2})(?:[^()]|\([^()]*\))*\)\W*$|^\W*(?:check|verif|proof|to (?:check|verify)|note|hint|source|step \d|let me (?:check|verify)|try(?:ing)? |"
+    r"don['’]t|remember|if you)",
+    re.IGNORECASE,
+)
 
 
 def labelled(text: str) -> list[Statement]:
@@ -72,21 +78,23 @@ def sentences(text: str) -> list[str]:
     return [part for part in _SENTENCE.split(text) if part]
 
 
-def concluded(text: str) -> list[Statement]:
+def concluded(text: str, kind: str = "number") -> list[Statement]:
     """The last sentence of a text that may state an answer; what follows it may take that back.
 
-    A table's last cell and a list's last entry are sentences.
+    A table's last cell and a list's last entry are sentences.  Checks and remarks in brackets are passed over.
     """
     parts = [part for part in sentences(text[-_BARE:]) if part.strip()]
     if not parts or len(text) > _BARE:
         return []
-    stating = [i for i, part in enumerate(parts) if re.search(r"\d", part) and not _CHECK.match(part)]
+    sign = re.compile({"choice": r"\b[A-J]\b", "exact": r"\w"}.get(kind, r"\d|[=$\\]"))
+    stating = [i for i, part in enumerate(parts) if sign.search(part) and re.search(r"\w", part) and not _CHECK.match(part)]
     last = stating[-1] if stating else len(parts) - 1
-    value = parts[last].strip()
+    value = _LIST_MARK.sub("", parts[last].strip())
     if value.startswith("|"):
         value = [cell for cell in value.split("|") if cell.strip()][-1]
+    value = without_contrast(_SAYS_WHY.sub("", value).rstrip("! "))
     before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
-    return [Statement(_REASON.sub("", value), before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
+    return [Statement(value, before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
 
 
 def without_contrast(value: str) -> str:
@@ -102,10 +110,10 @@ _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|unlike|"
     r"hardly|barely|scarcely|refuse\w*|reject\w*|doubt\w*|claim\w*|pretend\w*|mistaken\w*|joke|kidding|ain['’]t|"
     r"differ(?:s|ent)?|cross(?:ed)? (?:off|out)|eliminat\w*|discard\w*|myth|besides|apart from|aside from|opposite|anything|impossible|den(?:y|ies)|excluded?|"
-    r"ruled? out|contrary|fails?|far off|nowhere near|"
+    r"ruled? out|contrary|fails?|far off|nowhere near|far cry|mistake to|"
     r"other than|rather than|instead of|far from|(?:any\w*|every\w*|all) but|nicht|kein\w*|pas|não|nao|non|не|"
-    r"нет|niet|geen|ikke|inte|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不|没|沒|非|无|無|ない|"
-    r"ません|아니|않|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬|!=",
+    r"нет|niet|geen|ikke|inte|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不(?!等)|没|沒|非|无|無|ない|"
+    r"ません|間違|ошиб|아니|않|\\n(?:e|eq|ot)\b|≠|\\neg\b|¬|!=",
     re.IGNORECASE,
 )
 # Idioms that deny nothing.
@@ -126,7 +134,11 @@ _SUPPOSES = re.compile(
     re.IGNORECASE,
 )
 _EXAMPLE = re.compile(r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?)", re.IGNORECASE)
-_ASCRIBES = re.compile(r"\b(?:disagree\w*|(?:says?|said|claim\w*|thinks?|insists?|suppos\w+|imagine|pretend)\b)", re.IGNORECASE)
+_ASCRIBES = re.compile(
+    r"\b(?:disagree\w*|(?:says?|said|claim\w*|thinks?|insists?|suppos\w+|imagine|pretend|утверждает|言う)|"
+    r"(?:most|some|many|several) (?:people|students|others)|neighbou?r|classmate|everyone|insert|trap|format)\b",
+    re.IGNORECASE,
+)
 _TENTATIVE = re.compile(
     r"\b(?:at first|first (?:i )?(?:thought|guess\w*)|initially|i (?:first )?thought|going to say|tempt\w+|originally|"
     r"my first|naively|would (?:be|give|have))\b",
@@ -146,6 +158,11 @@ _BOUNDS = re.compile(
     r"square root|squared|cubed|near|plus|times|score|reward|grade|verdict|factorial|log|logarithm|base|mod|modulo|"
     r"exceeds?|minimum of|maximum of|no more|no less)\b"
     r"|或|または|[<>≤≥∈∞]|\\(?:leq?|geq?|lt|gt|in|infty|sim|log|ln|text\{\s*or\s*\})(?![a-z])|\?|？|؟",
+    re.IGNORECASE,
+)
+_CONDITION = re.compile(
+    r"\b(?:if|unless|provided|either|between|assuming|as long as|or|oder|ou|или|at least|at most|score|reward|grade|verdict)\b"
+    r"|[?？؟±≠]|或",
     re.IGNORECASE,
 )
 # Words that open a new clause, for which an earlier denial no longer counts.
@@ -177,11 +194,12 @@ _TAKEN_BACK = re.compile(
     rf"seems|turns out(?: to be)?) {_WRONG}|(?:that|it|this)['’]s {_WRONG}|"
     r"(?:isn|wasn|can|doesn|don|aren)['’]?t(?: be)? (?:right|correct|the answer|it|my|true|\\boxed|what)|"
     r"not (?:right|correct|the (?:final |right |correct )?answer|true|sure|confident)|"
+    r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected|withdrawn)|i (?:reject|withdraw)|i do(?:n['’]t| not) (?:share|agree|believe|endorse)|do(?:n['’]t| not) know|pigs fly|seriously|(?:have|had|did) not (?:solve|work)\w*|hereby|"
     r"stimmt (?:\w+ )?nicht|falsch|verrechnet|me equivoqu|incorrecto|me suis tromp|c'est faux)"
     r"|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
     re.IGNORECASE,
 )
-_IS_WRONG = re.compile(rf"^[\s$*)\]\\\"'”’.°%]*(?:which |that )?(?:is|was|looks|seems|cannot be|can't be|ist|est|es)\s+{_WRONG}", re.IGNORECASE)
+_IS_WRONG = re.compile(rf"^[\s$*)\]\\\"'”’.°%]*(?:which |that )?(?:is|was|looks|seems|cannot be|can't be|ist|est|es)\s+(?:{_WRONG}|the (?:choice|guess|opinion|answer) of)", re.IGNORECASE)
 # Not a retraction: "42 is not prime", "that is not the only way".
 _STANDS = re.compile(
     r"\b(?:no|not a|without|avoid\w*|common) (?:mistake|error)\w*\b|\bnot (?:only|just|prime|hard|surpris\w+|needed|even|odd)\b",
@@ -222,9 +240,12 @@ def stands(statement: Statement, gold: str = "") -> bool:
 
     If the gold answer is itself a bound or a pair of values, the statement may be one too.
     """
-    value = without_contrast(statement.value)
-    if any(sign.search(_IDIOMS.sub("", value)) and not sign.search(gold) for sign in (_DENIES, _BOUNDS)):
+    value = _IDIOMS.sub("", without_contrast(statement.value))
+    bounds = _CONDITION if statement.form in ("label", "conclusion") and not gold else _BOUNDS
+    if any(sign.search(value) and not sign.search(gold) for sign in (_DENIES, bounds)):
         return False
+    if statement.form == "label" and re.search(r"(?:^|[\s:(])[\"“'«「„](?:the |my |so the )?(?:\w+ )?$", statement.before[-30:], re.IGNORECASE):
+        return False  # quoted
     before = re.sub(r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", statement.before).rstrip(" $*\\(["))
     *earlier, clause = _CLAUSE.split(before)
     if denies(clause) or _SUPPOSES.search(clause) or _MODIFIES.search(statement.before):

@@ -54,6 +54,7 @@ _UNIT_OF = {name: names.split()[0] for names in _SAME for name in names.split()}
 _CHANGES = re.compile(
     r"^\s*-?(?:factorial|squared|cubed|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|"
     r"tenths?|hundredths?|thousandths?|percent of|per ?cent of|% of|base|in base|mod(?:ulo)?|to the|point|and a|"
+    r"(?:degrees? )?(?:below|above|short of)|more than|less than|fewer|"
     r"times|plus|minus|less|divided|over|gross|radians? of|or|±|in (?:hex|binary|octal)\w*|hex\w*|\(?(?:base|mod|hex))\b",
     re.IGNORECASE,
 )
@@ -150,6 +151,7 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
     >>> [to_number(s) for s in ("41 or 42", "4^2", "41 = 42", "forty", "142 + 1")]
     [None, None, None, None, None]
     """
+    text = text.rstrip(" .,;:。，；\n*")
     money = _MONEY.search(text)
     if decimal_comma or r"{,}" in text:
         text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
@@ -178,7 +180,7 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
             number, unit = Number(number.value * scale, number.percent), ""
         elif unit.isascii() and len(unit) == 1 and unit not in "mgshlcdtLVNJWACFKHT":
             return None  # an unknown times the number
-        elif unit == "per":
+        elif unit == "per" or (unit == "in" and after.strip().count(" ")):
             unit = ""
     if money is not None and unit not in _UNIT_OF:
         unit = money[1] or money[2] or "$"
@@ -267,41 +269,87 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
-_VALUE = r"(?:[-+]|\\?[$€£¥₹]|\*|\$|\\\(|[\"'“‘(])*\s?\d[^;,!?\n]*?(?:,\d{3}[^;,!?\n]*?)*"
-_TO_BE = (
-    r"is|are|was|were|be|equals?|equal to|gives?|gave|giving|makes?|made|making|yields?|gets?|got|has|have|had|costs?|"
-    r"takes?|needs?|leaves?|leaving|left with|remains?|becomes?|totals?|comes to|amounts to|results in|earns?|pays?|"
-    r"adds? up to|sums? to|reach(?:es)?|obtain|find|spends?|spent|sells?|sold|weighs?|answer|=|:|≈|到|是|为|有|共|等于|得|就是"
+# Words that may stand between a verb and its number; any other may change the value.
+_LEAD = (
+    r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal to|equals?|to be|the|"
+    r"an?|number|value|integer|total|sum|there|about|altogether|in all|always|also|around|of (?=exactly)|a total of|"
+    r"approximately|roughly|still|left with|(?:area|length|width|height|price|cost|speed|average|mean|probability|perimeter|"
+    r"volume|distance|age|weight|mass|temperature|chance|value) of)\b)*"
 )
-_PREDICATE = re.compile(
-    rf"(?:\b(?:{_TO_BE})\b|[=:≈是为有共得])(?:[\W_]|\b(?:{{lead}})\b)*?(?P<value>{_VALUE})[\s.。!*)\"'”’$\\)]*$".replace(
-        "{lead}",
-        "exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal|to|the|an?|number|value|integer|"
-        "total|sum|of|there|about|around|altogether|in all|always|also",
-    ),
-    re.IGNORECASE | re.DOTALL,
-)
-_SUBJECT = re.compile(
-    r"^(?:\W|\b(?:so|therefore|thus|hence|and|then|finally|the (?:value|number))\b)*"
-    rf"(?P<value>{_VALUE})\s+(?:is|are|was|were)\s+"
-    r"(?!(?:not|never|wrong|incorrect|false|less|more|smaller|larger|greater|bigger|close|near|almost|too)\b)"
-    r"(?=[^\d]*$)",
+_VERB = re.compile(
+    r"\b(?:leaves? \w+ with|is|are|was|were|be|equals?|gives?|gave|giving|makes?|made|making|yields?|gets?|got|has|have|had|costs?|takes?|needs?|"
+    r"leaves?|leaving|remains?|becomes?|totals?|comes to|amounts? to|results? in|earns?|pays?|adds? up to|sums? to|reach(?:es)?|"
+    r"obtain|find|a total of|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|on|in)|left with|turn(?:s|ed)|fills?|lasts?|to|es|est|ist|sind|beträgt|sont|son|vale)\b|['’]s\b|[=:≈是为有共得到はだ等]|就是|равн\w+|это",
     re.IGNORECASE,
 )
+_SUBJECT = re.compile(
+    r"^(?:\W|\b(?:so|therefore|thus|hence|and|then|finally|the (?:value|number)|there (?:are|were|is))\b)*"
+    r"(?P<value>-?\s?[$€£]?\d[\d.,/]*(?:\s[^\W\d]+){0,3}?)\s+(?:is|are|was|were|did(?:n['’]t| not)|have|will)\s+"
+    r"(?!(?:not|never|wrong|incorrect|false|less|more|smaller|larger|greater|bigger|close|near|almost|too)\b)[^\d]*$",
+    re.IGNORECASE,
+)
+# Words before a number that make it a part of something else: "the square of 42", "page 42", "more than 42".
+_GOVERNS = re.compile(
+    r"\b(?:of|than|from|by|page|step|under|over|above|below|not|between|near|nearly|almost|until|before|after|since|"
+    r"in|on|for|with|per|chapter|section|question|problem|room|case|line|to|and|or|if|beyond|within|against|under|up|least|"
+    r"most|log|root|half|twice|double|triple|e\.g|example|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
+    re.IGNORECASE,
+)
+_CLAUSES = re.compile(r"[;:]\s|,\s(?!\d{3}\b)|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]")
 
 
 def number_in(sentence: str) -> Number | None:
-    """The number that a sentence states: all of it, the object of its last verb, or the subject of "is".
+    """The number that a sentence states: the object or the subject of a verb, in the last clause that has a number.
 
-    >>> [str(number_in(s).value) for s in ("Adding 17 and 25 gives 42.", "42 is the sum of both.", "It is **42**.")]
+    >>> [str(number_in(s).value) for s in ("Adding 17 and 25 gives 42.", "42 is the sum of both.", "As 6 > 5, it is **42**.")]
     ['42', '42', '42']
-    >>> number_in("From 17 to 25 there are less than 42.")
+    >>> number_in("From 17 to 25 there are less than 42.") or number_in("It is the square of 42.")
     """
-    whole = to_number(sentence, decimal_comma=True)
-    if whole is not None:
-        return whole
-    for pattern in (_SUBJECT, _PREDICATE):
-        found = pattern.search(sentence)
-        if found and (number := to_number(found["value"], decimal_comma=True)) is not None:
+    return _number_of(clause_in(sentence))
+
+
+def clause_in(sentence: str) -> str:
+    """The last clause of a sentence that states a number; the sentence itself if none does.
+
+    >>> clause_in("It isn't 41, so it has to be 42.")
+    'it has to be 42.'
+    """
+    clauses = [clause.strip() for clause in _CLAUSES.split(_without_asides(sentence)) if re.search(r"\d", clause)]
+    for clause in reversed(clauses):
+        if _number_of(clause) is not None or to_number(clause, decimal_comma=True) is not None:
+            return clause
+    return sentence
+
+
+def _number_of(clause: str) -> Number | None:
+    verbs = list(_VERB.finditer(clause))
+    for start in [*(verb.end() for verb in reversed(verbs)), 0]:
+        tail = clause[start:]
+        lead = re.match(_LEAD, tail, re.IGNORECASE)
+        rest = tail[lead.end() :] if lead else tail
+        if re.match(r"[-+−]?\s?(?:[$€£\\(]*\.?\d|\\[dt]?frac)", rest) and (number := to_number(_signed(tail, rest), decimal_comma=True)):
             return number
-    return None
+    if (subject := _SUBJECT.match(clause)) and (number := to_number(subject["value"], decimal_comma=True)):
+        return number
+    number = to_number(clause, decimal_comma=True)
+    if number is not None and "=" in clause:
+        return number
+    first = re.search(r"[-+]?\s?[$€£]?\d", clause)
+    if number is None or first is None or _GOVERNS.search(clause[: first.start()]):
+        return None
+    return number
+
+
+def _signed(tail: str, rest: str) -> str:
+    """The number with the currency that stood before it."""
+    money = re.search(r"(\\?[$€£])[\s*(]*$", tail[: len(tail) - len(rest)])
+    return (money[1] if money and tail.count("$") == 1 or money and money[1] != "$" else "") + rest
+
+
+def _without_asides(sentence: str) -> str:
+    """A sentence without what only explains its number: brackets, or "between 10 and 20" after it."""
+    sentence = re.sub(r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", "", sentence)
+    sentence = re.sub(r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2", sentence)
+    sentence = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1", sentence)
+    sentence = re.sub(r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|out of) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)", r"\1", sentence)
+    return re.sub(r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", "", sentence)
