@@ -19,7 +19,7 @@ from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
-from rewards.prose import _ASCRIBES, concluded, denies, labelled, stands, taken_back, tentative, without_contrast
+from rewards.prose import _ASCRIBES, concluded, denies, labelled, reconsidered, stands, tentative, without_contrast
 from rewards.quantities import Number, clause_in, number_in, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
@@ -41,7 +41,7 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
     labels = [_narrowed(label, kind) for label in labelled(text)]
     labels = [label for label in labels if _names_a_value(label, kind)]
     forms = {"auto": ("boxed", "####", "<answer>"), "prose": ()}.get(form, (form,))
-    found = [statement for name in forms for statement in explicit(text, name) if _fits(statement, kind, form)]
+    found = [s for name in forms for s in explicit(text, name, last=form != "auto") if _fits(s, kind, form)]
     found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
     if found:
         return _kept(text, [*found, *(label for label in labels if stands(label))])
@@ -56,10 +56,10 @@ def _narrowed(statement: Statement, kind: str) -> Statement:
         letters = sorted(_letters(statement.value))
         doubted = _ASCRIBES.search(statement.value) or re.search("[?？]", statement.value)
         return statement._replace(value=" ".join(letters)) if letters and not doubted else statement
-    if kind != "number":
+    if kind != "number" or _ASCRIBES.search(statement.value):
         return statement
     clause = clause_in(without_contrast(statement.value))
-    rest = statement.value.rpartition(clause)[2]
+    rest = statement.value.rpartition(clause)[2] if clause else ""
     return statement._replace(value=clause, after=f"{rest} {statement.after}")
 
 
@@ -68,12 +68,13 @@ def _kept(text: str, found: list[Statement]) -> list[Statement]:
     found = sorted(found, key=lambda statement: statement.start)
     for i, (this, following) in enumerate(zip(found, found[1:], strict=False)):
         found[i] = this._replace(after=this.after[: max(0, following.start - this.end)])
-    return [s for s in found[:-1] if not (taken_back(s.after) or tentative(s))] + found[-1:]
+    return [s for s in found[:-1] if not (reconsidered(s.after) or tentative(s))] + found[-1:]
 
 
 def _fits(statement: Statement, kind: str, form: str) -> bool:
     """Whether a line after #### is an answer rather than a heading, where the prompt asked for neither."""
-    return form != "auto" or statement.form != "####" or _names_a_value(statement, kind)
+    heading = re.match(r"(?:step|part|case|solution|method|final|answer)\b", statement.value, re.IGNORECASE)
+    return form != "auto" or statement.form != "####" or (not heading and _names_a_value(statement, kind))
 
 
 def _names_a_value(statement: Statement, kind: str) -> bool:
@@ -219,14 +220,14 @@ _LETTER_HEAD = re.compile(
 
 def _letters(value: str) -> set[str]:
     text = plain(value).strip()
-    if re.fullmatch(r"\W*[A-Ja-j]\W*", text):
-        return {re.sub(r"\W", "", text).upper()}
+    if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
+        return {alone[1].upper()}
     clauses = re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text)
     kept = [clause for clause in clauses if not denies(clause)]
     if not kept:
         return set()
     head = _LETTER_HEAD.match(text)
-    if head and head[1].isupper() and (text[head.end(1) :].lstrip()[:1] in (")", ".", ":")):
+    if head and head[1].isupper() and re.findall(r"\b([A-J])(?:[).:]|\b)", text[: head.end() + 40]) == [head[1]]:
         return {head[1]}
     return {match[1] or match[2] for clause in kept for match in _CHOICE.finditer(clause)} | (
         {head[1]} if head and head[1].isupper() else set()

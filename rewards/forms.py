@@ -82,16 +82,17 @@ def seen(text: str) -> str:
     return readable(text[-LONGEST:])
 
 
-def explicit(text: str, form: str) -> list[Statement]:
+def explicit(text: str, form: str, *, last: bool = True) -> list[Statement]:
     """What a text, as :func:`seen`, states in one form; empty where it keeps to another.
 
-    Of several boxes each counts, and they have to agree; of several lines or tags the last one counts.
+    Of several boxes each counts, and they have to agree; of several lines or tags the last one counts, unless
+    ``last`` is False.
     """
     if form == "whole":
         value = text.strip()
         return [Statement(value, "", "", form, 0, len(text))] if value else []
     found = {"boxed": _boxed, "####": _lines, "<answer>": _tags}[form](text)
-    return found if form == "boxed" else found[-1:]
+    return found[-1:] if last and form != "boxed" else found
 
 
 def _statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
@@ -134,10 +135,11 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def _boxed(text: str) -> list[Statement]:
-    found = boxes(text) or []
+    found = (boxes(text) or [])[: MOST + 1]
+    ends = [0, *(end for _, end, _ in found)]
     return [
-        _statement(text, _with_neighbours(text, start, end, content), start, end, "boxed")
-        for start, end, content in found[: MOST + 1]
+        _statement(text, _with_neighbours(text, max(last, start - SPAN), start, end, content), start, end, "boxed")
+        for last, (start, end, content) in zip(ends, found, strict=False)
     ]
 
 
@@ -172,9 +174,9 @@ _NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}
 _SIGN = re.compile(r"(?:^|[\s(])-\s?\$+\s*$|\b(?:minus|negative)\s*\$*\s*(?:\\\()?\s*$", re.IGNORECASE)
 
 
-def _with_neighbours(text: str, start: int, end: int, content: str) -> str:
-    """The box's value with what is attached to the box."""
-    before = _attached_before(text[max(0, start - SPAN) : start])
+def _with_neighbours(text: str, since: int, start: int, end: int, content: str) -> str:
+    """The box's value with what is attached to the box; ``since`` is where an earlier box ends."""
+    before = _attached_before(text[since:start])
     right = text[end : end + 80].split("\n\n")[0]
     if not before and re.search(r"(?<!\\)\(\s*$", text[:start]):
         right = re.sub(r"^\s*\)", "", right)
@@ -190,6 +192,8 @@ def _with_neighbours(text: str, start: int, end: int, content: str) -> str:
     elif (word := _WORD.match(right)) and not BOX.match(right.lstrip("$ ")) and _alters(word[1]):
         content, right = content + " " + word[0].strip(" $)"), right[word.end() :]
     attached = re.sub(r"^[})]+", "", right)
+    if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|\.\d|,\d", right.lstrip("})")):
+        return f"{before} | {content} | {right[:20]}"  # a digit beside a box makes no number that anybody boxed
     operator = None if BOX.match(attached) else _OPERATOR_RIGHT.match(attached)
     attached = operator[0] + _ENDS.split(attached[operator.end() :], maxsplit=1)[0] if operator else ""
     return before + (content if bare or not (before or attached) else f"({content})") + attached

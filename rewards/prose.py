@@ -46,6 +46,7 @@ _CONTRAST = re.compile(
     r"(?:(?!\bbut\b)[^.;:,]|\.(?=\d))*(?:, (?:as|since|because|which)\b.*|: [^\d]*)?$",
     re.IGNORECASE | re.DOTALL,
 )
+_NEXT_LINE = re.compile(r"^[*_ ]*\n\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
 _LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
 _CHECK = re.compile(
     r"^\s*\((?=.*[a-z]{2})(?:[^()]|\([^()]*\))*\)\W*$|^\W*(?:check|verif|proof|to (?:check|verify)|note|hint|source|step \d|let me (?:check|verify)|try(?:ing)? |"
@@ -60,11 +61,13 @@ def labelled(text: str) -> list[Statement]:
 
 
 def _labels(text: str) -> Iterator[Statement]:
-    for match in _LABEL.finditer(text):
-        ahead = _LIST_MARK.sub("", text[match.end() : match.end() + SPAN])
-        following = [part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")]
-        span = following[0] if following else ""
-        head = _REASON.sub("", span).lstrip("*_ ")
+    matches = list(_LABEL.finditer(text))
+    for match, following in zip(matches, [*matches[1:], None], strict=False):
+        end = match.end() + SPAN if following is None else min(match.end() + SPAN, following.start())
+        ahead = _NEXT_LINE.sub("\n", text[match.end() : end])
+        parts = [part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")]
+        span = parts[0] if parts else ""
+        head = re.split("</?think>", _REASON.sub("", span))[0].lstrip("*_ ")
         if BOX.search(span) or not head.strip():  # the box is a statement of its own
             continue
         end = match.end() + ahead.find(span) + len(span)
@@ -89,9 +92,15 @@ def concluded(text: str, kind: str = "number") -> list[Statement]:
     sign = re.compile({"choice": r"\b[A-J]\b", "exact": r"\w"}.get(kind, r"\d|[=$\\]"))
     stating = [i for i, part in enumerate(parts) if sign.search(part) and re.search(r"\w", part) and not _CHECK.match(part)]
     last = stating[-1] if stating else len(parts) - 1
-    value = _LIST_MARK.sub("", parts[last].strip())
+    value = parts[last].strip()
+    items = sum(_LIST_MARK.match(part) is not None for part in parts)
+    if items > 1 and _LIST_MARK.match(value) and not re.search(r"[:=]|\b(?:is|are)\b", value):
+        return []  # one of several
+    value = _LIST_MARK.sub("", value)
     if value.startswith("|"):
-        value = [cell for cell in value.split("|") if cell.strip()][-1]
+        *others, value = [cell for cell in value.split("|") if cell.strip()] or [""]
+        if any(re.fullmatch(r"[\W\d]+", cell) for cell in others):
+            return []
     value = without_contrast(_SAYS_WHY.sub("", value).rstrip("! "))
     before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
     return [Statement(value, before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
@@ -136,7 +145,8 @@ _SUPPOSES = re.compile(
 _EXAMPLE = re.compile(r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?)", re.IGNORECASE)
 _ASCRIBES = re.compile(
     r"\b(?:disagree\w*|(?:says?|said|claim\w*|thinks?|insists?|suppos\w+|imagine|pretend|утверждает|言う)|"
-    r"(?:most|some|many|several) (?:people|students|others)|neighbou?r|classmate|everyone|insert|trap|format)\b",
+    r"(?:most|some|many|several) (?:people|students|others)|neighbou?r|classmate|everyone|insert|trap|format)\b|"
+    r"\b(?:score|reward|grade|verdict)\s*[:=]",
     re.IGNORECASE,
 )
 _TENTATIVE = re.compile(
@@ -179,7 +189,7 @@ _SECOND = re.compile(
 _WRONG = (
     r"(?:all |clearly |obviously |actually |in fact |simply |completely |plainly |also |of course |leider )?(?:wrong|incorrect|"
     r"false|mistaken|untrue|(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|invalid|"
-    r"impossible|not (?!only|just|prime|hard|surpris|needed|even|odd|an integer|zero|unique)|isn't|wasn't|off by|eliminated|"
+    r"impossible|not (?:right|correct|the|true|it|so|my|what|\d|\$|\\)|not[.,;!]|isn't|wasn't|off by|eliminated|"
     r"excluded|ruled out|rejected|out of the question|too (?:high|low|large|small|big))"
 )
 _TAKEN_BACK = re.compile(
@@ -195,7 +205,7 @@ _TAKEN_BACK = re.compile(
     r"(?:isn|wasn|can|doesn|don|aren)['’]?t(?: be)? (?:right|correct|the answer|it|my|true|\\boxed|what)|"
     r"not (?:right|correct|the (?:final |right |correct )?answer|true|sure|confident)|"
     r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected|withdrawn)|i (?:reject|withdraw)|i do(?:n['’]t| not) (?:share|agree|believe|endorse)|do(?:n['’]t| not) know|pigs fly|seriously|(?:have|had|did) not (?:solve|work)\w*|hereby|"
-    r"stimmt (?:\w+ )?nicht|falsch|verrechnet|me equivoqu|incorrecto|me suis tromp|c'est faux)"
+    r"quatsch|zurücknehmen|(?:das|es) zurück|stimmt (?:\w+ )?nicht|falsch|verrechnet|me equivoqu|incorrecto|me suis tromp|c'est faux)"
     r"|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
     re.IGNORECASE,
 )
@@ -233,6 +243,11 @@ def tentative(statement: Statement) -> bool:
     [True, False]
     """
     return _TENTATIVE.search(_CLAUSE.split(statement.before)[-1]) is not None
+
+
+def reconsidered(after: str) -> bool:
+    """Whether the words between a statement and a later one take the first back, or only begin to doubt it."""
+    return taken_back(after) or re.search(r"\b(?:hmm|wait)\b(?:\W+\w+){3}|^\W*no\b", after, re.IGNORECASE) is not None
 
 
 def stands(statement: Statement, gold: str = "") -> bool:

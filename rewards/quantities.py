@@ -54,7 +54,7 @@ _UNIT_OF = {name: names.split()[0] for names in _SAME for name in names.split()}
 _CHANGES = re.compile(
     r"^\s*-?(?:factorial|squared|cubed|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|"
     r"tenths?|hundredths?|thousandths?|percent of|per ?cent of|% of|base|in base|mod(?:ulo)?|to the|point|and a|"
-    r"(?:degrees? )?(?:below|above|short of)|more than|less than|fewer|"
+    r"(?:degrees? )?(?:below|above|short of)|more than|less than|fewer|out of|"
     r"times|plus|minus|less|divided|over|gross|radians? of|or|±|in (?:hex|binary|octal)\w*|hex\w*|\(?(?:base|mod|hex))\b",
     re.IGNORECASE,
 )
@@ -291,7 +291,7 @@ _SUBJECT = re.compile(
 # Words before a number that make it a part of something else: "the square of 42", "page 42", "more than 42".
 _GOVERNS = re.compile(
     r"\b(?:of|than|from|by|page|step|under|over|above|below|not|between|near|nearly|almost|until|before|after|since|"
-    r"in|on|for|with|per|chapter|section|question|problem|room|case|line|to|and|or|if|beyond|within|against|under|up|least|"
+    r"in|on|for|with|per|chapter|section|question|problem|room|case|line|to|and|or|if|beyond|within|plus|minus|times|against|under|up|least|"
     r"most|log|root|half|twice|double|triple|e\.g|example|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
     re.IGNORECASE,
 )
@@ -309,15 +309,17 @@ def number_in(sentence: str) -> Number | None:
 
 
 def clause_in(sentence: str) -> str:
-    """The last clause of a sentence that states a number; the sentence itself if none does.
+    """The last clause of a sentence that states a number; the sentence itself if none does, "" for a list of numbers.
 
     >>> clause_in("It isn't 41, so it has to be 42.")
     'it has to be 42.'
     """
     clauses = [clause.strip() for clause in _CLAUSES.split(_without_asides(sentence)) if re.search(r"\d", clause)]
-    for clause in reversed(clauses):
+    listed = [clause for clause in clauses if not re.search(r"[^\W\d]{3}", clause)]
+    for i, clause in reversed(list(enumerate(clauses))):
         if _number_of(clause) is not None or to_number(clause, decimal_comma=True) is not None:
-            return clause
+            others = listed if clause in listed else [c for c in clauses[i + 1 :] if c in listed]
+            return "" if any(other != clause for other in others) else clause
     return sentence
 
 
@@ -348,8 +350,9 @@ def _signed(tail: str, rest: str) -> str:
 
 def _without_asides(sentence: str) -> str:
     """A sentence without what only explains its number: brackets, or "between 10 and 20" after it."""
+    sentence = _MINUS.sub(lambda m: f"{m[1]} - " if m[1] else "-", sentence)
     sentence = re.sub(r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", "", sentence)
     sentence = re.sub(r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2", sentence)
     sentence = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1", sentence)
-    sentence = re.sub(r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|out of) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)", r"\1", sentence)
+    sentence = re.sub(r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)", r"\1", sentence)
     return re.sub(r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", "", sentence)
