@@ -89,11 +89,8 @@ def test_a_file_that_may_not_be_read_and_a_folder_are_errors_in_three_parts(
     def refuse(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"),
-    ):
-        patch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(ConfigError, match=r"cannot be read \(Permission denied\)"):
         env_file.read(file)
     monkeypatch.chdir(tmp_path)
     Path(".env").mkdir()
