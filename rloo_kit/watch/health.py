@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rewards.compose import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import WINDOW, Entry, Known, Log, rounds, term
+from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
 from rloo_kit.watch.run_folder import Source, read_history
 from rloo_kit.watch.symptoms import Finding, judged
 
@@ -164,6 +164,22 @@ def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) 
     return Log(entries, Known.of(source.args, {**said, **judges}))
 
 
+class Follower:
+    """A run's log that grows: each of its entries is read once, however often it is looked at."""
+
+    def __init__(self) -> None:
+        self._table, self._read = Table(), 0
+
+    def follow(self, history: Sequence[Entry], known: Known) -> Log:
+        """The log so far; a history shorter than what was read is another run's."""
+        if len(history) < self._read:
+            self._table, self._read = Table(), 0
+        for entry in history[self._read :]:
+            self._table.add(entry)
+        self._read = len(history)
+        return Log(Rows(self._table, (0, len(self._table.entries))), known)
+
+
 class HealthCallback(TrainerCallback):
     """Prints in one line what is wrong, once per episode, and nothing while all is well.
 
@@ -188,12 +204,13 @@ class HealthCallback(TrainerCallback):
     ) -> None:
         self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
         self.said, self.judges = said, judges
-        self._episodes = Episodes()
+        self._episodes, self._follower = Episodes(), Follower()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
+        self._follower = Follower()
         self._episodes = episodes(self._log(args, state))
 
     def on_log(
@@ -218,7 +235,7 @@ class HealthCallback(TrainerCallback):
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
     def _log(self, args: TrainingArguments, state: TrainerState) -> Log:
-        return Log(rounds(state.log_history), Known.of(args, self.judges))
+        return self._follower.follow(state.log_history, Known.of(args, self.judges))
 
     def _tell(self, finding: Finding, wanted: OnUnhealthy) -> None:
         if callable(wanted):

@@ -91,3 +91,22 @@ fewer entries would ask for a faster rise; 100 ask for one more right answer in 
 WORTH = 0.25
 """A rise worth having, in standard deviations of single completions: about Cohen's (1988) small effect.  A log too
 noisy to have shown it is not judged."""
+
+SPIKE, SPIKE_OVER_HIGH = 20.0, 5.0
+"""Times the median of the gradients before it, and times their ninth decile, that a gradient is a spike.  Norms of healthy
+runs are log-normal with a deviation of about 0.6: e^(0.6 x 5) is 20, five deviations.  The second keeps runs out whose
+norms alternate, as where steps without a live group have the KL term's small gradient alone."""
+
+STILL = 60
+"""Entries in which a reward that had risen no longer does.  Its thirds are 40 entries apart, in which :data:`WORTH` is one
+more right answer in 100 every four steps; and a slower rise is not called standing still, since the gain must be below
+WORTH by :data:`.chance.SURE` errors."""
+
+RATE_LEFT = 0.1
+"""Share of its highest value below which the learning rate explains that nothing more is learned."""
+
+LONGER_ALONE = 1.5
+"""Growth of the mean length, where the reward gets no better, that is more than drift: half as much time a step."""
+
+LOWEST_RATE = 1e-9
+"""Adam moves a weight by about the learning rate, and float32 keeps of a weight of 0.01 steps of 6e-10."""
