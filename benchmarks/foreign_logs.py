@@ -1,9 +1,9 @@
 """Logs in the shape of plain TRL 1.15 and unsloth, simulated: sick ones of many kinds, and healthy ones.
 
-For health_alarms.py, which counts what the diagnosis makes of them, and for tests/watch.  A run draws completions: each
-prompt has a chance of its own, each completion a format, an answer and a length; figures that no completion decides (KL,
-entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether a course that
-looks like this is named, and nothing about what causes it.
+For health_alarms.py, which counts what the diagnosis makes of them, and for tests/watch.  A run draws completions:
+each prompt has a chance of its own, each completion a format, an answer and a length; figures that no completion
+decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether
+a course that looks like this is named, and nothing about what causes it.
 """
 
 from __future__ import annotations
@@ -38,41 +38,6 @@ def jump(step_of: int, before: float, after: float) -> Course:
     return lambda step: before if step < step_of else after
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of run; what is not set is healthy.
-
-    Attributes:
-        named: the symptoms of which one should be found; none for a healthy run.
-        right, form: chance of a right answer of a completion that has the format, and of the format.
-        rewards: name -> what it pays for (format, right, tokens), unweighted.
-        alike: correlation of the completions of a prompt.
-        length, limit: mean tokens, and where they are cut.
-        before_kl: whether dead groups are counted before the KL term, as the kit does; TRL counts after it.
-        per_entry: steps that an entry is the mean of (``logging_steps``).
-    """
-
-    named: tuple[str, ...] = ()
-    steps: int = 120
-    prompts: int = 4
-    k: int = 8
-    right: Course = rise(0.25, 0.005, 0.9)
-    form: Course = flat(0.97)
-    alike: float = 0.3
-    rewards: Mapping[str, Callable[[bool, bool, int], float]] = field(default_factory=lambda: ACCURACY)
-    length: Course = flat(180.0)
-    length_spread: float = 0.35
-    limit: int = 512
-    kl: Course | None = rise(0.0, 0.0004, 0.08)
-    entropy: Course = rise(0.4, -0.001, 1.0)
-    gradient: Course = flat(0.8)
-    gradient_spread: float = 0.5
-    rate: Course = flat(1e-5)
-    per_entry: int = 1
-    before_kl: bool = True
-    spikes: tuple[tuple[int, float], ...] = ()
-
-
 def accuracy(form: bool, right: bool, tokens: int) -> float:
     """1 for a right answer."""
     return float(right)
@@ -98,12 +63,57 @@ def graded(form: bool, right: bool, tokens: int) -> float:
     return 2.0 * right + 0.5 * form
 
 
-ACCURACY = {"accuracy_reward": accuracy}
-BOTH = {"accuracy_reward": accuracy, "format_reward": neat}
-OWN_NAMES = {"reward_correct": accuracy, "reward_tags": neat}
-LENGTH_TOO = {"accuracy_reward": accuracy, "brevity": long_paid}
+Rewards = Mapping[str, Callable[[bool, bool, int], float]]
+ACCURACY: Rewards = {"accuracy_reward": accuracy}
+BOTH: Rewards = {"accuracy_reward": accuracy, "format_reward": neat}
+OWN_NAMES: Rewards = {"reward_correct": accuracy, "reward_tags": neat}
+LENGTH_TOO: Rewards = {"accuracy_reward": accuracy, "brevity": long_paid}
 
-DEAD = ("dead groups, too easy", "dead groups, too hard", "dead groups, completions alike", "dead groups, policy worsened")
+RISING, NEARLY_ALL, LENGTH = rise(0.25, 0.005, 0.9), flat(0.97), flat(180.0)
+KL, ENTROPY, GRADIENT, RATE = rise(0.0, 0.0004, 0.08), rise(0.4, -0.001, 1.0), flat(0.8), flat(1e-5)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run; what is not set is healthy.
+
+    Attributes:
+        named: the symptoms of which one should be found; none for a healthy run.
+        right, form: chance of a right answer of a completion that has the format, and of the format.
+        rewards: name -> what it pays for (format, right, tokens), unweighted.
+        alike: correlation of the completions of a prompt.
+        length, limit: mean tokens, and where they are cut.
+        before_kl: whether dead groups are counted before the KL term, as the kit does; TRL counts after it.
+        per_entry: steps that an entry is the mean of (``logging_steps``).
+    """
+
+    named: tuple[str, ...] = ()
+    steps: int = 120
+    prompts: int = 4
+    k: int = 8
+    right: Course = RISING
+    form: Course = NEARLY_ALL
+    alike: float = 0.3
+    rewards: Rewards = field(default_factory=lambda: ACCURACY)
+    length: Course = LENGTH
+    length_spread: float = 0.35
+    limit: int = 512
+    kl: Course | None = KL
+    entropy: Course = ENTROPY
+    gradient: Course = GRADIENT
+    gradient_spread: float = 0.5
+    rate: Course = RATE
+    per_entry: int = 1
+    before_kl: bool = True
+    spikes: tuple[tuple[int, float], ...] = ()
+
+
+DEAD = (
+    "dead groups, too easy",
+    "dead groups, too hard",
+    "dead groups, completions alike",
+    "dead groups, policy worsened",
+)
 
 SICK: dict[str, Kind] = {
     "gradient spikes": Kind(("gradient spikes",), spikes=((40, 40.0), (71, 160.0), (95, 80.0))),
@@ -116,13 +126,21 @@ SICK: dict[str, Kind] = {
         right=flat(0.1),
     ),
     "the same, under names of one's own": Kind(
-        ("one reward stands still",), prompts=8, rewards=OWN_NAMES, form=rise(0.3, 0.02, 0.98), right=flat(0.12)
+        ("one reward stands still",),
+        prompts=8,
+        rewards=OWN_NAMES,
+        form=rise(0.3, 0.02, 0.98),
+        right=flat(0.12),
     ),
     "length grows by 3 tokens a step": Kind(
         ("length grows",), right=flat(0.45), length=rise(180, 3.0, 9e9), limit=4096
     ),
     "length paid, answers still": Kind(
-        ("length hacking", "length grows"), rewards=LENGTH_TOO, right=flat(0.4), length=rise(120, 2.0, 9e9), limit=4096
+        ("length hacking", "length grows"),
+        rewards=LENGTH_TOO,
+        right=flat(0.4),
+        length=rise(120, 2.0, 9e9),
+        limit=4096,
     ),
     "learning rate 0": Kind(("learning rate 0",), steps=30, right=flat(0.3), rate=flat(0.0)),
     "a third cut": Kind(("truncation",), steps=60, length=flat(420.0), right=flat(0.3)),
@@ -131,7 +149,9 @@ SICK: dict[str, Kind] = {
     "alike": Kind(DEAD[2:3], steps=60, right=flat(0.5), alike=0.9),
     "too hard, counted after the KL term": Kind(DEAD[1:2], steps=60, right=flat(0.002), before_kl=False),
     "KL explosion": Kind(("KL explosion",), steps=60, kl=jump(40, 0.02, 3.0)),
-    "entropy explosion": Kind(("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)),
+    "entropy explosion": Kind(
+        ("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)
+    ),
     "entropy collapse": Kind(("entropy collapse",), right=flat(0.4), entropy=lambda step: 0.4 * 0.95**step),
     "collapse": Kind(("reward collapse",), right=jump(80, 0.7, 0.15)),
     "nothing learned": Kind(("nothing learned",), steps=160, prompts=8, right=flat(0.35)),
@@ -197,7 +217,11 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
     dead = sum(len(set(group)) == 1 for group in groups) / len(groups)
     tokens = [tokens for _, _, tokens in drawn]
     ended = [n for n in tokens if n < kind.limit] or [0]
-    norm = kind.gradient(step) * math.exp(rng.gauss(0.0, kind.gradient_spread)) * dict(kind.spikes).get(step, 1.0)
+    norm = (
+        kind.gradient(step)
+        * math.exp(rng.gauss(0.0, kind.gradient_spread))
+        * dict(kind.spikes).get(step, 1.0)
+    )
     entry: Entry = {
         "loss": rng.gauss(0.0, 0.01),
         "grad_norm": norm if dead < 1 or kind.kl else 0.0,
@@ -205,10 +229,16 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
         "num_tokens": float(step * sum(tokens)),
         **_spread("completions", "length", tokens),
         "completions/clipped_ratio": sum(n >= kind.limit for n in tokens) / len(tokens),
-        **{name.replace("mean_", "mean_terminated_"): v for name, v in _spread("completions", "length", ended).items()},
+        **{
+            name.replace("mean_", "mean_terminated_"): v
+            for name, v in _spread("completions", "length", ended).items()
+        },
     }
     for name, values in columns.items():
-        entry |= {f"rewards/{name}/mean": statistics.fmean(values), f"rewards/{name}/std": statistics.stdev(values)}
+        entry |= {
+            f"rewards/{name}/mean": statistics.fmean(values),
+            f"rewards/{name}/std": statistics.stdev(values),
+        }
     entry |= {
         "reward": statistics.fmean(totals),
         "reward_std": statistics.stdev(totals),
@@ -218,7 +248,10 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
         entry["kl"] = kind.kl(step) * math.exp(rng.gauss(0.0, 0.2)) + rng.gauss(0.0, 0.002)
     return entry | {
         "entropy": kind.entropy(step) * math.exp(rng.gauss(0.0, 0.1)),
-        **{f"clip_ratio/{name}": 0.0 for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")},
+        **{
+            f"clip_ratio/{name}": 0.0
+            for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")
+        },
         "step_time": 9.0 * math.exp(rng.gauss(0.0, 0.1)),
         "epoch": step / kind.steps,
         "step": step,
@@ -237,7 +270,9 @@ def _group(kind: Kind, step: int, rng: random.Random) -> list[tuple[bool, bool, 
     chance = rng.betavariate(right * size, (1 - right) * size)
     found = []
     for _ in range(kind.k):
-        tokens = min(kind.limit, max(1, round(kind.length(step) * math.exp(rng.gauss(0.0, kind.length_spread)))))
+        tokens = min(
+            kind.limit, max(1, round(kind.length(step) * math.exp(rng.gauss(0.0, kind.length_spread))))
+        )
         ends = tokens < kind.limit
         neat_one = ends and rng.random() < form
         found.append((neat_one, neat_one and rng.random() < chance, tokens))

@@ -17,7 +17,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from rewards.compose import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
-from rloo_kit.watch.run_folder import Source, read_history
+from rloo_kit.watch.report import Cost, Course, cost_of, course_of
+from rloo_kit.watch.run_folder import Source, read_history, settings_of
 from rloo_kit.watch.symptoms import Finding, judged
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class Diagnosis:
         findings: one per episode, by first step.
         first_step, last_step: of the log.
         figures: per metric the mean over the first and over the last entries.
+        cost: what was sampled for nothing; None where the log does not say.
+        course: where the reward stands, and how much of that chance alone explains; None where it cannot be said.
     """
 
     findings: tuple[Finding, ...]
     first_step: int
     last_step: int
     figures: dict[str, tuple[float, float]]
+    cost: Cost | None = None
+    course: Course | None = None
 
     @property
     def healthy(self) -> bool:
@@ -63,6 +68,7 @@ class Diagnosis:
                 f"    likely cause  {one.cause}",
                 f"    change first  {one.setting}, {one.change}",
             ]
+        lines += [f"  {line}" for part in (self.cost, self.course) if part for line in str(part).splitlines()]
         lines.append(f"  {'':<28}{'first':>9}{'last':>9}  (means of up to {WINDOW} entries)")
         lines += [f"  {name:<28}{first:>9.3f}{last:>9.3f}" for name, (first, last) in self.figures.items()]
         return "\n".join(lines)
@@ -133,21 +139,24 @@ def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None)
 
     Args:
         trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
-            or the run's folder.  With a trainer the number of completions and the weights of its rewards are
-            known, so more can be told, and earlier.
+            or the folder of a run or a checkpoint.  With a trainer, or a ``training_args.bin`` beside the log, the
+            number of completions and the weights of its rewards are known, so more can be told, and earlier.
         judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
             A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
             "length hacking" are not looked for.
 
     Raises:
-        ConfigError: there is no training step in it, or ``judges`` names no reward function of the log.
+        ConfigError: there is no training step in it, an entry cannot be read, or ``judges`` names no reward function of
+            the log.
     """
     history, _ = read_history(trainer_or_log, "diagnose")
     log = _log_of(trainer_or_log, rounds(history), judges or {})
     first, last = log.first(WINDOW), log.last(WINDOW)
     names = [*FIGURES, *map(term, log.names)]
     figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name)}
-    return Diagnosis(tuple(episodes(log).found), log.entries[0]["step"], log.entries[-1]["step"], figures)
+    found = tuple(episodes(log).found)
+    steps = log.entries[0]["step"], log.entries[-1]["step"]
+    return Diagnosis(found, *steps, figures, cost_of(log), course_of(log))
 
 
 def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) -> Log:
@@ -158,10 +167,10 @@ def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) 
                 where=f"diagnose(judges={{{name!r}: {what!r}}})",
                 todo=f"the log has {', '.join(Log(entries).names) or 'no reward function'}",
             )
-    if not hasattr(source, "args"):
+    if (settings := settings_of(source)) is None:
         return Log(entries, Known.guessed(entries, judges))
     said = judged_by(getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None))
-    return Log(entries, Known.of(source.args, {**said, **judges}))
+    return Log(entries, Known.of(settings, {**said, **judges}))
 
 
 class Follower:

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rloo_kit.watch.chance import ALIKE
-from rloo_kit.watch.published import PUBLISHED
 from rloo_kit.watch.table import Entry, spread_name, term_names
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Known:
         told = told_completions(entries) if stride <= 1 else None
         if told and told % groups:
             groups = 1
-        return cls(told or max(COMPLETIONS, 2 * groups), groups, judges=published(entries, judges))
+        return cls(told or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
 
     @property
     def alike(self) -> float:
@@ -114,9 +113,3 @@ def _told(mean: float | None, spread: float | None) -> float | None:
         return None
     ratio = spread**2 / (mean * (1 - mean))
     return ratio / (ratio - 1) if ratio > 1 + 1 / MOST_COMPLETIONS else -1.0
-
-
-def published(entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> dict[str, Judges]:
-    """What the log's reward functions judge: what is said of them, and what is known of published ones."""
-    names: Iterable[str] = term_names(entries[-1]) if entries else ()
-    return {name: PUBLISHED[name] for name in names if name in PUBLISHED} | dict(judges or {})

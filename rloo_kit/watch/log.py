@@ -11,12 +11,13 @@ import itertools
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from rloo_kit.watch.chance import share_of_hits
 from rloo_kit.watch.known import Known
+from rloo_kit.watch.published import PUBLISHED
 from rloo_kit.watch.table import RATIO, Entry, Rows, Table, rounds, spread_name, term, term_names
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ MEMORY = 100
 """Entries that a rule looks back, besides the run's first :data:`WINDOW`: the cost of a look does not grow with the
 run."""
 
+
+EMPTY: Mapping[str, Judges] = {}
 
 DEAD_SHARE = "share of dead groups"
 
@@ -223,9 +226,10 @@ class Log:
         """The reward functions' names."""
         return term_names(self.entries[-1])
 
-    def judging(self, what: Judges) -> list[str]:
-        """The reward functions that are known to judge this."""
-        return [name for name in self.names if self.known.judges.get(name) == what]
+    def judging(self, what: Judges, also: Mapping[str, Judges] = EMPTY) -> list[str]:
+        """The reward functions that are known to judge this, by what is said of them or else by ``also``."""
+        judges = {**also, **self.known.judges}
+        return [name for name in self.names if judges.get(name) == what]
 
     def best(self, names: Iterable[str], window: Log) -> tuple[float, str] | None:
         """Of these reward functions the one that pays most completions of a window, after its share.
@@ -284,7 +288,7 @@ class Log:
         low, high = min(0.0, *means), max(1.0, *means)
         if low == 0.0:
             high = max([high, *run.largest("reward")])
-        right = self.best(self.judging("answer"), now)
+        right = self.best(self.judging("answer", PUBLISHED), now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)
 
     @property

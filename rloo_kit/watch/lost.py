@@ -18,10 +18,11 @@ from rloo_kit.watch.truncation import ENOUGH
 CUT_SHARE = "completions/clipped_ratio"
 
 
-def surely(log: Log, metric: str, threshold: float, count: Callable[[Log], float]) -> Log | None:
+def surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]) -> Log | None:
     """The entries in which a share is surely above a threshold: the last ones, or more of them where it stays; None
-    where there are none.  ``count`` gives how many independent ones the entries describe."""
-    for size in (2 * WINDOW, MEMORY):
+    where there are none.  The threshold is ``few`` for few entries and ``many`` for more; ``count`` gives how many
+    independent ones the entries describe."""
+    for size, threshold in ((2 * WINDOW, few), (MEMORY, many)):
         window = log.last(size)
         values = window.values(metric)
         share = window.mean(metric)
@@ -37,7 +38,9 @@ def surely(log: Log, metric: str, threshold: float, count: Callable[[Log], float
 def truncation(log: Log, kind: str) -> Sign | None:
     """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
     window = (
-        surely(log, CUT_SHARE, at.CUT, lambda entries: entries.independent) if len(log) >= at.FEW else None
+        surely(log, CUT_SHARE, at.CUT, at.CUT, lambda entries: entries.independent)
+        if len(log) >= at.FEW
+        else None
     )
     if window is None:
         return None
@@ -72,7 +75,8 @@ def _dead(log: Log) -> tuple[str, Sign] | None:
     ):
         return None
     by_chance = dead_by_chance(known.completions // known.groups, min(2 / 3, max(1 / 3, log.height())))
-    window = surely(log, DEAD_SHARE, max(at.DEAD, by_chance), lambda entries: entries.groups)
+    few, many = (max(at.DEAD, by_chance + margin) for margin in (0.0, at.DEAD_MARGIN))
+    window = surely(log, DEAD_SHARE, few, many, lambda entries: entries.groups)
     if window is None:
         return None
     kind, cause, setting, change = dead_kind(log)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from rloo_kit.watch import thresholds as at
 from rloo_kit.watch.chance import SURE, share_of_hits, surely_above
 from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Log, term
+from rloo_kit.watch.published import PUBLISHED
 from rloo_kit.watch.sign import Sign, lower
 
 
@@ -231,7 +232,7 @@ def entropy_collapse(log: Log) -> Sign | None:
 
 def length_hacking(log: Log) -> Sign | None:
     """The reward rises with the length, and the answers get no better."""
-    answers = log.judging("answer")
+    answers = log.judging("answer", PUBLISHED)
     if len(log) < 2 * WINDOW or not answers:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)

@@ -5,12 +5,12 @@ For :mod:`.symptoms`.  Standing still is told where a rise that is worth having 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rloo_kit.watch import thresholds as at
 from rloo_kit.watch.chance import SURE
 from rloo_kit.watch.log import LONG, MEMORY, WINDOW, Change, Log, term
-from rloo_kit.watch.sign import Sign, lower
+from rloo_kit.watch.sign import Sign
 
 LENGTH = "completions/mean_length"
 
@@ -50,22 +50,23 @@ def nothing_learned(log: Log) -> Sign | None:
     )
 
 
-def still(log: Log, metric: str) -> tuple[Change, Log] | None:
-    """A metric that has not risen in the last entries, though a rise worth having would surely have been seen: the
-    change between their first and last third, and these entries."""
-    for size in (at.STILL, MEMORY):
+def still(log: Log, metric: str, sizes: Mapping[int, float]) -> tuple[Change, Log] | None:
+    """A metric that has not risen in its last entries, though a rise worth having would surely have been seen: the
+    change between their first and last third, and these entries.  ``sizes``: how many entries, and what a rise within
+    them is worth, in standard deviations of single completions."""
+    for size, worth in sizes.items():
         window = log.last(size)
         if len(log) < size + 2 * WINDOW:
             break
         change = log.change(metric, window.first(size // 3), window.last(size // 3))
-        if change.sigmas < 1.0 and change.gain + SURE * change.error < at.WORTH * window.spread(metric):
+        if change.sigmas < 1.0 and change.gain + SURE * change.error < worth * window.spread(metric):
             return change, window
     return None
 
 
 def plateau(log: Log) -> Sign | None:
     """It has learned something, and no longer does, well below what the reward can pay."""
-    if (found := still(log, "reward")) is None:
+    if (found := still(log, "reward", {at.STILL: at.WORTH * at.STILL / MEMORY, MEMORY: at.WORTH})) is None:
         return None
     change, window = found
     risen = log.change("reward", log.first(2 * WINDOW), window)
@@ -90,7 +91,10 @@ def one_reward_still(log: Log) -> Sign | None:
     """One reward function is earned, and another stands still where it is seldom earned."""
     weights = log.terms()
     for name, weight in weights.items():
-        if weight <= 0 or (found := still(log, term(name))) is None:
+        if (
+            weight <= 0
+            or (found := still(log, term(name), dict.fromkeys((at.STILL, MEMORY), at.WORTH))) is None
+        ):
             continue
         change, window = found
         top = window.largest(term(name))

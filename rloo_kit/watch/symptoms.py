@@ -1,7 +1,7 @@
 """The table of symptoms: the name of each, its rule, and which one hides which.
 
-For :mod:`.health`, which reads the table while a run trains and afterwards.  The rules are in :mod:`.rules`, :mod:`.lost` and :mod:`.standing`.  Nothing
-here changes a setting; the user decides.
+For :mod:`.health`, which reads the table while a run trains and afterwards.  The rules are in :mod:`.rules`,
+:mod:`.lost` and :mod:`.standing`.  Nothing here changes a setting; the user decides.
 """
 
 from __future__ import annotations
