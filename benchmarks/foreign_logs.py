@@ -237,11 +237,11 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
     for name, values in columns.items():
         entry |= {
             f"rewards/{name}/mean": statistics.fmean(values),
-            f"rewards/{name}/std": statistics.stdev(values),
+            f"rewards/{name}/std": _stdev(values),
         }
     entry |= {
         "reward": statistics.fmean(totals),
-        "reward_std": statistics.stdev(totals),
+        "reward_std": _stdev(totals),
         "frac_reward_zero_std": dead if kind.before_kl else 0.0,
     }
     if kind.kl:
@@ -256,6 +256,10 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
         "epoch": step / kind.steps,
         "step": step,
     }
+
+
+def _stdev(values: list[float]) -> float:
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def _spread(room: str, what: str, values: list[int]) -> Entry:
