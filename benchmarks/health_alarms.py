@@ -7,30 +7,38 @@ whose mean rises with the steps; its K completions get 0.2 for form and 0.8 more
 often chance alone looks like a symptom, for batches of several sizes, and nothing about policies, of which the recorded
 runs are (health_runs.py).  In simulated runs two findings are true: nothing is learned where the reward is flat, and a
 step of 2 completions is worth less than the two independent ones that leave-one-out needs.  All others are false.
-Writes benchmarks/results/health_alarms.md.
+
+Logs of plain TRL's and unsloth's shape, sick and healthy ones of many kinds, are in foreign_logs.py; ten of each kind
+are read, by the log alone and with the settings known.  Last, how long a diagnosis of 5,000 entries takes.  Writes
+benchmarks/results/health_alarms.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import platform
 import random
 import statistics
+import time
 from collections import Counter
 from pathlib import Path
 
+from foreign_logs import HEALTHY, SICK, Kind, config, with_steps
+from foreign_logs import run as foreign_run
 from health_runs import DATA, ROOT, read
 
 import rloo_kit
 from rloo_kit.watch.chance import ALIKE
 from rloo_kit.watch.health import episodes
-from rloo_kit.watch.log import Entry, Known, Log
+from rloo_kit.watch.log import Entry, Known, Log, rounds
 
 RESULT = ROOT / "benchmarks" / "results" / "health_alarms.md"
 BATCHES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (4, 8))
 """Prompts per step, and K."""
 
-STEPS = 100
+STEPS, FOREIGN_RUNS = 100, 10
 RISES = {"rising by 0.003 a step": 0.003, "flat": 0.0}
 SIZE = 1 / ALIKE - 1
 """Of the beta distribution of a prompt's chance, for which two of its completions correlate by ``ALIKE``."""
@@ -46,6 +54,13 @@ def main() -> None:
     command = f"python benchmarks/health_alarms.py --runs {given.runs} --seed {given.seed}"
     lines = ["# What the diagnosis makes of runs", "", f"`OMP_NUM_THREADS=1 {command}`"]
     lines += ["", "## Recorded runs of the tiny policy", "", *recorded_table(), ""]
+    lines += [
+        f"## Logs of plain TRL's shape, {FOREIGN_RUNS} of each kind",
+        "",
+        *foreign_tables(given.seed),
+        "",
+    ]
+    lines += ["## Seconds for 5,000 entries", "", *seconds_table(given.seed), ""]
     lines += [f"## Simulated runs of {STEPS} steps, {given.runs} for each line", ""]
     lines += ["| prompts x K | mean reward | true findings | runs with a false one | which |"]
     lines += ["|---|---|---|---:|---|"]
@@ -72,6 +87,58 @@ def recorded(file: Path) -> str:
     both = (episodes(log).found, rloo_kit.diagnose(list(log.entries)).findings)
     found, alone = (", ".join(finding.symptom for finding in findings) or "-" for findings in both)
     return f"| {name} | {log.entries[-1]['step']} | {found} | {alone} |"
+
+
+def foreign_tables(first_seed: int) -> list[str]:
+    """How many runs of each sick kind are named, and of each healthy kind have a finding."""
+    lines = ["| sick | one of | named by the log alone | with settings |", "|---|---|---:|---:|"]
+    named, sick = [0, 0], 0
+    for name, kind in SICK.items():
+        found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
+        counts = [sum(bool(both[i] & {*kind.named}) for both in found) for i in (0, 1)]
+        named, sick = [named[i] + counts[i] for i in (0, 1)], sick + len(found)
+        lines.append(f"| {name} | {', '.join(kind.named)} | {counts[0]} | {counts[1]} |")
+        print(lines[-1], flush=True)
+    lines += ["", f"Of {sick} sick runs {named[0]} are named by the log alone, {named[1]} with settings.", ""]
+    lines += ["| healthy | with a finding, by the log alone | with settings | which |", "|---|---:|---:|---|"]
+    alarms, healthy = [0, 0], 0
+    for name, kind in HEALTHY.items():
+        found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
+        counts = [sum(bool(both[i]) for both in found) for i in (0, 1)]
+        alarms, healthy = [alarms[i] + counts[i] for i in (0, 1)], healthy + len(found)
+        which = Counter(symptom for both in found for symptom in both[0] | both[1])
+        text = ", ".join(f"{symptom} {n}" for symptom, n in which.most_common())
+        lines.append(f"| {name} | {counts[0]} | {counts[1]} | {text or '-'} |")
+        print(lines[-1], flush=True)
+    total = (
+        f"False alarms in {healthy} healthy runs: {alarms[0]} by the log alone, {alarms[1]} with settings."
+    )
+    return [*lines, "", total]
+
+
+def seeds_from(first: int) -> range:
+    """Of the runs of a kind."""
+    return range(first, first + FOREIGN_RUNS)
+
+
+def found_in(kind: Kind, seed: int) -> tuple[set[str], set[str]]:
+    """The symptoms in a run, by its log alone and with its settings known."""
+    entries = rounds(foreign_run(kind, seed))
+    both = [episodes(Log(entries, known)).found for known in (Known.guessed(entries), Known.of(config(kind)))]
+    alone, known = ({finding.symptom for finding in found} for found in both)
+    return alone, known
+
+
+def seconds_table(seed: int) -> list[str]:
+    """Seconds of a diagnosis, on the machine that made this table."""
+    lines = ["| run | seconds |", "|---|---:|"]
+    for name in ("TRL's batch", "a third cut", "alike", "plateau"):
+        entries = foreign_run(with_steps({**HEALTHY, **SICK}[name], 5000), seed)
+        start = time.perf_counter()
+        rloo_kit.diagnose(entries)
+        lines.append(f"| {name} | {time.perf_counter() - start:.2f} |")
+    cores, name = os.cpu_count(), platform.processor() or platform.machine()
+    return [*lines, "", f"On {cores} cores, {name}, Python {platform.python_version()}."]
 
 
 def simulated(prompts: int, k: int, name: str, rise: float, seeds: range) -> str:

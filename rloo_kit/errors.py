@@ -2,10 +2,12 @@
 
 Each message has three parts, in this order: what is wrong, where (function, sample, value), and what to do.
 Each class also derives from the built-in it resembles, so ``except ValueError`` goes on working.  A bug of the
-kit itself raises none of these.
+kit itself raises none of these.  Values from a .env file are left out.
 """
 
 from __future__ import annotations
+
+from rloo_kit.hidden import without_hidden
 
 
 class RLOOKitError(Exception):
@@ -18,6 +20,7 @@ class RLOOKitError(Exception):
     """
 
     def __init__(self, what: str, *, where: str = "", todo: str = "") -> None:
+        what, where, todo = (without_hidden(part) for part in (what, where, todo))
         self.what, self.where, self.todo = what, where, todo
         parts = [what.rstrip(".") + "."]
         if where:

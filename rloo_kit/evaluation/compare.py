@@ -2,17 +2,19 @@
 
 For reading two :class:`~rloo_kit.Evaluation` of one dataset.  It pairs completions, gives the change of reward and
 accuracy with an interval of its own, sorts the pairs by how far their reward moved, and marks where each thought begins
-and ends.  It samples nothing and grades nothing.
+and ends.  Two that were not measured alike are refused: their difference would be that of the settings.  It samples
+nothing and grades nothing.
 """
 
 from __future__ import annotations
 
 import html
+import inspect
 import json
 import shutil
 import textwrap
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit.catalogue import EOS_TEXTS
-from rloo_kit.errors import DatasetError
+from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
 
     _Graded = tuple[Completion, float | None, bool | None]
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "chat_template_kwargs")
+"""Arguments of ``Policy.generate`` that change what is drawn."""
 
 SIDE_BY_SIDE = 72  # Narrower than this, the two columns stand one above the other
 
@@ -168,7 +173,7 @@ def compare(
 ) -> Comparison:
     """Pair the completions of two evaluations, prompt by prompt.
 
-    Prompts that only one of them has are left out.  Several completions of a prompt are paired in their order.
+    Several completions of a prompt are paired in their order.
 
     Args:
         before, after: what ``evaluate`` returned before and after training.
@@ -176,7 +181,8 @@ def compare(
         tokens, chars: as in :class:`Comparison`.
 
     Raises:
-        DatasetError: something that is not an evaluation, or two that share no prompt.
+        ConfigError: they were measured with other rewards, weights, length limit or sampling.
+        DatasetError: something that is not an evaluation, or two that are not of the same prompts.
     """
     for name, given in {"before": before, "after": after}.items():
         if not isinstance(given, Evaluation):
@@ -185,17 +191,51 @@ def compare(
                 where=f"compare({name}={type(given).__name__})",
                 todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
             )
+    _check_settings(before, after)
+    _check_prompts(before, after)
     pairs = list(_paired(before, after))
-    if not pairs:
-        raise DatasetError(
-            "the two evaluations share no prompt",
-            where=f"compare, {len(before.completions)} and {len(after.completions)} completions",
-            todo="evaluate the same dataset before and after training, such as task.held_out",
-        )
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
     reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
     accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
     return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
+
+
+def _check_settings(before: Evaluation, after: Evaluation) -> None:
+    first, second = (_settings_of(one) for one in (before, after))
+    for name in first.keys() & second.keys():
+        if first[name] != second[name]:
+            raise ConfigError(
+                f"the two evaluations differ in {name}, so that their difference would not be the policy's",
+                where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
+                todo="evaluate both with the same rewards, weights, max_new_tokens and sampling",
+            )
+
+
+def _settings_of(evaluation: Evaluation) -> Mapping[str, object]:
+    """What it was measured with, as far as it says so; of the sampling nothing where the most probable token was
+    taken each time, and the defaults where nothing else was given."""
+    from rloo_kit.policy.policy import Policy
+
+    given = evaluation.settings
+    found: dict[str, object] = {"greedy": evaluation.greedy, "samples": evaluation.samples}
+    if given:
+        defaults = inspect.signature(Policy.generate).parameters
+        names = ("chat_template_kwargs",) if evaluation.greedy else SAMPLING
+        found |= {name: given.get(name, defaults[name].default) for name in names}
+    # Without reward functions there is no reward to compare.
+    return found | {name: given[name] for name in ("max_new_tokens", "rewards") if given.get(name)}
+
+
+def _check_prompts(before: Evaluation, after: Evaluation) -> None:
+    first, second = (Counter(_key(c.prompt) for c in one.completions) for one in (before, after))
+    if first != second:
+        lacking, more = ((first - second).total(), (second - first).total())
+        raise DatasetError(
+            "the two evaluations are not of the same prompts",
+            where=f"compare, {lacking} of {first.total()} completions have no partner after, "
+            f"{more} of {second.total()} none before",
+            todo="evaluate the same rows before and after training, such as task.held_out with the same n",
+        )
 
 
 def _paired(before: Evaluation, after: Evaluation) -> Iterator[Pair]:

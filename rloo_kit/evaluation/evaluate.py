@@ -45,6 +45,8 @@ class Evaluation:
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
             accuracy's is Wilson's.
         correct: whether each completion asserts the row's answer, None where the row has none.
+        settings: what it was measured with: the weight of each reward function, the length limit and the sampling.
+            Two evaluations that differ in it are not compared.
     """
 
     accuracy: Interval | None
@@ -57,6 +59,7 @@ class Evaluation:
     greedy: bool = True
     samples: int = 1
     correct: tuple[bool | None, ...] = field(default=(), repr=False)
+    settings: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         several = self.samples > 1
@@ -164,6 +167,11 @@ def evaluate(
         greedy=greedy,
         samples=samples,
         correct=tuple(correct),
+        settings={
+            "rewards": dict(zip(scores, reward_weights or [1.0] * len(funcs), strict=True)),
+            "max_new_tokens": max_new_tokens,
+            **generate,
+        },
     )
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from rloo_kit.errors import VersionError
-from rloo_kit.session import imports
+from rloo_kit.hidden import INSTEAD, is_hidden, without_hidden
+from rloo_kit.session import env_file, imports
 from rloo_kit.session.imports import CPU_BF16, TESTED, import_unsloth, settings, version_of
 from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
@@ -92,6 +93,7 @@ def prepare(
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
+        ConfigError: the .env file cannot be read, or is not UTF-8 text.
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
         VersionError: trl is not of the version that the trainer was written for.
     """
@@ -131,31 +133,29 @@ def _running_cell() -> int | None:
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
-    """Set the file's variables that are not set yet; return their names."""
+    """Set the file's variables that are not set yet; return the names of those that are in effect."""
     if path is None:
         return ()
-    from dotenv import dotenv_values, find_dotenv
-
-    # A notebook's working directory is its own folder, and .env lies at the project's top.
-    file = find_dotenv(os.fspath(path), usecwd=True)
-    if not file:
+    file = env_file.find(path)
+    if file is None:
         if os.fspath(path) != ".env":
             notes.append(f"{os.fspath(path)} was not found here or in a folder above.")
         return ()
     known, loaded = settings(), []
-    for name, value in dotenv_values(file).items():
-        if value is None or (name in os.environ and name not in imports.set_by_kit):
+    for name, value in env_file.read(file).items():
+        if os.environ.get(name) == value:
+            loaded.append(name)  # by an earlier prepare(), or by who started this process
+        elif name in os.environ and name not in imports.set_by_kit:
             continue
-        if name in known and known[name].read_by in sys.modules:
-            if os.environ.get(name) != value:
-                notes.append(
-                    f"{name} in {Path(file).name} came too late: {known[name].read_by} had read it. Restart the "
-                    "kernel and call prepare() before importing it."
-                )
-            continue
-        os.environ[name] = value
-        imports.set_by_kit.pop(name, None)
-        loaded.append(name)
+        elif name in known and known[name].read_by in sys.modules:
+            notes.append(
+                f"{name} in {file.name} came too late: {known[name].read_by} had read it. Restart the kernel and "
+                "call prepare() before importing it."
+            )
+        else:
+            os.environ[name] = value
+            imports.set_by_kit.pop(name, None)
+            loaded.append(name)
     return tuple(loaded)
 
 
@@ -269,17 +269,17 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
         if value != imports.read[name]:
             late = f"{name} was changed after {setting.read_by} read it"
             notes.append(f"{late}; restart the kernel to change it.")
+        elif name in from_file or is_hidden(name, value):
+            yield name, INSTEAD, "from .env"
         elif name in imports.set_by_kit:
             yield name, _short(imports.set_by_kit[name]), f"set: {setting.reason}"
-        elif name in from_file:
-            yield name, "(not shown)", "from .env"
         elif name in imports.found:
             yield name, _short(value or ""), imports.found[name]
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
     for name in from_file:
         if name not in known:
-            yield name, "(not shown)", "from .env"
+            yield name, INSTEAD, "from .env"
 
 
 def process_count() -> int:
@@ -289,8 +289,8 @@ def process_count() -> int:
 
 def _short(value: str) -> str:
     if "@" in value:  # an address may hold a password
-        return "(not shown)"
-    return value.replace(str(Path.home()), "~", 1)
+        return INSTEAD
+    return without_hidden(value).replace(str(Path.home()), "~", 1)
 
 
 def device_memory() -> tuple[int, int]:

@@ -38,7 +38,8 @@ def shutdown_kernel() -> None:
     - A Jupyter server (JupyterLab, Notebook 7): about a second after the cell's reply the server is asked to
       end the session, as its own "Shut Down Kernel" does.  The kernel does not come back, and the page says
       that it has none.  The request goes to the server that started this kernel and so does the server's
-      token, to no other.  If the request fails, the kernel stops by itself.
+      token, to no other.  If the request fails, the kernel stops by itself, and says so in the cell: the server
+      takes it for a crash and starts a fresh one in its place.
     - VS Code: its kernels have no server, so the kernel stops by itself, and VS Code says it has died.
     - nbconvert, papermill, nbval, ``jupyter execute``: nothing.  They end their kernels themselves, and
       treat one that ends early as an error.
@@ -46,12 +47,11 @@ def shutdown_kernel() -> None:
 
     If another cell starts first (Run All with cells below), the shutdown is cancelled.  A thread that does
     not end delays the end by a grace period only.  Models are released first, since an orderly end takes
-    seconds.  Call it in a cell, not in a widget's callback.  It prints, returns and raises nothing.
+    seconds.  Call it in a cell, not in a widget's callback.  It returns and raises nothing, and prints nothing else.
 
     Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel 7.4; the
     runners above with cells below and without.  Not tried: VS Code itself (its environment variables were set by hand),
-    servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub: where its server refuses the request, the kernel stops
-    by itself, which frees the memory, and the server may start a new one.
+    servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub.
     """
     global _pending
     shell = running_shell()
@@ -96,14 +96,26 @@ def _end(kernel: Kernel, server: _Server | None) -> None:
         if server is not None and server.end_kernel(first=_release_quietly) is False:
             return  # a runner inside the server started this kernel and will end it
         asked = server is not None
-    except Exception:  # no connection, a refusal, a reply that cannot be read
+    except Exception as error:  # no connection, a refusal, a reply that cannot be read
         asked = False
+        with contextlib.suppress(Exception):
+            print(restarted(error), flush=True)
     if not asked:
         _release_quietly()
         with contextlib.suppress(Exception):
             kernel.io_loop.add_callback(kernel.do_shutdown, False)
         time.sleep(_GRACE_SECONDS)
     os._exit(0)  # reached only where a thread or an exit handler keeps the process alive
+
+
+def restarted(error: Exception) -> str:
+    """What is said where the server could not be asked, as with a token or a host that is no longer the right one."""
+    return (
+        f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {error}).\n"
+        "Where: its token or host is no longer that of the start of this kernel.\n"
+        "What to do: the kernel stops by itself, which frees the memory. The server takes that for a crash and starts "
+        "a fresh, empty kernel: end that one with the page's Shut Down Kernel."
+    )
 
 
 def _release_quietly() -> None:

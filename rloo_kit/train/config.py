@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rloo_kit import advantages
+from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
@@ -142,6 +143,17 @@ class RLOOConfig(trl.RLOOConfig):
         for name in NAMES:
             setattr(self, name, getattr(own, name))
         super().__init__(**values)
+
+    def __str__(self) -> str:
+        """As transformers has it, one setting a line: no token, and no value from .env."""
+        return without_hidden(super().__str__())
+
+    __repr__ = __str__
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
+        state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+        return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
 
 
 def _keep_functions(given: dict[str, Any]) -> None:

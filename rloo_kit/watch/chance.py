@@ -5,7 +5,10 @@ For :mod:`.log` and :mod:`.rules`.  Numbers in, numbers out; nothing here knows 
 
 from __future__ import annotations
 
+import functools
 import math
+import statistics
+from collections.abc import Sequence
 from statistics import NormalDist
 
 ALIKE = 0.3
@@ -25,14 +28,33 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
     if not share > threshold:  # NaN is not
         return False
     trials = round(count)
-    hits = round(share * trials)
+    return _tail(round(share * trials), trials, threshold) < NormalDist().cdf(-SURE)
+
+
+@functools.lru_cache(maxsize=4096)  # a symptom that goes on asks for the same few, and a tail has many terms
+def _tail(hits: int, trials: int, threshold: float) -> float:
+    """Chance of so many hits or more."""
     logs = math.log(threshold), math.log1p(-threshold)
-    ways = (
-        math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
-        for n in range(hits, trials + 1)
-    )
-    tail = sum(math.exp(way + n * logs[0] + (trials - n) * logs[1]) for n, way in enumerate(ways, hits))
-    return tail < NormalDist().cdf(-SURE)
+    total = 0.0
+    for n in range(hits, trials + 1):
+        way = math.lgamma(trials + 1) - math.lgamma(n + 1) - math.lgamma(trials - n + 1)
+        part = math.exp(way + n * logs[0] + (trials - n) * logs[1])
+        total += part
+        if part < 1e-9 * total:  # above the mean each term is smaller than the one before
+            break
+    return total
+
+
+def surely_above_of(shares: Sequence[float], threshold: float) -> bool:
+    """The same by how much the shares of many entries vary, where how many completions each has is not known.
+
+    Student's t, by its expansion about the normal quantile (Abramowitz and Stegun 1972, 26.7.5).
+    """
+    free = len(shares) - 1
+    quantile = SURE + (SURE**3 + SURE) / (4 * free) + (5 * SURE**5 + 16 * SURE**3 + 3 * SURE) / (96 * free**2)
+    mean = statistics.fmean(shares)
+    error = math.sqrt(sum((share - mean) ** 2 for share in shares) / free / len(shares))
+    return mean - quantile * error > threshold
 
 
 def dead_by_chance(k: int, right: float) -> float:

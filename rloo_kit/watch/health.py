@@ -16,8 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rewards.compose import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.log import WINDOW, Entry, Known, Log, rounds, term
-from rloo_kit.watch.run_folder import Source, read_history
+from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
+from rloo_kit.watch.report import Cost, Course, cost_of, course_of
+from rloo_kit.watch.run_folder import Source, read_history, settings_of
 from rloo_kit.watch.symptoms import Finding, judged
 
 if TYPE_CHECKING:
@@ -40,12 +41,16 @@ class Diagnosis:
         findings: one per episode, by first step.
         first_step, last_step: of the log.
         figures: per metric the mean over the first and over the last entries.
+        cost: what was sampled for nothing; None where the log does not say.
+        course: where the reward stands, and how much of that chance alone explains; None where it cannot be said.
     """
 
     findings: tuple[Finding, ...]
     first_step: int
     last_step: int
     figures: dict[str, tuple[float, float]]
+    cost: Cost | None = None
+    course: Course | None = None
 
     @property
     def healthy(self) -> bool:
@@ -63,6 +68,7 @@ class Diagnosis:
                 f"    likely cause  {one.cause}",
                 f"    change first  {one.setting}, {one.change}",
             ]
+        lines += [f"  {line}" for part in (self.cost, self.course) if part for line in str(part).splitlines()]
         lines.append(f"  {'':<28}{'first':>9}{'last':>9}  (means of up to {WINDOW} entries)")
         lines += [f"  {name:<28}{first:>9.3f}{last:>9.3f}" for name, (first, last) in self.figures.items()]
         return "\n".join(lines)
@@ -133,21 +139,24 @@ def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None)
 
     Args:
         trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
-            or the run's folder.  With a trainer the number of completions and the weights of its rewards are
-            known, so more can be told, and earlier.
+            or the folder of a run or a checkpoint.  With a trainer, or a ``training_args.bin`` beside the log, the
+            number of completions and the weights of its rewards are known, so more can be told, and earlier.
         judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
             A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
             "length hacking" are not looked for.
 
     Raises:
-        ConfigError: there is no training step in it, or ``judges`` names no reward function of the log.
+        ConfigError: there is no training step in it, an entry cannot be read, or ``judges`` names no reward function of
+            the log.
     """
     history, _ = read_history(trainer_or_log, "diagnose")
     log = _log_of(trainer_or_log, rounds(history), judges or {})
     first, last = log.first(WINDOW), log.last(WINDOW)
     names = [*FIGURES, *map(term, log.names)]
     figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name)}
-    return Diagnosis(tuple(episodes(log).found), log.entries[0]["step"], log.entries[-1]["step"], figures)
+    found = tuple(episodes(log).found)
+    steps = log.entries[0]["step"], log.entries[-1]["step"]
+    return Diagnosis(found, *steps, figures, cost_of(log), course_of(log))
 
 
 def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) -> Log:
@@ -158,10 +167,26 @@ def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) 
                 where=f"diagnose(judges={{{name!r}: {what!r}}})",
                 todo=f"the log has {', '.join(Log(entries).names) or 'no reward function'}",
             )
-    if not hasattr(source, "args"):
+    if (settings := settings_of(source)) is None:
         return Log(entries, Known.guessed(entries, judges))
     said = judged_by(getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None))
-    return Log(entries, Known.of(source.args, {**said, **judges}))
+    return Log(entries, Known.of(settings, {**said, **judges}))
+
+
+class Follower:
+    """A run's log that grows: each of its entries is read once, however often it is looked at."""
+
+    def __init__(self) -> None:
+        self._table, self._read = Table(), 0
+
+    def follow(self, history: Sequence[Entry], known: Known) -> Log:
+        """The log so far; a history shorter than what was read is another run's."""
+        if len(history) < self._read:
+            self._table, self._read = Table(), 0
+        for entry in history[self._read :]:
+            self._table.add(entry)
+        self._read = len(history)
+        return Log(Rows(self._table, (0, len(self._table.entries))), known)
 
 
 class HealthCallback(TrainerCallback):
@@ -188,12 +213,13 @@ class HealthCallback(TrainerCallback):
     ) -> None:
         self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
         self.said, self.judges = said, judges
-        self._episodes = Episodes()
+        self._episodes, self._follower = Episodes(), Follower()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
+        self._follower = Follower()
         self._episodes = episodes(self._log(args, state))
 
     def on_log(
@@ -218,7 +244,7 @@ class HealthCallback(TrainerCallback):
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
     def _log(self, args: TrainingArguments, state: TrainerState) -> Log:
-        return Log(rounds(state.log_history), Known.of(args, self.judges))
+        return self._follower.follow(state.log_history, Known.of(args, self.judges))
 
     def _tell(self, finding: Finding, wanted: OnUnhealthy) -> None:
         if callable(wanted):

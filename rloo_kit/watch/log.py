@@ -9,20 +9,36 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
-from rloo_kit.watch.chance import ALIKE, share_of_hits
+from rloo_kit.watch.chance import share_of_hits
+from rloo_kit.watch.known import Known
+from rloo_kit.watch.published import PUBLISHED
+from rloo_kit.watch.table import RATIO, Entry, Rows, Table, rounds, spread_name, term, term_names
 
 if TYPE_CHECKING:
-    import trl
-
     from rewards.compose import Judges
 
-Entry = dict[str, Any]
-"""One entry of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
+__all__ = [
+    "DEAD_SHARE",
+    "LONG",
+    "MEMORY",
+    "RATIO",
+    "WINDOW",
+    "Change",
+    "Entry",
+    "Known",
+    "Log",
+    "Rows",
+    "Table",
+    "rounds",
+    "term",
+]
+__all__ += ["term_names"]
 
 WINDOW = 5
 """Log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15."""
@@ -39,74 +55,23 @@ MEMORY = 100
 """Entries that a rule looks back, besides the run's first :data:`WINDOW`: the cost of a look does not grow with the
 run."""
 
-COMPLETIONS = 8
-"""Completions per step where the config is not known: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)."""
 
-MOST_GROUPS = 32
-"""Groups per step that a log alone is believed to have; the shares in it fit any large number."""
+EMPTY: Mapping[str, Judges] = {}
 
-RATIO = "clip_ratio/region_mean"
+DEAD_SHARE = "share of dead groups"
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known of a run besides its log.
+def dead_share(entry: Entry) -> float | None:
+    """Groups of an entry whose rewards are all equal: the kit's count, TRL's, or all where no reward differs.
 
-    Attributes:
-        completions: per update, or per generation batch where that is more.
-        groups: likewise.
-        weights: of the reward functions, in the log's order; None where unknown.
-        args: the run's config, or None.
-        updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
-        batches: generation batches per update, where it gathers several; a reward's logged spread is that within one.
-        judges: metric name of a reward function -> "answer", "form" or "length"; the rules that need it are silent
-            about reward functions that are not in it.
+    TRL counts after the KL term, which differs within a group: with beta above 0 it finds none.
     """
+    share: float | None = entry.get("dead_groups", entry.get("frac_reward_zero_std"))
+    return 1.0 if entry.get("reward_std") == 0.0 else share
 
-    completions: int = COMPLETIONS
-    groups: int = 1
-    weights: tuple[float, ...] | None = None
-    args: trl.RLOOConfig | None = None
-    updates: int = 1
-    batches: int = 1
-    judges: Mapping[str, Judges] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
-        """From the config of a TRL trainer."""
-        step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
-        completions = max(step, args.generation_batch_size or 0)
-        return cls(
-            completions=completions,
-            groups=max(1, completions // args.num_generations),
-            weights=tuple(args.reward_weights) if args.reward_weights else None,
-            args=args,
-            updates=completions // step * args.num_iterations,
-            batches=max(1, completions // (args.generation_batch_size or completions)),
-            judges=judges or {},
-        )
-
-    @classmethod
-    def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
-        """From a log alone: as many groups as make each share of dead groups a whole number of them, with two
-        completions or more in each."""
-        shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
-        counts = range(1, MOST_GROUPS + 1)
-        fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
-        stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
-        # A mean over several batches has shares that fit several times as many groups.
-        groups = max(1, next(fits, 1) // max(1, stride))
-        return cls(max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
-
-    @property
-    def alike(self) -> float:
-        """How many completions of a prompt weigh as one independent one."""
-        return 1 + (self.completions / self.groups - 1) * ALIKE
-
-    def now(self, setting: str, value: float | None = None) -> str:
-        """``(now 0.001)`` after a setting's name, where its value is known."""
-        value = getattr(self.args, setting, value)
-        return "" if value is None else f" (now {value:g})"
+FIGURES = {DEAD_SHARE: dead_share}
+"""Metrics that are read off several others."""
 
 
 @dataclass(frozen=True)
@@ -133,37 +98,53 @@ class Change:
         return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Log:
     """Entries of training steps, oldest first, each as TRL logs it; a part of a run's log is a ``Log`` too."""
 
     entries: Sequence[Entry]
     known: Known = field(default_factory=Known)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.entries, Rows):
+            object.__setattr__(self, "entries", Rows.of(self.entries))
+
+    @property
+    def rows(self) -> Rows:
+        """The entries as rows of a table, whose columns the parts of a log share."""
+        return cast("Rows", self.entries)
+
     def __len__(self) -> int:
         return len(self.entries)
 
     def first(self, count: int) -> Log:
         """The first entries."""
-        return Log(self.entries[:count], self.known)
+        return Log(self.rows.part(0, min(count, len(self))), self.known)
 
     def last(self, count: int) -> Log:
         """The last entries."""
-        return Log(self.entries[-count:], self.known)
+        return Log(self.rows.part(max(0, len(self) - count), len(self)), self.known)
 
     def highest(self, name: str, count: int) -> Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
-        count = min(count, len(self))
-        values = [entry.get(name) for entry in self.entries]
-        means = [_mean(_finite(values[i : i + count])) for i in range(len(self) - count + 1)]
-        best = max(range(len(means)), key=means.__getitem__)
-        return Log(self.entries[best : best + count], self.known)
+        count, values = min(count, len(self)), self.values(name)
+        if len(values) == len(self):
+            sums = [sum(values[i : i + count]) for i in range(len(self) - count + 1)]
+            best = max(range(len(sums)), key=sums.__getitem__)
+        else:
+            means = [self.rows.part(i, i + count) for i in range(len(self) - count + 1)]
+            best = max(range(len(means)), key=lambda i: Log(means[i], self.known).mean(name))
+        return Log(self.rows.part(best, best + count), self.known)
 
     @property
     def remembered(self) -> Log:
         """The first and the last entries, which figures of the whole run are taken from; see :data:`MEMORY`."""
         middle = max(WINDOW, len(self) - MEMORY)
-        return Log([*self.entries[:WINDOW], *self.entries[middle:]], self.known)
+        if len(self.rows.spans) != 1:
+            return Log([*self.entries[:WINDOW], *self.entries[middle:]], self.known)
+        start, stop = self.rows.spans[0]
+        spans = (start, min(stop, start + WINDOW)), (min(stop, start + middle), stop)
+        return Log(Rows(self.rows.table, *spans), self.known)
 
     @property
     def steps(self) -> str:
@@ -194,18 +175,25 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
-        return _finite([entry.get(name) for entry in self.entries])
+        return self.rows.values(name, FIGURES.get(name) or operator.methodcaller("get", name))
+
+    def earliest(self, name: str) -> float:
+        """A metric's first finite value in the run so far, NaN where there is none."""
+        figures = self.rows.table.column(name, operator.methodcaller("get", name)).figures
+        return figures[0] if figures else math.nan
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
-        return _mean(self.values(name))
+        values = self.values(name)
+        return sum(values) / len(values) if values else math.nan
 
     def spread(self, name: str) -> float:
         """Standard deviation of a reward's single completions within a generation batch, as the root of the mean
         square.  Where an entry is the mean of several batches (``logging_steps``), TRL has averaged the deviations
         themselves, so this is somewhat too low.
         """
-        return math.sqrt(_mean([value**2 for value in self.values(spread_name(name))]))
+        values = self.values(spread_name(name))
+        return math.hypot(*values) / math.sqrt(len(values)) if values else math.nan
 
     def noise(self, name: str) -> float:
         """Standard deviation of one entry about the metric's course.  Taken from the differences of neighbours, which
@@ -238,9 +226,10 @@ class Log:
         """The reward functions' names."""
         return term_names(self.entries[-1])
 
-    def judging(self, what: Judges) -> list[str]:
-        """The reward functions that are known to judge this."""
-        return [name for name in self.names if self.known.judges.get(name) == what]
+    def judging(self, what: Judges, also: Mapping[str, Judges] = EMPTY) -> list[str]:
+        """The reward functions that are known to judge this, by what is said of them or else by ``also``."""
+        judges = {**also, **self.known.judges}
+        return [name for name in self.names if judges.get(name) == what]
 
     def best(self, names: Iterable[str], window: Log) -> tuple[float, str] | None:
         """Of these reward functions the one that pays most completions of a window, after its share.
@@ -263,10 +252,14 @@ class Log:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
         negative, and equal to it where the reward is all or nothing."""
         spread_of = spread_name(name)
-        both = [(entry.get(name) or 0.0, entry.get(spread_of)) for entry in self.entries]
         # TRL's spread is the sample's, with n - 1.
         part = 1 - self.known.batches / self.known.completions
-        return [m + part * s**2 / m for m, s in both if m > 0.0 and s is not None and math.isfinite(s)]
+
+        def figure(entry: Entry) -> float | None:
+            mean, spread = entry.get(name) or 0.0, entry.get(spread_of)
+            return None if spread is None or not mean > 0.0 else mean + part * spread * (spread / mean)
+
+        return self.rows.values(("largest", name, part), figure)
 
     def terms(self) -> dict[str, float]:
         """The reward functions' names with their weights; empty where the weights are not known.
@@ -295,46 +288,10 @@ class Log:
         low, high = min(0.0, *means), max(1.0, *means)
         if low == 0.0:
             high = max([high, *run.largest("reward")])
-        right = self.best(self.judging("answer"), now)
+        right = self.best(self.judging("answer", PUBLISHED), now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)
 
     @property
     def rate(self) -> float | None:
         """The learning rate of the last entry."""
         return self.entries[-1].get("learning_rate")
-
-
-def _finite(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of scored completions.  Further updates on the same batch (``num_iterations``) log no reward;
-    their clip ratios, the only ones that are not 0, are taken into the batch's entry."""
-    found: list[Entry] = []
-    for entry in history:
-        if entry.get("reward") is not None:
-            found.append(entry)
-        elif found and RATIO in entry:
-            found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
-    return found
-
-
-def term_names(entry: Entry) -> list[str]:
-    """The reward functions in an entry."""
-    keys = [key for key in entry if key.startswith("rewards/") and key.endswith("/mean")]
-    return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
-
-
-def term(name: str) -> str:
-    """The metric of a reward function's mean."""
-    return f"rewards/{name}/mean"
-
-
-def spread_name(name: str) -> str:
-    """The metric with the standard deviation that goes with a mean."""
-    return "reward_std" if name == "reward" else name.removesuffix("/mean") + "/std"

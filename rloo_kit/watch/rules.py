@@ -12,33 +12,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rloo_kit.watch import thresholds as at
-from rloo_kit.watch.chance import SURE, dead_by_chance, share_of_hits, surely_above
-from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Change, Log, term
-from rloo_kit.watch.truncation import ENOUGH
-
-CUT_SHARE = "completions/clipped_ratio"
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What a rule has seen.
-
-    Attributes:
-        evidence: figures and the steps they are from.
-        cause: the likely one.
-        setting: what to change first: an argument of ``RLOOConfig`` or of the trainer.
-        change: how to change it.
-        window: the entries that it was seen in.
-    """
-
-    evidence: str
-    cause: str
-    setting: str
-    change: str
-    window: Log
+from rloo_kit.watch.chance import SURE, share_of_hits, surely_above
+from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Log, term
+from rloo_kit.watch.published import PUBLISHED
+from rloo_kit.watch.sign import Sign, lower
 
 
 def non_finite(log: Log) -> Sign | None:
@@ -89,7 +68,7 @@ def kl_explosion(log: Log) -> Sign | None:
 
 def entropy_explosion(log: Log) -> Sign | None:
     """The policy dissolves into noise."""
-    start, window = next(iter(log.values("entropy")), math.nan), log.last(at.SHORT)
+    start, window = log.earliest("entropy"), log.last(at.SHORT)
     now = window.mean("entropy")
     if not (now >= at.ENTROPY_GROWN * start and now >= 1.0):
         return None
@@ -123,8 +102,7 @@ def growing_gradient(log: Log) -> Sign | None:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)
     start, now = (median_norm(part) for part in (before, window))
-    rise = log.change("reward", before, window)
-    if not now >= at.GRADIENT * start or rise.sigmas >= 1.0:
+    if not now >= at.GRADIENT * start or (rise := log.change("reward", before, window)).sigmas >= 1.0:
         return None
     return Sign(
         f"median grad_norm {start:.2g} -> {now:.2g}, reward {rise} ({window.steps})",
@@ -141,10 +119,33 @@ def median_norm(log: Log) -> float:
     return statistics.median(norms) if len(norms) >= at.FEW else math.nan
 
 
+def gradient_spikes(log: Log) -> Sign | None:
+    """One batch pulls many times as hard as the others."""
+    norms = [norm for norm in log.last(MEMORY).values("grad_norm") if norm]
+    last = log.entries[-1].get("grad_norm") or 0.0
+    if len(norms) <= 2 * WINDOW or not math.isfinite(last) or last < at.SPIKE * statistics.median(norms[:-1]):
+        return None
+    usual, high = statistics.median(norms[:-1]), statistics.quantiles(norms[:-1], n=10)[-1]
+    if last < at.SPIKE_OVER_HIGH * high:
+        return None
+    window = log.last(1)
+    return Sign(
+        f"grad_norm {last:.3g} ({window.steps}), {last / usual:.0f} times the median of those before, {usual:.2g}",
+        "a batch with an outlier: a reward out of scale, a very long completion, or a ratio that has run away",
+        "max_grad_norm",
+        f"to the usual norm, {usual:.1g}{log.known.now('max_grad_norm')}; and look at that step's rewards and lengths",
+        window,
+    )
+
+
 def reward_collapse(log: Log) -> Sign | None:
     """The reward has fallen from its best, by more than noise and by more than a little."""
     recent = log.last(MEMORY)
-    lowest = min(0.0, *recent.values("reward"))
+    values = recent.values("reward")
+    lowest, now = min(0.0, *values), log.last(at.FEW * WINDOW).values("reward")
+    # No window is better than its best entry, nor worse than its worst: most looks end here.
+    if at.COLLAPSE * (max(values) - lowest) > max(values) - min(now):
+        return None
     for before, window, sure in compared(log, recent):
         fall = log.change("reward", before, window)
         spread = before.spread("reward")
@@ -194,33 +195,6 @@ def kl_negative(log: Log) -> Sign | None:
     )
 
 
-def truncation(log: Log, kind: str) -> Sign | None:
-    """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
-    window = log.last(2 * WINDOW)
-    share = window.mean(CUT_SHARE)
-    if len(window) < at.FEW or not surely_above(share, window.independent, at.CUT):
-        return None
-    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= ENOUGH else None
-    if (kind == "policy worsened") != bool(fall):
-        return None
-    limit = window.values("completions/max_length")
-    evidence = f"{share:.0%} of the completions cut{f' at {max(limit):.0f} tokens' if limit else ''} ({window.steps})"
-    if fall:
-        cause = f"completions that ended at first no longer do: reward {fall}"
-        return Sign(evidence, cause, "learning_rate", lower(log, 10), window)
-    cause = "the limit is shorter than what the policy has to say, and what is cut cannot be right"
-    change = "double it, or pay for ending with rewards.overlong_reward"
-    return Sign(evidence, cause, "max_completion_length", change, window)
-
-
-def worsened(log: Log) -> Change | None:
-    """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
-    any update."""
-    windows = [(log.first(a), log.last(b)) for a in (1, at.FEW) for b in (WINDOW, 2 * WINDOW)]
-    fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
-    return fall if fall.sigmas <= -2.0 else None
-
-
 def format_only(log: Log) -> Sign | None:
     """The format is there and the answers are not."""
     window = log.last(2 * WINDOW)
@@ -237,42 +211,6 @@ def format_only(log: Log) -> Sign | None:
         "easier problems; or check that the answer is read from the right column",
         window,
     )
-
-
-def dead_groups(log: Log, kind: str) -> Sign | None:
-    """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages
-    are 0.  (In training the count includes groups that are cut and masked whole, which truncation reports.)"""
-    name = "dead_groups" if "dead_groups" in log.entries[-1] else "frac_reward_zero_std"
-    window, known = log.last(2 * WINDOW), log.known
-    share = window.mean(name)
-    if len(window) < WINDOW or not share > at.DEAD:
-        return None
-    by_chance = dead_by_chance(known.completions // known.groups, min(2 / 3, max(1 / 3, log.height())))
-    if not surely_above(share, window.groups, max(at.DEAD, by_chance)):
-        return None
-    found, cause, setting, change = dead_kind(log)
-    seen = f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})"
-    return Sign(seen, cause, setting, change, window) if found == kind else None
-
-
-def dead_kind(log: Log) -> tuple[str, str, str, str]:
-    """Why groups are dead, by how high the reward is (in the upper third, in the lower one, or between): the kind, then
-    cause, setting and change as in :class:`Sign`."""
-    height, known = log.height(), log.known
-    if height >= 2 / 3:
-        cause = "the policy solves nearly every prompt, or has learned to"
-        return "too easy", cause, "train_dataset", "harder problems; or stop here"
-    if fall := worsened(log):
-        cause = f"prompts that were solved at first no longer are: reward {fall}"
-        return "policy worsened", cause, "learning_rate", lower(log, 10)
-    if height <= 1 / 3:
-        cause = "the policy solves nearly no prompt, so the completions of a group do not differ in reward"
-        return "too hard", cause, "train_dataset", "easier problems, or a reward with steps on the way"
-    cause = "the completions of a prompt are all right or all wrong"
-    if getattr(known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
-        change = f"to 1{known.now('temperature')}; then num_generations, up"
-        return "completions alike", cause, "temperature", change
-    return "completions alike", cause, "num_generations", f"double it{known.now('num_generations')}"
 
 
 def entropy_collapse(log: Log) -> Sign | None:
@@ -294,7 +232,7 @@ def entropy_collapse(log: Log) -> Sign | None:
 
 def length_hacking(log: Log) -> Sign | None:
     """The reward rises with the length, and the answers get no better."""
-    answers = log.judging("answer")
+    answers = log.judging("answer", PUBLISHED)
     if len(log) < 2 * WINDOW or not answers:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)
@@ -364,28 +302,3 @@ def high_variance(log: Log) -> Sign | None:
         f"{known.now('steps_per_generation')}; then num_generations, up{known.now('num_generations')}",
         recent,
     )
-
-
-def nothing_learned(log: Log) -> Sign | None:
-    """No rise after many steps, in a log that would have shown one."""
-    if len(log) < at.PATIENCE:
-        return None
-    third = min(MEMORY, len(log) // 3)
-    rise = log.change("reward", before := log.first(third), after := log.last(third))
-    if rise.sigmas >= 2.0 or rise.gain + 2.0 * rise.error >= at.WORTH * before.spread("reward"):
-        return None
-    if log.height(after) >= 2 / 3 or log.change("reward", log.first(WINDOW), after).sigmas >= 2.0:
-        return None  # good, or better than at first: most is learned early
-    return Sign(
-        f"reward {rise}, {before.steps} against {after.steps}",
-        "the updates are too small to be seen",
-        "learning_rate",
-        f"ten times as much{log.known.now('learning_rate', log.rate)}",
-        log,
-    )
-
-
-def lower(log: Log, factor: int) -> str:
-    """What to do to the learning rate."""
-    part = {3: "a third", 10: "a tenth"}[factor]
-    return f"{part} of it" + ("" if log.rate is None else f" (now {log.rate:g})")

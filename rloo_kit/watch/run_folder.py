@@ -13,10 +13,12 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.errors import ConfigError
+from rloo_kit.watch import arguments
 from rloo_kit.watch.log import Entry
+from rloo_kit.watch.reading import entries_of
 
 if TYPE_CHECKING:
     import trl
@@ -45,15 +47,15 @@ def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]
     Stock trainers leave the state in their checkpoints: of a folder without one the newest whole checkpoint is read.
 
     Raises:
-        ConfigError: this is no run, or it has no training step.
+        ConfigError: this is no run, it has no training step, or an entry cannot be read.
     """
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         folder = path if path.is_dir() else path.parent
-        history = _log_in(path, caller)
+        history = entries_of(_log_in(path, caller), f"{caller}, {path}")
     elif isinstance(source, list | tuple):
-        history = list(source)
+        history = entries_of(source, caller)
     elif isinstance(source, Sequence) or not hasattr(source, "state"):
         raise ConfigError(
             "this is no run",
@@ -72,17 +74,27 @@ def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]
     return history, folder
 
 
+def settings_of(source: Source) -> Any | None:
+    """A run's settings: a trainer's, or those that lie beside a log; None where they are not known."""
+    if hasattr(source, "args"):
+        return source.args
+    if not isinstance(source, str | os.PathLike):
+        return None
+    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    return arguments.beside(folder) or arguments.beside(last_whole_checkpoint(folder) or folder)
+
+
 def training_steps(history: Sequence[Entry]) -> list[Entry]:
     """The entries of training steps, without evaluations and summaries."""
     return [entry for entry in history if entry.get("reward") is not None]
 
 
-def _log_in(path: Path, caller: str) -> list[Entry]:
+def _log_in(path: Path, caller: str) -> object:
     file = path / STATE if path.is_dir() else path
     if path.is_dir() and not file.is_file():
         file = (last_whole_checkpoint(path) or path) / STATE
     try:
-        history: list[Entry] = json.loads(file.read_text(encoding="utf-8"))["log_history"]
+        history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except UNREADABLE as error:
         raise ConfigError(
             "there is no log of a run to read",

@@ -1,7 +1,7 @@
 """The table of symptoms: the name of each, its rule, and which one hides which.
 
-For :mod:`.health`, which reads the table while a run trains and afterwards.  The rules are in :mod:`.rules`.  Nothing
-here changes a setting; the user decides.
+For :mod:`.health`, which reads the table while a run trains and afterwards.  The rules are in :mod:`.rules`,
+:mod:`.lost` and :mod:`.standing`.  Nothing here changes a setting; the user decides.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rloo_kit.watch import rules
+from rloo_kit.watch import lost, rules, standing
 from rloo_kit.watch.log import Log
-from rloo_kit.watch.rules import Sign
+from rloo_kit.watch.sign import Sign
 
 Rule = Callable[[Log], Sign | None]
 
@@ -23,31 +23,45 @@ TIERS: tuple[dict[str, Rule], ...] = (
         "entropy explosion": rules.entropy_explosion,
         "learning rate too high, ratios clipped": rules.clipped_ratios,
         "learning rate too high, gradient grows": rules.growing_gradient,
+        "gradient spikes": rules.gradient_spikes,
         "reward collapse": rules.reward_collapse,
     },
     {
         "KL negative": rules.kl_negative,
-        "truncation": partial(rules.truncation, kind="too short"),
-        "truncation, policy worsened": partial(rules.truncation, kind="policy worsened"),
+        "truncation": partial(lost.truncation, kind="too short"),
+        "truncation, policy worsened": partial(lost.truncation, kind="policy worsened"),
         "format without answers": rules.format_only,
-        "dead groups, too easy": partial(rules.dead_groups, kind="too easy"),
-        "dead groups, too hard": partial(rules.dead_groups, kind="too hard"),
-        "dead groups, policy worsened": partial(rules.dead_groups, kind="policy worsened"),
-        "dead groups, completions alike": partial(rules.dead_groups, kind="completions alike"),
+        "dead groups, too easy": partial(lost.dead_groups, kind="too easy"),
+        "dead groups, too hard": partial(lost.dead_groups, kind="too hard"),
+        "dead groups, policy worsened": partial(lost.dead_groups, kind="policy worsened"),
+        "dead groups, completions alike": partial(lost.dead_groups, kind="completions alike"),
         "entropy collapse": rules.entropy_collapse,
         "length hacking": rules.length_hacking,
+        "length grows": standing.length_grows,
+        "learning rate 0": standing.learning_rate_zero,
         "drowned reward": rules.drowned_term,
         "high variance": rules.high_variance,
     },
-    {"nothing learned": rules.nothing_learned},
+    {
+        "nothing learned": standing.nothing_learned,
+        "one reward stands still": standing.one_reward_still,
+        "plateau": standing.plateau,
+    },
 )
 """Name -> rule, causes before their effects: nothing can be told from NaN; a policy that has been wrecked is also cut
 off, wrong, and without spread; and each of these explains why nothing was learned."""
 
 SYMPTOMS: dict[str, Rule] = {name: rule for tier in TIERS for name, rule in tier.items()}
 
-WHY_DEAD = {"truncation", "truncation, policy worsened", "format without answers"}
-"""Symptoms of the same tier that explain dead groups better than those do."""
+CUT = ("truncation", "truncation, policy worsened")
+BETTER = {
+    **dict.fromkeys(
+        (name for name in SYMPTOMS if name.startswith("dead groups")), (*CUT, "format without answers")
+    ),
+    "length grows": ("length hacking", *CUT),
+    "plateau": ("one reward stands still",),
+}
+"""Symptom -> those of the same tier that explain what it sees better than it does."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class Finding:
 
     Attributes:
         symptom: its name in :data:`SYMPTOMS`.
-        evidence, cause, setting, change: as in :class:`~rloo_kit.watch.rules.Sign`, when it was first seen.
+        evidence, cause, setting, change: as in :class:`~rloo_kit.watch.sign.Sign`, when it was first seen.
         first_step, last_step: of the episode.
     """
 
@@ -76,8 +90,7 @@ def judged(log: Log) -> list[Finding]:
     """The findings at a log's last entry, from the first tier that has any."""
     for tier in TIERS:
         signs = {name: sign for name, rule in tier.items() if (sign := rule(log))}
-        if WHY_DEAD & signs.keys():
-            signs = {name: sign for name, sign in signs.items() if not name.startswith("dead groups")}
+        signs = {name: sign for name, sign in signs.items() if not signs.keys() & {*BETTER.get(name, ())}}
         if signs:
             return [finding(name, sign) for name, sign in signs.items()]
     return []

@@ -35,6 +35,10 @@ DEAD = 0.5
 """Share of dead groups: more than half of what is sampled then teaches nothing.  With few completions per prompt chance
 alone leads there, and :func:`.chance.dead_by_chance` takes its place."""
 
+DEAD_MARGIN = 0.15
+"""Share of dead groups by which many entries must pass what chance does: how much the completions of a prompt are
+alike, :data:`.chance.ALIKE`, is assumed, and many entries would find out that it is not quite so."""
+
 CUT = 0.2
 """Share of truncated completions: one in five cannot be right whatever it says.  The healthy runs of tests/data/health
 stay below 0.13 in every step."""
@@ -91,3 +95,22 @@ fewer entries would ask for a faster rise; 100 ask for one more right answer in 
 WORTH = 0.25
 """A rise worth having, in standard deviations of single completions: about Cohen's (1988) small effect.  A log too
 noisy to have shown it is not judged."""
+
+SPIKE, SPIKE_OVER_HIGH = 20.0, 5.0
+"""Times the median of the gradients before it, and times their ninth decile, that a gradient is a spike.  Norms of
+healthy runs are log-normal with a deviation of about 0.6: e^(0.6 x 5) is 20, five deviations.  The second is for norms
+that alternate, as where steps without a live group have the KL term's small gradient alone."""
+
+STILL = 60
+"""Entries in which what has risen no longer does, where batches are large enough to tell: the gain must be below what
+is worth having by :data:`.chance.SURE` errors.  For the reward that is :data:`WORTH` in MEMORY entries, so much less in
+fewer: a rise of one more right answer in 100 every five steps is slow, and no plateau."""
+
+RATE_LEFT = 0.1
+"""Share of its highest value below which the learning rate explains that nothing more is learned."""
+
+LONGER_ALONE = 1.5
+"""Growth of the mean length, where the reward gets no better, that is more than drift: half as much time a step."""
+
+LOWEST_RATE = 1e-9
+"""Adam moves a weight by about the learning rate, and float32 keeps of a weight of 0.01 steps of 6e-10."""

@@ -2,12 +2,14 @@
 
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import rloo_kit
 from rewards import ThinkTokens
-from rloo_kit.errors import DatasetError
+from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.compare import Piece, compare, pieces, wrapped
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import bootstrap
@@ -85,7 +87,7 @@ def test_without_rewards_changed_tokens_come_first() -> None:
 
 def test_completions_are_paired_by_prompt_not_by_place() -> None:
     talk = [{"role": "user", "content": "hello"}]
-    before = evaluation(("a", "1", 0.0), (talk, "2", 0.0), ("only before", "3", 0.0), (talk, "4", 0.0))
+    before = evaluation(("a", "1", 0.0), (talk, "2", 0.0), (talk, "4", 0.0))
     after = evaluation((talk, "5", 1.0), (talk, "6", 1.0), ("a", "7", 1.0))
     found = {(pair.before.text, pair.after.text) for pair in compare(before, after).pairs}
     assert found == {("1", "7"), ("2", "5"), ("4", "6")}
@@ -165,8 +167,55 @@ def test_a_line_never_passes_its_width(text: str, width: int, lines: list[str]) 
     assert wrapped(text, width) == lines
 
 
-def test_two_evaluations_without_a_common_prompt_and_what_is_not_one_are_refused() -> None:
-    with pytest.raises(DatasetError, match="share no prompt"):
-        compare(evaluation(("a", "x", 0.0)), evaluation(("b", "x", 0.0)))
+def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
+    a, b = (evaluation((prompt, "x", 0.0)) for prompt in "ab")
+    both = evaluation(("a", "x", 0.0), ("b", "x", 0.0))
+    for before, after, said in (
+        (a, b, "1 of 1 completions have no partner after, 1 of 1 none before"),
+        (both, b, "1 of 2 completions have no partner after, 0 of 1 none before"),
+    ):
+        with pytest.raises(DatasetError, match=f"(?s)not of the same prompts.*{said}"):
+            compare(before, after)
     with pytest.raises(DatasetError, match="before is not an evaluation"):
         compare("policy", evaluation(("b", "x", 0.0)))  # type: ignore[arg-type]
+
+
+def measured(**changed: Any) -> Evaluation:
+    """An evaluation with one reward, sampled, unless changed."""
+    settings = {"rewards": {"right": 1.0}, "max_new_tokens": 64, **changed.pop("settings", {})}
+    return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"settings": {"rewards": {"right": 1.0, "form": 1.0}}},
+            "'form': 1.0} after",
+        ),  # it gained the form's reward
+        ({"settings": {"rewards": {"right": 2.0}}}, "rewards={'right': 1.0} before"),
+        ({"settings": {"max_new_tokens": 128}}, "max_new_tokens=64 before and 128 after"),
+        ({"settings": {"temperature": 0.7}}, "temperature=1.0 before and 0.7 after"),
+        (
+            {"settings": {"chat_template_kwargs": {"enable_thinking": False}}},
+            "chat_template_kwargs=None before",
+        ),
+        ({"greedy": True}, "greedy=False before and True after"),
+        ({"samples": 4}, "samples=1 before and 4 after"),
+    ],
+)
+def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"(?s){said}.*What to do: evaluate both with the same") as refused:
+        compare(measured(), measured(**changed))
+    assert len(str(refused.value).splitlines()) == 3
+
+
+def test_what_makes_no_difference_is_compared() -> None:
+    for changed in (
+        {"temperature": 1.0, "top_k": 0},  # the defaults
+        {"rewards": {}},  # no reward then, and none is compared
+        {"batch_size": 4},
+    ):
+        assert len(compare(measured(), measured(settings=changed)).pairs) == 1
+    greedy = measured(greedy=True, settings={"temperature": 0.5})
+    assert len(compare(greedy, measured(greedy=True)).pairs) == 1

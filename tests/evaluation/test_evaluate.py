@@ -160,3 +160,11 @@ def test_what_is_no_dataset_or_no_policy_is_refused(dataset: Iterable[Any], says
         evaluate(scripted("1"), dataset)
     with pytest.raises(ArgumentError, match="load_policy"):
         evaluate(SimpleNamespace(config=None, generate=None), QUESTIONS)
+
+
+def test_an_evaluation_says_what_it_was_measured_with() -> None:
+    how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
+    result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
+    assert result.settings == {"rewards": {"reward": 2.0}, "max_new_tokens": 64, "temperature": 0.7}
+    plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
+    assert plain.settings["rewards"] == {"reward": 1.0}

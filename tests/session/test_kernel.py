@@ -139,6 +139,10 @@ class Server:
         connection.close()
         return answer.status, json.loads(text) if text else None
 
+    def kernel_pids(self) -> list[int]:
+        """The processes of its kernels."""
+        return [child.pid for child in psutil.Process(self.process.pid).children() if not gone(child.pid)]
+
     def listens(self) -> bool:
         with contextlib.suppress(OSError):
             return self.ask("GET", "status")[0] == 200
@@ -184,6 +188,13 @@ class Page:
                 printed[parent] += content["text"]
             waiting -= {(parent, kind), (parent, content.get("execution_state"))}
         return list(printed.values())
+
+    def printed_later(self) -> str:
+        """The next text that is printed, after a cell has ended."""
+        while True:
+            message = json.loads(self.socket.recv())
+            if message["header"]["msg_type"] == "stream":
+                return str(message["content"]["text"])
 
     def seconds_until_gone(self) -> float:
         return seconds_until(lambda: gone(self.pid), 15)
@@ -253,14 +264,24 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
     assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
 
 
-def test_a_server_that_refuses_loses_the_process_all_the_same(server: Server) -> None:
+@pytest.mark.parametrize("wrong", ["token='wrong'", "host='127.0.0.2', port=9"], ids=["token", "host"])
+def test_a_server_that_refuses_loses_the_process_all_the_same_and_the_cell_says_what_it_does(
+    wrong: str, server: Server
+) -> None:
     page = server.open_page()
     page.run(
         "import dataclasses, rloo_kit.session.kernel as k; real = k._find_server()",
-        "k._find_server = lambda: dataclasses.replace(real, token='wrong')",
+        f"k._find_server = lambda: dataclasses.replace(real, {wrong})",
     )
     assert page.run(SHUT_DOWN) == [""]
+    said = page.printed_later()
     assert page.seconds_until_gone() < GONE_WITHIN_SECONDS
+    assert said.startswith("shutdown_kernel: the Jupyter server did not end this kernel (")
+    assert "starts a fresh, empty kernel" in said
+    assert len(said.splitlines()) == 3
+    assert "wrong" not in said, "no token is shown"
+    before = page.pid
+    assert seconds_until(lambda: server.kernel_pids() != [] and before not in server.kernel_pids(), 15) < 15
     server.ask("DELETE", f"kernels/{page.kernel_id}")
 
 

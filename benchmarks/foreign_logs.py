@@ -1,0 +1,294 @@
+"""Logs in the shape of plain TRL 1.15 and unsloth, simulated: sick ones of many kinds, and healthy ones.
+
+For health_alarms.py, which counts what the diagnosis makes of them, and for tests/watch.  A run draws completions:
+each prompt has a chance of its own, each completion a format, an answer and a length; figures that no completion
+decides (KL, entropy, gradient, learning rate) follow a course with noise.  No policy is trained, so this tells whether
+a course that looks like this is named, and nothing about what causes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from rloo_kit.watch.log import Entry
+
+Course = Callable[[int], float]
+"""A figure by the step, from 1."""
+
+
+def flat(value: float) -> Course:
+    """The same at every step."""
+    return lambda step: value
+
+
+def rise(start: float, slope: float, most: float = 0.95) -> Course:
+    """So much a step, up to a limit."""
+    return lambda step: min(most, start + slope * step)
+
+
+def jump(step_of: int, before: float, after: float) -> Course:
+    """Another value from a step on."""
+    return lambda step: before if step < step_of else after
+
+
+def accuracy(form: bool, right: bool, tokens: int) -> float:
+    """1 for a right answer."""
+    return float(right)
+
+
+def neat(form: bool, right: bool, tokens: int) -> float:
+    """1 for the format."""
+    return float(form)
+
+
+def signed(form: bool, right: bool, tokens: int) -> float:
+    """1 or -1."""
+    return 1.0 if right else -1.0
+
+
+def long_paid(form: bool, right: bool, tokens: int) -> float:
+    """A tenth of the tokens, as a share of the limit."""
+    return tokens / 512
+
+
+def graded(form: bool, right: bool, tokens: int) -> float:
+    """Unsloth's GSM8K notebook: 2 for a right answer, 0.5 for the format."""
+    return 2.0 * right + 0.5 * form
+
+
+Rewards = Mapping[str, Callable[[bool, bool, int], float]]
+ACCURACY: Rewards = {"accuracy_reward": accuracy}
+BOTH: Rewards = {"accuracy_reward": accuracy, "format_reward": neat}
+OWN_NAMES: Rewards = {"reward_correct": accuracy, "reward_tags": neat}
+LENGTH_TOO: Rewards = {"accuracy_reward": accuracy, "brevity": long_paid}
+
+RISING, NEARLY_ALL, LENGTH = rise(0.25, 0.005, 0.9), flat(0.97), flat(180.0)
+KL, ENTROPY, GRADIENT, RATE = rise(0.0, 0.0004, 0.08), rise(0.4, -0.001, 1.0), flat(0.8), flat(1e-5)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run; what is not set is healthy.
+
+    Attributes:
+        named: the symptoms of which one should be found; none for a healthy run.
+        right, form: chance of a right answer of a completion that has the format, and of the format.
+        rewards: name -> what it pays for (format, right, tokens), unweighted.
+        alike: correlation of the completions of a prompt.
+        length, limit: mean tokens, and where they are cut.
+        before_kl: whether dead groups are counted before the KL term, as the kit does; TRL counts after it.
+        per_entry: steps that an entry is the mean of (``logging_steps``).
+    """
+
+    named: tuple[str, ...] = ()
+    steps: int = 120
+    prompts: int = 4
+    k: int = 8
+    right: Course = RISING
+    form: Course = NEARLY_ALL
+    alike: float = 0.3
+    rewards: Rewards = field(default_factory=lambda: ACCURACY)
+    length: Course = LENGTH
+    length_spread: float = 0.35
+    limit: int = 512
+    kl: Course | None = KL
+    entropy: Course = ENTROPY
+    gradient: Course = GRADIENT
+    gradient_spread: float = 0.5
+    rate: Course = RATE
+    per_entry: int = 1
+    before_kl: bool = True
+    spikes: tuple[tuple[int, float], ...] = ()
+
+
+DEAD = (
+    "dead groups, too easy",
+    "dead groups, too hard",
+    "dead groups, completions alike",
+    "dead groups, policy worsened",
+)
+
+SICK: dict[str, Kind] = {
+    "gradient spikes": Kind(("gradient spikes",), spikes=((40, 40.0), (71, 160.0), (95, 80.0))),
+    "plateau": Kind(("plateau",), steps=160, prompts=8, right=lambda step: 0.2 + 0.3 * min(1.0, step / 30)),
+    "format paid, answers still": Kind(
+        ("one reward stands still", "format without answers"),
+        prompts=8,
+        rewards=BOTH,
+        form=rise(0.3, 0.02, 0.98),
+        right=flat(0.1),
+    ),
+    "the same, under names of one's own": Kind(
+        ("one reward stands still",),
+        prompts=8,
+        rewards=OWN_NAMES,
+        form=rise(0.3, 0.02, 0.98),
+        right=flat(0.12),
+    ),
+    "length grows by 3 tokens a step": Kind(
+        ("length grows",), right=flat(0.45), length=rise(180, 3.0, 9e9), limit=4096
+    ),
+    "length paid, answers still": Kind(
+        ("length hacking", "length grows"),
+        rewards=LENGTH_TOO,
+        right=flat(0.4),
+        length=rise(120, 2.0, 9e9),
+        limit=4096,
+    ),
+    "learning rate 0": Kind(("learning rate 0",), steps=30, right=flat(0.3), rate=flat(0.0)),
+    "a third cut": Kind(("truncation",), steps=60, length=flat(420.0), right=flat(0.3)),
+    "too hard": Kind(DEAD[1:2], steps=60, right=flat(0.02)),
+    "too easy": Kind(DEAD[:1], steps=60, right=flat(0.97), form=flat(1.0)),
+    "alike": Kind(DEAD[2:3], steps=60, right=flat(0.5), alike=0.9),
+    "too hard, counted after the KL term": Kind(DEAD[1:2], steps=60, right=flat(0.002), before_kl=False),
+    "KL explosion": Kind(("KL explosion",), steps=60, kl=jump(40, 0.02, 3.0)),
+    "entropy explosion": Kind(
+        ("entropy explosion",), steps=60, entropy=jump(40, 0.4, 6.0), right=jump(40, 0.4, 0.0)
+    ),
+    "entropy collapse": Kind(("entropy collapse",), right=flat(0.4), entropy=lambda step: 0.4 * 0.95**step),
+    "collapse": Kind(("reward collapse",), right=jump(80, 0.7, 0.15)),
+    "nothing learned": Kind(("nothing learned",), steps=160, prompts=8, right=flat(0.35)),
+    "not finite": Kind(("non-finite figures",), steps=40, entropy=jump(25, 0.4, math.nan)),
+}
+"""What is wrong -> such a run."""
+
+HEALTHY: dict[str, Kind] = {
+    "TRL's batch": Kind(),
+    "unsloth's batch, 2 x 4": Kind(prompts=2, k=4),
+    "pairs, 4 x 2": Kind(prompts=4, k=2),
+    "16 x 16": Kind(prompts=16, k=16, steps=80),
+    "one prompt, K 16": Kind(prompts=1, k=16),
+    "an entry is the mean of 10 steps": Kind(per_entry=10, steps=400, right=rise(0.25, 0.0016, 0.9)),
+    "an entry is the mean of 5 steps": Kind(per_entry=5, steps=300, right=rise(0.25, 0.002, 0.9)),
+    "format first, answers later": Kind(
+        rewards=BOTH, form=rise(0.2, 0.03, 0.98), right=lambda step: 0.1 + 0.7 * max(0.0, step - 40) / 80
+    ),
+    "rewards of -1 and 1": Kind(rewards={"reward_signed": signed}),
+    "up to 2.5": Kind(rewards={"graded": graded}),
+    "soon good, and stays good": Kind(right=lambda step: min(0.85, 0.4 + 0.02 * step), steps=160),
+    "longer and better": Kind(length=rise(150, 2.0, 330), right=rise(0.2, 0.005, 0.8), limit=1024),
+    "cosine to 0": Kind(rate=lambda step: 5e-6 * (1 + math.cos(math.pi * step / 120))),
+    "linear to 0": Kind(rate=lambda step: 1e-5 * max(0.0, 1 - step / 120)),
+    "warm-up from 0": Kind(rate=lambda step: 1e-5 * min(1.0, (step - 1) / 12)),
+    "no KL term": Kind(kl=None),
+    "counted after the KL term": Kind(before_kl=False),
+    "one in eight cut": Kind(length=flat(310.0), length_spread=0.4),
+    "a wild gradient": Kind(gradient_spread=0.8),
+    "slow but sure": Kind(steps=300, right=rise(0.25, 0.0018, 0.9)),
+    "30 steps": Kind(steps=30, right=rise(0.3, 0.015)),
+}
+"""What is particular -> such a run, with nothing wrong."""
+
+
+def run(kind: Kind, seed: int) -> list[Entry]:
+    """The ``log_history`` of a run, its last entry the summary."""
+    rng = random.Random(seed)
+    entries = [_step(kind, step, rng) for step in range(1, kind.steps + 1)]
+    every = kind.per_entry
+    entries = [_mean(entries[i : i + every]) for i in range(0, len(entries), every)]
+    return [*entries, {"step": kind.steps, "train_runtime": 9.0 * kind.steps, "train_loss": 0.0}]
+
+
+def config(kind: Kind) -> Any:
+    """What the run's training_args.bin says."""
+    return SimpleNamespace(
+        per_device_train_batch_size=kind.prompts * kind.k,
+        gradient_accumulation_steps=1,
+        generation_batch_size=kind.prompts * kind.k,
+        num_generations=kind.k,
+        num_iterations=1,
+        reward_weights=None,
+        world_size=1,
+    )
+
+
+def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
+    drawn = [one for _ in range(kind.prompts) for one in _group(kind, step, rng)]
+    columns = {name: [function(*one) for one in drawn] for name, function in kind.rewards.items()}
+    totals = [sum(values) for values in zip(*columns.values(), strict=True)]
+    groups = [totals[i : i + kind.k] for i in range(0, len(totals), kind.k)]
+    dead = sum(len(set(group)) == 1 for group in groups) / len(groups)
+    tokens = [tokens for _, _, tokens in drawn]
+    ended = [n for n in tokens if n < kind.limit] or [0]
+    norm = (
+        kind.gradient(step)
+        * math.exp(rng.gauss(0.0, kind.gradient_spread))
+        * dict(kind.spikes).get(step, 1.0)
+    )
+    entry: Entry = {
+        "loss": rng.gauss(0.0, 0.01),
+        "grad_norm": norm if dead < 1 or kind.kl else 0.0,
+        "learning_rate": kind.rate(step),
+        "num_tokens": float(step * sum(tokens)),
+        **_spread("completions", "length", tokens),
+        "completions/clipped_ratio": sum(n >= kind.limit for n in tokens) / len(tokens),
+        **{
+            name.replace("mean_", "mean_terminated_"): v
+            for name, v in _spread("completions", "length", ended).items()
+        },
+    }
+    for name, values in columns.items():
+        entry |= {
+            f"rewards/{name}/mean": statistics.fmean(values),
+            f"rewards/{name}/std": _stdev(values),
+        }
+    entry |= {
+        "reward": statistics.fmean(totals),
+        "reward_std": _stdev(totals),
+        "frac_reward_zero_std": dead if kind.before_kl else 0.0,
+    }
+    if kind.kl:
+        entry["kl"] = kind.kl(step) * math.exp(rng.gauss(0.0, 0.2)) + rng.gauss(0.0, 0.002)
+    return entry | {
+        "entropy": kind.entropy(step) * math.exp(rng.gauss(0.0, 0.1)),
+        **{
+            f"clip_ratio/{name}": 0.0
+            for name in ("low_mean", "low_min", "high_mean", "high_max", "region_mean")
+        },
+        "step_time": 9.0 * math.exp(rng.gauss(0.0, 0.1)),
+        "epoch": step / kind.steps,
+        "step": step,
+    }
+
+
+def _stdev(values: list[float]) -> float:
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _spread(room: str, what: str, values: list[int]) -> Entry:
+    figures = {"mean": statistics.fmean(values), "min": float(min(values)), "max": float(max(values))}
+    return {f"{room}/{name}_{what}": value for name, value in figures.items()}
+
+
+def _group(kind: Kind, step: int, rng: random.Random) -> list[tuple[bool, bool, int]]:
+    """(format, right, tokens) of a prompt's completions; one that is cut has neither."""
+    right, form = (min(0.999, max(0.001, course(step))) for course in (kind.right, kind.form))
+    size = 1 / kind.alike - 1
+    chance = rng.betavariate(right * size, (1 - right) * size)
+    found = []
+    for _ in range(kind.k):
+        tokens = min(
+            kind.limit, max(1, round(kind.length(step) * math.exp(rng.gauss(0.0, kind.length_spread))))
+        )
+        ends = tokens < kind.limit
+        neat_one = ends and rng.random() < form
+        found.append((neat_one, neat_one and rng.random() < chance, tokens))
+    return found
+
+
+def _mean(entries: list[Entry]) -> Entry:
+    last = entries[-1]
+    means = {name: statistics.fmean(entry[name] for entry in entries) for name in last}
+    return means | {name: last[name] for name in ("learning_rate", "num_tokens", "epoch", "step")}
+
+
+def with_steps(kind: Kind, steps: int) -> Kind:
+    """The same for so many steps."""
+    return dataclasses.replace(kind, steps=steps)

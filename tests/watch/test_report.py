@@ -1,0 +1,85 @@
+"""What a report says of every run: what was sampled for nothing, and how wide chance is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from benchmarks.health_runs import file_of, read
+from rloo_kit.watch import health
+from rloo_kit.watch.health import episodes
+from rloo_kit.watch.log import Log, rounds
+from rloo_kit.watch.report import cost_of, course_of
+from tests.watch.logs import KNOWN, from_step, history, trl_config
+
+
+def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() -> None:
+    entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
+    report = rloo_kit.diagnose(SimpleNamespace(state=SimpleNamespace(log_history=entries), args=args()))
+    assert report.healthy
+    assert report.cost is not None
+    assert (report.cost.share, report.cost.total_seconds) == (0.375, pytest.approx(120.0))
+    assert "no gradient of the reward from 38% of the completions sampled" in str(report)
+    assert "about 0:45 of 2:00" in str(report)
+    assert cost_of(Log(rounds(history(9, dead_groups=None)), KNOWN)) is None
+
+
+def args() -> Any:
+    return trl_config(output_dir=None)
+
+
+def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:
+    """The quickstart's own run ends with 0.89, 0.84, 0.88, 0.86, 0.68, 0.59, 0.56."""
+    log = read(file_of("quickstart seed 0.healthy"))
+    course = course_of(log)
+    assert course is not None
+    assert course.fall is not None
+    assert episodes(log).found == []
+    assert 1.0 <= -course.fall.sigmas < 4.8
+    assert 0.1 < course.one < 0.25, "so that 0.89 and 0.56 are two such errors of a difference apart, at most"
+    text = str(rloo_kit.diagnose(list(log.entries)))
+    assert "chance alone moves a step's reward by +-" in text
+    assert "reward fell 0.828 (steps 21-25) -> 0.714 (steps 26-30)" in text
+    fallen = Log(rounds(history(40, reward=from_step(30, 0.9, 0.1))), KNOWN)
+    assert "more than chance; a collapse is 4.8" in str(course_of(fallen))
+    assert "reward collapse" in [one.symptom for one in episodes(fallen).found]
+
+
+class Counted(dict[str, Any]):
+    """An entry that counts how often a figure is asked of it."""
+
+    asked = 0
+
+    def get(self, *given: Any) -> Any:
+        Counted.asked += 1
+        return super().get(*given)
+
+    def __getitem__(self, name: str) -> Any:
+        Counted.asked += 1
+        return super().__getitem__(name)
+
+
+def asked_in(steps: int, **columns: Any) -> int:
+    """How often figures are read while a run of so many steps is followed."""
+    entries = [Counted(entry) for entry in history(steps, kl=0.01, **columns)]
+    callback, given = health.HealthCallback(lambda finding: None), args()
+    state: Any = SimpleNamespace(log_history=[], is_world_process_zero=True)
+    callback.on_train_begin(given, state, None)
+    Counted.asked = 0
+    for entry in entries:
+        state.log_history.append(entry)
+        callback.on_log(given, state, SimpleNamespace(), logs=entry)  # type: ignore[arg-type]
+    return Counted.asked
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"reward": 0.5, "dead_groups": 0.9}, {"completions__clipped_ratio": 0.6}]
+)
+def test_following_a_run_costs_as_much_at_its_end_as_at_its_start(columns: dict[str, Any]) -> None:
+    """Sick ones too: the figures of an entry are read once, whatever comes after it."""
+    short, long = asked_in(400, **columns), asked_in(800, **columns)
+    assert long / short == pytest.approx(2.0, rel=0.1)
+    assert long / 800 < 150
