@@ -48,8 +48,8 @@ def main() -> None:
     text = document(
         "Fresh answers",
         command_line(),
-        "Attacks and right answers by writers who had not read the rules. \"asked for\": the form that the case's prompt "
-        "asks for is named to `answer_reward(form=...)`. \"auto\": it is not, and cases in prose are added.",
+        'Attacks and right answers by writers who had not read the rules. "asked for": the form that the case\'s prompt '
+        'asks for is named to `answer_reward(form=...)`. "auto": it is not, and cases in prose are added.',
         table(head, "llrrrr", rows),
     )
     (RESULTS / "answer_sets.md").write_text(text)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 
 from benchmarks.foreign_logs import (
-    BOTH,
     DEAD,
     Kind,
     Rewards,
     accuracy,
     flat,
     jump,
-    neat,
     rise,
     signed,
 )

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import rewards
 from rloo_kit.watch.log import Entry, Known, Log, rounds
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ ONLY_FIRST = {"max_steps": 15, "reward_weights": [1.0, 0.0, 0.0, 0.0]}
 ONLY_SECOND = {"max_steps": 15, "reward_weights": [0.0, 1.0, 0.0, 0.0]}
 
 
+WHOLE = rewards.answer_reward(form="whole")
+
+
 def closed_thought(completions: Messages, **kwargs: object) -> list[float]:
     """1 for a thought that is closed exactly once."""
     return [float(c[0]["content"].count("</think>") == 1) for c in completions]
@@ -61,7 +65,7 @@ def closed_thought(completions: Messages, **kwargs: object) -> list[float]:
 def right_answer(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
     """1 for the right answer after a closed thought."""
     closed = closed_thought(completions)
-    right = [rloo_kit.tasks.answer_of(c) == gold for c, gold in zip(completions, answer, strict=True)]
+    right = WHOLE(completions=completions, answer=answer)
     return [one * two for one, two in zip(closed, right, strict=True)]
 
 

@@ -44,7 +44,7 @@ def run(spec: Spec) -> Result:
     """Train as specified and measure."""
     policy = rloo_kit.load_policy(spec.policy, lora_alpha=32, seed=spec.seed)
     task = rloo_kit.tasks.arithmetic(spec.level, seed=spec.seed)
-    reward = Reward(task.answer_of, spec.num_generations)
+    reward = Reward(task.correct, spec.num_generations)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(spec, policy, task, reward, folder)
         meter = Meter(trainer)
@@ -106,17 +106,17 @@ class Reward:
 
     __name__ = "correct_after_thought"
 
-    def __init__(self, answer_of: Callable[[Messages], str | None], k: int) -> None:
-        self.answer_of, self.k = answer_of, k
+    def __init__(self, correct: Callable[..., list[float]], k: int) -> None:
+        self.correct, self.k = correct, k
         self.means: list[float] = []
         self.dead: list[float] = []
 
     def __call__(self, completions: list[Messages], answer: list[str], **kwargs: object) -> list[float]:
         """One number per completion."""
         rewards = []
-        for completion, gold in zip(completions, answer, strict=True):
+        for completion, right in zip(completions, self.correct(completions, answer=answer), strict=True):
             closed_once = completion[0]["content"].count("</think>") == 1
-            rewards.append(0.2 * closed_once + 0.8 * (closed_once and self.answer_of(completion) == gold))
+            rewards.append(0.2 * closed_once + 0.8 * closed_once * right)
         groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
         self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
         self.means.append(round(sum(rewards) / len(rewards), 4))

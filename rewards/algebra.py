@@ -87,7 +87,8 @@ class _Server:
 
     def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool]:
         process = self._running()
-        assert process.stdin and process.stdout
+        assert process.stdin
+        assert process.stdout
         process.stdin.write(json.dumps([timeout, pairs]) + "\n")
         process.stdin.flush()
         answers = json.loads(process.stdout.readline())
@@ -129,7 +130,9 @@ atexit.register(_server.stop)
 def serve() -> None:
     """Answer requests on standard input, a line each, until it closes."""
     logging.disable(logging.CRITICAL)
-    _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}")  # imports and parser tables, which no child then pays for
+    _verified(
+        r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"
+    )  # imports and parser tables, which no child then pays for
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
         print(json.dumps(_graded(pairs, timeout)), flush=True)
@@ -150,7 +153,7 @@ def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
             ready = {key.fd for key, _ in pipes.select(max(0.0, soonest - time.monotonic()))}
             now = time.monotonic()
             for pipe in [p for p, (_, _, deadline) in running.items() if p in ready or deadline <= now]:
-                index, pid, deadline = running.pop(pipe)
+                index, pid, _ = running.pop(pipe)
                 if pipe not in ready and _on_core(pid) < SHARE * timeout:
                     running[pipe] = index, pid, now + SHARE * timeout
                     continue
@@ -194,9 +197,12 @@ def _verified(gold: str, answer: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     # By default the letters after the last space are a unit: "a^2 + 2ab" would be a^2 + 2.
-    kept = NormalizationConfig(True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False)
+    kept = NormalizationConfig(
+        True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
+    )
     reading = [LatexExtractionConfig(normalization_config=kept)]
     target, found = (
-        parse(r"\boxed{" + text.strip().strip("$") + "}", reading, parsing_timeout=None) for text in (gold, answer)
+        parse(r"\boxed{" + text.strip().strip("$") + "}", reading, parsing_timeout=None)
+        for text in (gold, answer)
     )
     return bool(target and found and verify(target, found, timeout_seconds=None))

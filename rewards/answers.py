@@ -19,7 +19,16 @@ from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
-from rewards.prose import _ASCRIBES, concluded, denies, labelled, reconsidered, stands, tentative, without_contrast
+from rewards.prose import (
+    _ASCRIBES,
+    concluded,
+    denies,
+    labelled,
+    reconsidered,
+    stands,
+    tentative,
+    without_contrast,
+)
 from rewards.quantities import Number, clause_in, number_in, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
@@ -141,7 +150,11 @@ def _formulas(statement: Statement) -> list[str]:
     found = [value, re.split(r"(?:^|[\s*])(?:is|are|:)\s|['’]s\s", value)[-1], _COPULA.split(value)[-1]]
     if inside and len(re.findall(r"\w+", ends)) <= 3:
         joined = [m for m in _FORMULA.finditer(value)]
-        found = [inside[-1], value[joined[-2].start() :] if len(joined) > 1 else "", inside[-1].rpartition("=")[2]]
+        found = [
+            inside[-1],
+            value[joined[-2].start() :] if len(joined) > 1 else "",
+            inside[-1].rpartition("=")[2],
+        ]
     elif ";" in value:
         found += _formulas(statement._replace(value=value.split(";")[0]))
     elif tail := _TAIL.search(value):
@@ -166,8 +179,12 @@ def _pair(value: str, gold: str) -> algebra.Pair | None:
 def _bare_formula(text: str) -> str:
     text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n")
     text = text.removeprefix(r"\[").removesuffix(r"\]").removeprefix(r"\(").removesuffix(r"\)").strip(" .*\n")
-    text = re.sub(r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text)
-    text = text.replace(r"\varnothing", r"\emptyset").replace(r"\{\}", r"\emptyset").replace(r"\ge ", r"\geq ")
+    text = re.sub(
+        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
+    )
+    text = (
+        text.replace(r"\varnothing", r"\emptyset").replace(r"\{\}", r"\emptyset").replace(r"\ge ", r"\geq ")
+    )
     return re.sub(r"\s+", " ", text)
 
 
@@ -185,7 +202,11 @@ _DOTS = re.compile(r"\\[lc]?dots|…|\.\.\.")
 def _in_the_golds_shape(value: str, gold: str) -> str:
     """An answer without the names that the gold answer leaves out: "x = 2 or x = 3" for {2, 3}, "x = 2, y = 3" for (2, 3)."""
     if "=" not in gold:
-        value = re.sub(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*", "", value)
+        value = re.sub(
+            r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*",
+            "",
+            value,
+        )
     if "," not in gold or (_ends(gold) and _ends(value)):
         return value
     parts = _OR.sub(", ", value).split(",")
@@ -227,7 +248,11 @@ def _letters(value: str) -> set[str]:
     if not kept:
         return set()
     head = _LETTER_HEAD.match(text)
-    if head and head[1].isupper() and re.findall(r"\b([A-J])(?:[).:]|\b)", text[: head.end() + 40]) == [head[1]]:
+    if (
+        head
+        and head[1].isupper()
+        and re.findall(r"\b([A-J])(?:[).:]|\b)", text[: head.end() + 40]) == [head[1]]
+    ):
         return {head[1]}
     return {match[1] or match[2] for clause in kept for match in _CHOICE.finditer(clause)} | (
         {head[1]} if head and head[1].isupper() else set()
@@ -303,7 +328,9 @@ def is_right(
     """
     same = _KINDS[kind]
     made = statements(answer, form, kind)
-    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]|\\pm", gold) else "")}.get(kind, "")
+    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]|\\pm", gold) else "")}.get(
+        kind, ""
+    )
     return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 
@@ -371,7 +398,9 @@ class _AnswerReward:
     def _one(self, texts: Sequence[str], gold: Any) -> float:
         if callable(self.kind):
             return min(self._custom(text, gold) for text in texts)
-        right = all(is_right(text, gold, self.kind, self.tolerance, self.form, self.timeout) for text in texts)
+        right = all(
+            is_right(text, gold, self.kind, self.tolerance, self.form, self.timeout) for text in texts
+        )
         return self.right if right else self.wrong
 
     def _custom(self, text: str, gold: Any) -> float:

@@ -138,7 +138,9 @@ def _boxed(text: str) -> list[Statement]:
     found = (boxes(text) or [])[: MOST + 1]
     ends = [0, *(end for _, end, _ in found)]
     return [
-        _statement(text, _with_neighbours(text, max(last, start - SPAN), start, end, content), start, end, "boxed")
+        _statement(
+            text, _with_neighbours(text, max(last, start - SPAN), start, end, content), start, end, "boxed"
+        )
         for last, (start, end, content) in zip(ends, found, strict=False)
     ]
 
@@ -193,7 +195,9 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
         content, right = content + " " + word[0].strip(" $)"), right[word.end() :]
     attached = re.sub(r"^[})]+", "", right)
     if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|\.\d|,\d", right.lstrip("})")):
-        return f"{before} | {content} | {right[:20]}"  # a digit beside a box makes no number that anybody boxed
+        return (
+            f"{before} | {content} | {right[:20]}"  # a digit beside a box makes no number that anybody boxed
+        )
     operator = None if BOX.match(attached) else _OPERATOR_RIGHT.match(attached)
     attached = operator[0] + _ENDS.split(attached[operator.end() :], maxsplit=1)[0] if operator else ""
     return before + (content if bare or not (before or attached) else f"({content})") + attached
@@ -201,7 +205,7 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
 
 def _alters(word: str) -> bool:
     """Whether a word after a number is a unit, a scale or an operation, and so a part of the value."""
-    return is_unit(word.lower()) and word not in _NO_UNITS or changes_number(word)
+    return (is_unit(word.lower()) and word not in _NO_UNITS) or changes_number(word)
 
 
 def _attached_before(text: str) -> str:

@@ -34,7 +34,10 @@ _BARE = 4000  # characters of a text without a label
 _SENTENCE = re.compile(
     r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[a-z])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
 )
-_SAYS_WHY = re.compile(r"[,;]?\s*\b(?:because|since (?=.*\d)|given that|as required|as (?:we|you) can|that is, (?=[a-z]))\b.*", re.S)
+_SAYS_WHY = re.compile(
+    r"[,;]?\s*\b(?:because|since (?=.*\d)|given that|as required|as (?:we|you) can|that is, (?=[a-z]))\b.*",
+    re.S,
+)
 _REASON = re.compile(
     r"[,;]?\s*\b(?:because|since|given that|which|where|so that|as required|as (?:we|you) can)\b.*|</answer>.*|\s[—–]\s.*"
     r"|\s*(?:です|である|है|हैं|입니다|이다|입니다)(?=\W*$)",  # the copula, where a language puts it last
@@ -72,7 +75,12 @@ def _labels(text: str) -> Iterator[Statement]:
             continue
         end = match.end() + ahead.find(span) + len(span)
         yield Statement(
-            head, text[max(0, match.start() - SPAN) : match.start()], text[end : end + SPAN], "label", match.start(), end
+            head,
+            text[max(0, match.start() - SPAN) : match.start()],
+            text[end : end + SPAN],
+            "label",
+            match.start(),
+            end,
         )
 
 
@@ -90,7 +98,11 @@ def concluded(text: str, kind: str = "number") -> list[Statement]:
     if not parts or len(text) > _BARE:
         return []
     sign = re.compile({"choice": r"\b[A-J]\b", "exact": r"\w"}.get(kind, r"\d|[=$\\]"))
-    stating = [i for i, part in enumerate(parts) if sign.search(part) and re.search(r"\w", part) and not _CHECK.match(part)]
+    stating = [
+        i
+        for i, part in enumerate(parts)
+        if sign.search(part) and re.search(r"\w", part) and not _CHECK.match(part)
+    ]
     last = stating[-1] if stating else len(parts) - 1
     value = parts[last].strip()
     items = sum(_LIST_MARK.match(part) is not None for part in parts)
@@ -142,7 +154,9 @@ _SUPPOSES = re.compile(
     r"alleged|candidate|sample|example))\s*$",
     re.IGNORECASE,
 )
-_EXAMPLE = re.compile(r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?)", re.IGNORECASE)
+_EXAMPLE = re.compile(
+    r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?)", re.IGNORECASE
+)
 _ASCRIBES = re.compile(
     r"\b(?:disagree\w*|(?:says?|said|claim\w*|thinks?|insists?|suppos\w+|imagine|pretend|утверждает|言う)|"
     r"(?:most|some|many|several) (?:people|students|others)|neighbou?r|classmate|everyone|insert|trap|format)\b|"
@@ -209,7 +223,10 @@ _TAKEN_BACK = re.compile(
     r"|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
     re.IGNORECASE,
 )
-_IS_WRONG = re.compile(rf"^[\s$*)\]\\\"'”’.°%]*(?:which |that )?(?:is|was|looks|seems|cannot be|can't be|ist|est|es)\s+(?:{_WRONG}|the (?:choice|guess|opinion|answer) of)", re.IGNORECASE)
+_IS_WRONG = re.compile(
+    rf"^[\s$*)\]\\\"'”’.°%]*(?:which |that )?(?:is|was|looks|seems|cannot be|can't be|ist|est|es)\s+(?:{_WRONG}|the (?:choice|guess|opinion|answer) of)",
+    re.IGNORECASE,
+)
 # Not a retraction: "42 is not prime", "that is not the only way".
 _STANDS = re.compile(
     r"\b(?:no|not a|without|avoid\w*|common) (?:mistake|error)\w*\b|\bnot (?:only|just|prime|hard|surpris\w+|needed|even|odd)\b",
@@ -247,7 +264,10 @@ def tentative(statement: Statement) -> bool:
 
 def reconsidered(after: str) -> bool:
     """Whether the words between a statement and a later one take the first back, or only begin to doubt it."""
-    return taken_back(after) or re.search(r"\b(?:hmm|wait)\b(?:\W+\w+){3}|^\W*no\b", after, re.IGNORECASE) is not None
+    return (
+        taken_back(after)
+        or re.search(r"\b(?:hmm|wait)\b(?:\W+\w+){3}|^\W*no\b", after, re.IGNORECASE) is not None
+    )
 
 
 def stands(statement: Statement, gold: str = "") -> bool:
@@ -259,9 +279,13 @@ def stands(statement: Statement, gold: str = "") -> bool:
     bounds = _CONDITION if statement.form in ("label", "conclusion") and not gold else _BOUNDS
     if any(sign.search(value) and not sign.search(gold) for sign in (_DENIES, bounds)):
         return False
-    if statement.form == "label" and re.search(r"(?:^|[\s:(])[\"“'«「„](?:the |my |so the )?(?:\w+ )?$", statement.before[-30:], re.IGNORECASE):
+    if statement.form == "label" and re.search(
+        r"(?:^|[\s:(])[\"“'«「„](?:the |my |so the )?(?:\w+ )?$", statement.before[-30:], re.IGNORECASE
+    ):
         return False  # quoted
-    before = re.sub(r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", statement.before).rstrip(" $*\\(["))
+    before = re.sub(
+        r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", statement.before).rstrip(" $*\\([")
+    )
     *earlier, clause = _CLAUSE.split(before)
     if denies(clause) or _SUPPOSES.search(clause) or _MODIFIES.search(statement.before):
         return False

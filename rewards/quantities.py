@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-_WRAPPERS = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname|textit|emph|textsf|texttt|textrm|mathsf|underline)\s*\{([^{}]*)\}")
+_WRAPPERS = re.compile(
+    r"\\(?:boxed|text|textbf|mathrm|mathbf|mathit|mbox|operatorname|textit|emph|textsf|texttt|textrm|mathsf|underline)\s*\{([^{}]*)\}"
+)
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 _MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
 _NOISE = re.compile(
@@ -155,7 +157,9 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
     money = _MONEY.search(text)
     if decimal_comma or r"{,}" in text:
         text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
-    text = re.sub(r"(?<=\d)\s*(?:per ?cent|percentage points?)\b(?! of)", "%", plain(text)).rstrip(" .,;:。，；\n")
+    text = re.sub(r"(?<=\d)\s*(?:per ?cent|percentage points?)\b(?! of)", "%", plain(text)).rstrip(
+        " .,;:。，；\n"
+    )
     if re.search(r"\d{400}", text):  # a policy that repeats a digit; int() would raise
         return None
     if "=" in text:
@@ -168,7 +172,12 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
         return None
     match = found[0]
     before, after = text[: match.start()], text[match.end() :]
-    if before.rstrip(" (").endswith("-") or _OPERATOR.search(_bare_brackets(before)) or _OPERATOR.search(_bare_brackets(after)) or _CHANGES.match(after):
+    if (
+        before.rstrip(" (").endswith("-")
+        or _OPERATOR.search(_bare_brackets(before))
+        or _OPERATOR.search(_bare_brackets(after))
+        or _CHANGES.match(after)
+    ):
         return None
     number = _parse(match[0])
     word = re.match(r"\s*([^\W\d]+(?:/[a-z]+)?|°\s?[CFK]?)", after)
@@ -295,7 +304,9 @@ _GOVERNS = re.compile(
     r"most|log|root|half|twice|double|triple|e\.g|example|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
     re.IGNORECASE,
 )
-_CLAUSES = re.compile(r"[;:]\s|,\s(?!\d{3}\b)|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]")
+_CLAUSES = re.compile(
+    r"[;:]\s|,\s(?!\d{3}\b)|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]"
+)
 
 
 def number_in(sentence: str) -> Number | None:
@@ -314,7 +325,9 @@ def clause_in(sentence: str) -> str:
     >>> clause_in("It isn't 41, so it has to be 42.")
     'it has to be 42.'
     """
-    clauses = [clause.strip() for clause in _CLAUSES.split(_without_asides(sentence)) if re.search(r"\d", clause)]
+    clauses = [
+        clause.strip() for clause in _CLAUSES.split(_without_asides(sentence)) if re.search(r"\d", clause)
+    ]
     listed = [clause for clause in clauses if not re.search(r"[^\W\d]{3}", clause)]
     for i, clause in reversed(list(enumerate(clauses))):
         if _number_of(clause) is not None or to_number(clause, decimal_comma=True) is not None:
@@ -329,7 +342,9 @@ def _number_of(clause: str) -> Number | None:
         tail = clause[start:]
         lead = re.match(_LEAD, tail, re.IGNORECASE)
         rest = tail[lead.end() :] if lead else tail
-        if re.match(r"[-+−]?\s?(?:[$€£\\(]*\.?\d|\\[dt]?frac)", rest) and (number := to_number(_signed(tail, rest), decimal_comma=True)):
+        if re.match(r"[-+−]?\s?(?:[$€£\\(]*\.?\d|\\[dt]?frac)", rest) and (
+            number := to_number(_signed(tail, rest), decimal_comma=True)
+        ):
             return number
     if (subject := _SUBJECT.match(clause)) and (number := to_number(subject["value"], decimal_comma=True)):
         return number
@@ -345,7 +360,7 @@ def _number_of(clause: str) -> Number | None:
 def _signed(tail: str, rest: str) -> str:
     """The number with the currency that stood before it."""
     money = re.search(r"(\\?[$€£])[\s*(]*$", tail[: len(tail) - len(rest)])
-    return (money[1] if money and tail.count("$") == 1 or money and money[1] != "$" else "") + rest
+    return (money[1] if (money and tail.count("$") == 1) or (money and money[1] != "$") else "") + rest
 
 
 def _without_asides(sentence: str) -> str:
@@ -354,5 +369,9 @@ def _without_asides(sentence: str) -> str:
     sentence = re.sub(r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", "", sentence)
     sentence = re.sub(r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2", sentence)
     sentence = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1", sentence)
-    sentence = re.sub(r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)", r"\1", sentence)
+    sentence = re.sub(
+        r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)",
+        r"\1",
+        sentence,
+    )
     return re.sub(r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", "", sentence)

@@ -11,7 +11,7 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from rewards.thinking import OPEN, QWEN3
+from rewards.thinking import OPEN, QWEN3, ThinkTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -68,6 +68,11 @@ class Checkpoint:
     thinks: Thinks
     vocabulary: int = 151936
     four_bit_repository: str | None = None
+
+    @property
+    def tokens(self) -> ThinkTokens:
+        """The markers of its thoughts, for reward functions and evaluations."""
+        return replace(QWEN3, prompt_opens=self.thinks == "always")
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:

@@ -38,8 +38,9 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from rewards import answer_reward
 from rloo_kit.policy.tiny import DATA
-from rloo_kit.tasks.ladder import LEVELS, Problem, answer_of, sum_of
+from rloo_kit.tasks.ladder import LEVELS, Problem, sum_of
 
 REPORT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "tiny.md"
 
@@ -306,7 +307,7 @@ class Trained:
     def outcome(self, problem: Problem, rows: list[int]) -> tuple[bool, bool, bool, int]:
         """Whether one completion is correct, well formed, cut off; and its tokens."""
         text, ended = self.codec.text(rows), rows[-1] == self.codec.end
-        correct = ended and answer_of(text) == str(problem.answer)
+        correct = ended and answer_reward(form="whole")([text], answer=[str(problem.answer)]) == [1.0]
         formed = ended and text.startswith("<think>") and text.count("</think>") == 1
         return correct, formed, not ended, len(rows)
 

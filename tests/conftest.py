@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rewards
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import Qwen3Config
@@ -74,12 +76,15 @@ def task() -> Task:
     return rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
 
 
+WHOLE = rewards.answer_reward(form="whole")
+
+
 def right_after_thought(completions: Completions, answer: list[str], **kwargs: object) -> list[float]:
     """0.2 for a closed thought, 0.8 more for the right answer after it."""
     scores = []
-    for completion, gold in zip(completions, answer, strict=True):
+    for completion, right in zip(completions, WHOLE(completions=completions, answer=answer), strict=True):
         closed = completion[0]["content"].count("</think>") == 1
-        scores.append(0.2 * closed + 0.8 * (closed and rloo_kit.tasks.answer_of(completion) == gold))
+        scores.append(0.2 * closed + 0.8 * closed * right)
     return scores
 
 

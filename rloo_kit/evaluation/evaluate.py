@@ -1,7 +1,8 @@
 """How good a policy is: accuracy and mean reward on a dataset, each with a 95 % interval.
 
 For before and after training, on problems held out from training.  It samples with ``Policy.generate`` and calls
-reward functions as TRL does.  It does not train, and it does not decide what an answer is: a task's ``answer_of`` does.
+reward functions as TRL does.  It does not train, and it does not decide what is right: a reward does, the task's or one
+that was given, by the rule by which it pays in training.
 """
 
 from __future__ import annotations
@@ -9,17 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import isfunction
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
-from rewards.answers import gold_text
-from rewards.assertions import readable
-from rewards.compose import Reward, call_reward
-from rewards.quantities import to_number
+from rewards.answers import answer_reward
+from rewards.compose import Reward, call_reward, judges_of
 from rloo_kit import inputs, tasks
 from rloo_kit.errors import ArgumentError, DatasetError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
@@ -93,7 +92,7 @@ def evaluate(
     greedy: bool = True,
     max_new_tokens: int = 256,
     batch_size: int | None = None,
-    answer_of: Callable[[str], str | None] | None = None,
+    correct: Reward | None = None,
     reward_weights: Sequence[float] | None = None,
     seed: int = 0,
     **generate: Any,
@@ -112,8 +111,9 @@ def evaluate(
         greedy: take the most probable token each time; False samples at ``temperature``.
         max_new_tokens: as in training, or the numbers are not comparable.
         batch_size: rows in the model at once; None sizes it to the free memory.
-        answer_of: reads the answer off a completion's text.  By default the number that it asserts; rows whose
-            answer is not a number are then not counted.
+        correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
+            default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
+            else ``rewards.answer_reward()``; rows whose answer it cannot judge are not counted.
         reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
         generate: further arguments of ``Policy.generate``.
@@ -136,8 +136,14 @@ def evaluate(
     funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
     if funcs:
         inputs.check_rewards(funcs, reward_weights, where="evaluate")
+    if "answer_of" in generate:
+        raise ArgumentError(
+            "evaluate grades with a reward",
+            where="evaluate(answer_of=...)",
+            todo="pass correct=rewards.answer_reward(...), or a function that returns 1.0 for a right completion",
+        )
     if isinstance(dataset, tasks.Task):
-        answer_of = answer_of or dataset.answer_of
+        correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     samples = 1 if greedy else samples
     completions = policy.generate(
@@ -153,8 +159,11 @@ def evaluate(
     scores = score(rows, completions, funcs)
     applied = {name: [value for value in values if value is not None] for name, values in scores.items()}
     totals = _totals(scores, reward_weights or [1.0] * len(funcs))
-    correct = _graded(rows, completions, answer_of)
-    shares = means_by_prompt(correct, samples)
+    correct = correct or _judge_of_answers(funcs)
+    if correct is None and "answer" in rows[0]:
+        correct = answer_reward(tokens=policy.checkpoint.tokens)
+    right = [None] * len(rows) if correct is None else _graded(rows, completions, correct)
+    shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
     return Evaluation(
         accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
@@ -166,7 +175,7 @@ def evaluate(
         rewards=tuple(totals) or (None,) * len(completions),
         greedy=greedy,
         samples=samples,
-        correct=tuple(correct),
+        correct=tuple(right),
         settings={
             "rewards": dict(zip(scores, reward_weights or [1.0] * len(funcs), strict=True)),
             "max_new_tokens": max_new_tokens,
@@ -221,35 +230,15 @@ def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> 
     return totals
 
 
-def _graded(
-    rows: Sequence[Row], completions: Sequence[Completion], answer_of: Callable[[str], str | None] | None
-) -> list[bool | None]:
-    """Which completions are right; None where the row's answer is missing or cannot be read."""
-    golds = [None if row.get("answer") is None else gold_text(str(row["answer"])).strip() for row in rows]
-    if answer_of is None:
-        answer_of = tasks.answer_of
-        numbers = [gold if gold and _is_asserted(gold) else None for gold in golds]
-        if any(golds) and not any(numbers):
-            warnings.warn(
-                "accuracy skipped: answers are not numeric. Pass evaluate(..., answer_of=...) to read an answer off a "
-                "completion, or grade with a reward: rewards.answer_reward('math') or ('choice').",
-                stacklevel=3,
-            )
-        golds = numbers
-    return [
-        None if gold is None else completion.finished and _same(answer_of(completion.text), gold)
-        for gold, completion in zip(golds, completions, strict=True)
-    ]
+def _judge_of_answers(funcs: Sequence[Reward]) -> Reward | None:
+    """The first reward whose score alone says whether the answer is right."""
+    return next(
+        (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f))), None
+    )
 
 
-def _is_asserted(gold: str) -> bool:
-    """Whether ``tasks.answer_of`` could read this number off a completion: $12 and 50% yes, 1/2 no."""
-    return _same(tasks.answer_of(gold), gold)
-
-
-def _same(answer: str | None, gold: str) -> bool:
-    """Whether an answer is the gold one, as text or as a number: 42 is 42.0, and 1000 is 1,000."""
-    if answer is None or answer == gold:
-        return answer is not None
-    mine, golds = to_number(readable(answer)), to_number(readable(gold))
-    return mine is not None and golds is not None and mine.same(golds)
+def _graded(rows: Sequence[Row], completions: Sequence[Completion], correct: Reward) -> list[bool | None]:
+    """Which completions earn the full score; None where the reward judges nothing."""
+    (scores,) = score(rows, completions, [correct]).values()
+    full = getattr(correct, "right", 1.0)
+    return [None if one is None else one >= full for one in scores]

@@ -4,25 +4,30 @@ For training a policy and for measuring it.  A fixed rule on its operands, in an
 whether a problem is held out.  The bundled tiny Qwen3 was trained under the same rule, so its warm start has seen no
 held-out addition either.
 
-It does not grade: ``answer_of`` extracts the answer that a completion asserts, and ``rewards`` compares.
+It does not grade: a task carries the reward that does, ``task.correct``, an ``answer_reward`` for the form that its
+prompts ask for.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from rewards.answers import answer_reward
+from rewards.forms import instruction
+from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from rewards.compose import Reward
+    from rewards.forms import Form
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out
@@ -30,7 +35,6 @@ EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
 Message = dict[str, str]
-AnswerOf = Callable[[str | Sequence[Message]], str | None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Task:
         name: short name, such as ``"addition"``.
         train: problems to train on; columns ``prompt`` (list of messages), ``answer`` and ``problem`` (str).
         held_out: problems to measure on, same columns; shares no problem with ``train``.
-        answer_of: completion (str or list of messages) to the answer it asserts, or None.
+        correct: the reward that grades it: 1.0 for the right answer, else 0.0.
         level: a key of ``LEVELS``.
         description: what the problems are, in a few words.
     """
@@ -49,23 +53,25 @@ class Task:
     name: str
     train: Dataset
     held_out: Dataset
-    answer_of: AnswerOf
+    correct: Reward
     level: int
     description: str
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One question: the expression in its prompt, its operands, and its answer."""
+    """One question: the expression in its prompt, its operands, and its answer; ``asks`` names the answer's form."""
 
     expression: str
     operands: tuple[int, ...]
     answer: int
+    asks: str = ""
 
     @property
     def prompt(self) -> list[Message]:
         """The question as a conversation of one user message."""
-        return [{"role": "user", "content": f"What is {self.expression}?"}]
+        question = f"What is {self.expression}?"
+        return [{"role": "user", "content": f"{question} {self.asks}".rstrip()}]
 
     @property
     def is_held_out(self) -> bool:
@@ -124,56 +130,6 @@ LEVELS: dict[int, Level] = {
 }
 
 
-# --- reading an answer
-
-UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?"
-NUMBER = re.compile(rf"(?<![\w.)])-{UNSIGNED}|{UNSIGNED}", re.ASCII)
-BOXED = re.compile(r"\\boxed\s*\{([^{}]*)\}")
-STATED = re.compile(r"answer\s*(?:is|:|=)([^\n]*)", re.IGNORECASE)
-
-
-def answer_of(completion: str | Sequence[Message]) -> str | None:
-    r"""The number that a completion asserts after its thought, or None.
-
-    Only what follows the last ``</think>`` counts; a thought opened and never closed asserts nothing.
-    Of several numbers the one in the last ``\boxed{}`` counts, else the first after the last "answer is",
-    else the last one.  Thousands separators, a trailing ``.0`` and leading zeros are removed.
-
-    Where the chat template opens the thought in the prompt (Qwen3-Thinking-2507), a completion truncated
-    inside its thought has no tag and looks like an answer: check that it ended first.
-
-    >>> answer_of("<think>\n7+5=12\n1+2+1=4\n</think>\n\n17 + 25 = 42.")
-    '42'
-    """
-    text = completion if isinstance(completion, str) else completion[-1]["content"] if completion else ""
-    if text.rfind("<think>") > text.rfind("</think>"):
-        return None
-    text = text.rpartition("</think>")[2].replace("\u2212", "-").replace("{,}", "").replace("\\,", "")
-    if boxed := BOXED.findall(text):
-        return last_number(boxed[-1])
-    if (stated := STATED.findall(text)) and (number := NUMBER.search(stated[-1])):
-        return canonical(number[0])
-    return last_number(text)
-
-
-def last_number(text: str) -> str | None:
-    """The last number written in the text, in canonical form."""
-    numbers = NUMBER.findall(text)
-    return canonical(numbers[-1]) if numbers else None
-
-
-def canonical(number: str) -> str:
-    """A number without separators, leading zeros and an empty fraction.
-
-    >>> canonical("-01,204.0"), canonical("0.50"), canonical("-0")
-    ('-1204', '0.5', '0')
-    """
-    sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
-    whole, _, fraction = digits.replace(",", "").partition(".")
-    value = f"{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}".rstrip(".")
-    return value if value == "0" else sign + value
-
-
 # --- datasets
 
 
@@ -189,17 +145,19 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
     Raises:
         DatasetError: more problems than there are on that side of the split.
     """
-    return task_at(1, "addition", n_train, n_held_out, seed)
+    return task_at(1, "addition", n_train, n_held_out, seed, answer_reward(form="whole"), "")
 
 
-def task_at(level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int) -> Task:
-    """The task of one level."""
-    train = dataset_of(problems_of(level, n_train, held_out=False, seed=seed))
-    held_out = dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed))
-    return Task(name, train, held_out, answer_of, level, LEVELS[level].description)
+def task_at(
+    level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int, correct: Reward, asks: str
+) -> Task:
+    """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
+    train = dataset_of(problems_of(level, n_train, held_out=False, seed=seed, asks=asks))
+    held_out = dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed, asks=asks))
+    return Task(name, train, held_out, correct, level, LEVELS[level].description)
 
 
-def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list[Problem]:
+def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
     """Distinct problems of a level from one side of the split, in random order.
 
     Raises:
@@ -216,7 +174,7 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int) -> list
     while len(found) < wanted and misses < EXHAUSTED:
         problem, misses = LEVELS[level].draw(rng), misses + 1
         if problem.is_held_out is held_out and problem.expression not in found:
-            found[problem.expression], misses = problem, 0
+            found[problem.expression], misses = replace(problem, asks=asks), 0
     if n is not None and len(found) < n:
         raise DatasetError(
             f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
@@ -248,7 +206,7 @@ class PassRate:
 
     @property
     def rate(self) -> float:
-        """The share of completions that ended and asserted the right answer."""
+        """The share of completions that state the right answer."""
         return self.correct / self.completions
 
     def __str__(self) -> str:
@@ -260,6 +218,7 @@ def arithmetic(
     level: int | str = "auto",
     policy: Policy | None = None,
     *,
+    form: Form | None = None,
     n_train: int | None = None,
     n_held_out: int | None = None,
     seed: int = 0,
@@ -276,6 +235,9 @@ def arithmetic(
     Args:
         level: a key of ``LEVELS``, or ``"auto"``.
         policy: from ``load_policy``; needed for ``"auto"`` only.
+        form: where the answer has to stand, one of ``rewards.FORMS``.  None asks a policy of real text for
+            ``"boxed"``, by the sentence that Qwen's model cards recommend, takes all that the tiny policy answers
+            (``"whole"``), and asks for nothing where no policy is given (``"auto"``).
         n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
@@ -283,8 +245,12 @@ def arithmetic(
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
+        ValueError: an unknown form.
         DatasetError: more problems than there are.
     """
+    form = form or form_for(policy)
+    tokens = QWEN3 if policy is None else policy.checkpoint.tokens
+    correct, asks = answer_reward(form=form, tokens=tokens), "" if form == "whole" else instruction(form)
     if level == "auto":
         if policy is None:
             raise ConfigError(
@@ -292,27 +258,43 @@ def arithmetic(
                 where="tasks.arithmetic, policy=None",
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
-        level = level_near_half(lambda n: pass_rate(policy, n, n_prompts, n_samples, max_new_tokens, seed))
+        level = level_near_half(
+            lambda n: pass_rate(policy, n, n_prompts, n_samples, max_new_tokens, seed, correct, asks)
+        )
     if level not in LEVELS:
         raise ConfigError(
             "there is no such level",
             where=f"tasks.arithmetic, level={level!r}",
             todo=f'give a whole number from {min(LEVELS)} to {max(LEVELS)}, or "auto"',
         )
-    return task_at(int(level), "arithmetic", n_train, n_held_out, seed)
+    return task_at(int(level), "arithmetic", n_train, n_held_out, seed, correct, asks)
+
+
+def form_for(policy: Policy | None) -> Form:
+    """The form of answer to ask a policy for."""
+    if policy is None:
+        return "auto"
+    return "whole" if policy.checkpoint.name == "tiny" else "boxed"
 
 
 def pass_rate(
-    policy: Policy, level: int, n_prompts: int, n_samples: int, max_new_tokens: int, seed: int
+    policy: Policy,
+    level: int,
+    n_prompts: int,
+    n_samples: int,
+    max_new_tokens: int,
+    seed: int,
+    correct: Reward,
+    asks: str,
 ) -> PassRate:
     """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
-    problems = problems_of(level, n_prompts, held_out=False, seed=seed) * n_samples
+    problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
     prompts = [problem.prompt for problem in problems]
     completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
-    pairs = zip(problems, completions, strict=True)
-    correct = sum(said.finished and answer_of(said.text) == str(problem.answer) for problem, said in pairs)
+    texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
+    scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
     truncated = sum(not completion.finished for completion in completions)
-    return PassRate(level, correct, truncated, len(problems))
+    return PassRate(level, int(sum(scores)), truncated, len(problems))
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import rewards
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import tiny
 from rloo_kit.tasks import ladder
@@ -193,7 +194,8 @@ def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: 
     with torch.no_grad():
         ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
     completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    answers = [ladder.answer_of(text.replace("<|endoftext|>", "")) for text in completions]
-    right = sum(answer == str(p.answer) for answer, p in zip(answers, problems, strict=True))
+    texts = [text.replace("<|endoftext|>", "") for text in completions]
+    golds = [str(problem.answer) for problem in problems]
+    right = sum(rewards.answer_reward(form="whole")(completions=texts, answer=golds))
     error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
     assert abs(right / len(problems) - accuracy) < 3 * error

@@ -16,7 +16,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import health
 from rloo_kit.watch.log import WINDOW, Entry, Log, rounds
-from tests.conftest import SMALL
+from tests.conftest import SMALL, WHOLE
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_config
 
 CUT = {"completions__clipped_ratio": 0.6}
@@ -89,7 +89,7 @@ def test_another_value_of_on_unhealthy_is_refused_where_it_was_given(value: Any)
 
 
 def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
-    return [float(rloo_kit.tasks.answer_of(c) == gold) for c, gold in zip(completions, answer, strict=True)]
+    return WHOLE(completions=completions, answer=answer)
 
 
 def judging(what: str) -> Any:
