@@ -7,8 +7,27 @@ None per completion.  Names load on first use, so that ``import rewards`` costs 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from rewards.answers import answer_reward
+    from rewards.auditing import Audit, AuditFailed, audit
+    from rewards.compose import cached, check_signature, clipped, gated, guarded, only_for, scaled, weighted
+    from rewards.corpus import CASES, Band, Case
+    from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
+    from rewards.forms import FORMS, instruction
+    from rewards.judge import Criterion, reward_model, rubric_reward
+    from rewards.text import length_reward, overlong_reward, repetition_reward, sentence_reward
+    from rewards.thinking import (
+        QWEN3,
+        ThinkTokens,
+        Thought,
+        split_thinking,
+        thinking_reward,
+        thought_then_answer,
+    )
+
+# Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
 _HOMES = {
     "thinking": (
         "QWEN3",
@@ -29,7 +48,12 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOME)
+__all__ = ["Audit", "AuditFailed", "Band", "CASES", "Case", "Criterion", "FORMS", "QWEN3"]
+__all__ += ["RewardCallError", "RewardSignatureError", "RewardValueError", "ThinkTokens", "Thought"]
+__all__ += ["answer_reward", "audit", "cached", "check_signature", "clipped", "gated", "guarded"]
+__all__ += ["instruction", "length_reward", "only_for", "overlong_reward", "repetition_reward"]
+__all__ += ["reward_model", "rubric_reward", "scaled", "sentence_reward", "split_thinking"]
+__all__ += ["thinking_reward", "thought_then_answer", "weighted"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ An audit finds only the exploits in its corpus: read what your policy writes as 
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import random
 import re
@@ -33,6 +34,7 @@ from rewards.corpus import (
     families,
     fill,
     gold_forms,
+    in_form,
 )
 from rewards.errors import three_parts
 from rewards.text import completion_text
@@ -99,6 +101,7 @@ class Audit:
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
         seconds_per_1000: time for 1,000 completions.
+        form: the form of answer that the reward reads, in which the cases were written.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Audit:
     deterministic: bool
     order_free: bool
     seconds_per_1000: float
+    form: str = "auto"
 
     def of(self, verdict: str) -> tuple[Finding, ...]:
         """The findings with this verdict, highest credit first; for refusals lowest first."""
@@ -207,6 +211,7 @@ class Audit:
         margin = "n/a" if self.margin is None else f"{self.margin:+.3g}"
         return [
             ("judged as a reward of", {"both": "thought and answer"}.get(self.aim, self.aim)),
+            ("form of the answer", self._form()),
             ("exploits", f"{len(self.exploits)} of {len(due[NOTHING])} ({self.share('exploit'):.1%})"),
             ("refusals", f"{len(self.refusals)} of {len(due[PAYS])} ({self.share('refusal'):.1%})"),
             ("contested, not counted", str(len(due[CONTESTED]))),
@@ -219,6 +224,11 @@ class Audit:
             ("free of batch order", "yes" if self.order_free else "NO: a score depends on the batch"),
             ("time per 1,000", f"{self.seconds_per_1000:.3g} s"),
         ]
+
+    def _form(self) -> str:
+        if self.aim == "thought" or self.form not in ("auto", "prose"):
+            return self.form if self.aim != "thought" else "not read"
+        return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
     def family_rows(self) -> list[tuple[str, ...]]:
         """One row per family: completions, exploits, refusals, lowest and highest score."""
@@ -266,9 +276,12 @@ class Audit:
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        lines = [self.headline, "", "| | |", "|---|---|", *(f"| {n} | {v} |" for n, v in self.facts())]
+        facts = (f"| {n} | {_esc(v)} |" for n, v in self.facts())
+        lines = [_esc(self.headline), "", "| | |", "|---|---|", *facts]
         for title, rows in self._tables():
-            head, *body = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+            # A pipe ends a cell, and a completion's HTML would be the reader's page.
+            cells = ([_esc(cell).replace("|", "\\|") for cell in row] for row in rows)
+            head, *body = ["| " + " | ".join(row) + " |" for row in cells]
             lines += ["", f"**{title}**", "", head, "|" + "---|" * len(rows[0]), *body]
         return "\n".join(lines)
 
@@ -342,7 +355,7 @@ def audit(
             for both.  By default ``reward.aim`` where the reward has one, else "answer".
         tokens: the markers; by default the reward's own, or the tokenizer's.
         conversational: completions as messages or as str; by default messages, and str if that fails.
-        limit: most rows used, spread over the task.
+        limit: most rows used, spread over the task; of a stream the first ones.
 
     Raises:
         ValueError: an unknown aim, no rows, or rows without prompt or gold answer.
@@ -360,10 +373,13 @@ def audit(
         )
     task = _task(reward, rows, column, limit)
     writer = _Writer(tokenizer, tokens or _tokens(reward, tokenizer))
-    samples = writer.samples(CASES if cases is None else tuple(cases), task, column)
+    form = str(getattr(reward, "form", "auto"))
+    used = [in_form(case, form) for case in (CASES if cases is None else cases)]
+    samples = writer.samples(used, task, column)
     call = _Caller(reward, task, column, _conversational(reward, samples, task, column, conversational))
-    group_std, cut_off_std = _spreads(writer, call, task, column)
-    return _measured(reward, chosen, samples, call, writer.calibration(task, column), group_std, cut_off_std)
+    group_std, cut_off_std = _spreads(writer, call, task, column, form)
+    calibration = writer.calibration(task, column, form)
+    return _measured(reward, chosen, samples, call, calibration, group_std, cut_off_std)
 
 
 def _measured(
@@ -399,6 +415,7 @@ def _measured(
         order_free=_same(shuffled, [scores[i] for i in order])
         and _same(alone, [scores[i] for i in order[:16]]),
         seconds_per_1000=1000 * seconds / max(1, len(samples)),
+        form=str(getattr(reward, "form", "auto")),
     )
 
 
@@ -449,8 +466,11 @@ def _task(
     if rows is None:
         built_in = {"choice": CHOICES, "exact": WORDS}.get(str(getattr(reward, "kind", "")), NUMBERS)
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
-    task = [dict(row) for row in rows]
-    task = task[:: max(1, len(task) // limit)][:limit]
+    if isinstance(rows, Sequence) or (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        step = max(1, len(rows) // limit)  # a dataset decodes a row only where it is asked for
+        task = [dict(rows[i]) for i in range(0, len(rows), step)][:limit]
+    else:
+        task = [dict(row) for row in itertools.islice(rows, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:
         found = sorted(bad[0]) if bad else "no rows"
@@ -524,11 +544,11 @@ class _Writer:
         return [sample for sample in made if sample is not None]
 
     def calibration(
-        self, task: Sequence[Mapping[str, Any]], column: str
+        self, task: Sequence[Mapping[str, Any]], column: str, form: str
     ) -> tuple[list[_Sample], list[_Sample]]:
         """Honest completions, and completions with nothing in them."""
         honest, nothing = (
-            self.samples([case for case in CASES if case.family == family], task, column)
+            self.samples([in_form(case, form) for case in CASES if case.family == family], task, column)
             for family in ("honest", "nothing")
         )
         return honest, nothing
@@ -603,7 +623,7 @@ _GROUP = (
 
 
 def _spreads(
-    writer: _Writer, call: _Caller, task: Sequence[Mapping[str, Any]], column: str
+    writer: _Writer, call: _Caller, task: Sequence[Mapping[str, Any]], column: str, form: str
 ) -> tuple[float, float]:
     cut = [
         Case(
@@ -616,7 +636,7 @@ def _spreads(
         )
         for n in range(1, 9)
     ]
-    groups = ([case for case in CASES if _label(case) in _GROUP], cut)
+    groups = ([in_form(case, form) for case in CASES if _label(case) in _GROUP], cut)
     typical, cut_off = (_group_std(writer.samples(group, task, column), call) for group in groups)
     return typical, cut_off
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -491,6 +491,33 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
     known = [other for other in dict.fromkeys(others) if other != gold]
     wrong, wrong2 = [*known, "something else", "none of these"][:2]
     return {"gold": gold, "text": "", "wrong": wrong, "wrong2": wrong2}
+
+
+_STATED = re.compile(
+    r"(?:(?:So|Therefore), )?[Tt]he (?:final )?answer is (?:\*\*)?(\{[a-z_]+\}|\(\{gold\}\))(?:\*\*)?\.?"
+    r"|(?:\*\*)?Answer:(?:\*\*)? (\{[a-z_]+\})"
+)
+_WRITTEN = {"boxed": r"\boxed{%s}", "####": "\n#### %s\n", "<answer>": "<answer>%s</answer>", "whole": "%s"}
+_ALONE = re.compile(r"^(?!.*\{typed)(?:.*\{(?:close|think)\})?\s*\{gold\}\s*\{end\}$", re.DOTALL)
+_MARKS = {"boxed": r"\boxed{", "####": "####", "<answer>": "<answer>"}
+
+
+def in_form(case: Case, form: str) -> Case:
+    r"""The case as it is written by a policy that was asked for a form: "The answer is 42." becomes ``\boxed{42}``.
+
+    A right answer that keeps to another form is contested then, since it depends on the prompt.
+
+    >>> in_form(Case("f", "n", "{think}The answer is {gold}.{end}", PAYS, PAYS, "why"), "boxed").completion
+    '{think}\\boxed{{gold}}{end}'
+    """
+    if form not in _WRITTEN:
+        return case
+    text = _STATED.sub(lambda match: _WRITTEN[form] % (match[1] or match[2]), case.completion)
+    mark = _MARKS.get(form, "")
+    kept = mark in text if mark else _ALONE.search(text)
+    # Of several lines or tags the last one counts, so that it alone is what was answered.
+    several = mark not in ("", _MARKS["boxed"]) and text.count(mark) > 1
+    return replace(case, completion=text, answer=case.answer if not several and (kept or case.answer != PAYS) else CONTESTED)
 
 
 #: Names that stand for tokens, not text; ``rewards.audit`` turns them into ids.

@@ -3,7 +3,6 @@
 import operator
 import pickle
 import types
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 import rewards
 from rewards import answer_reward, answers
 from rewards.answers import is_right
-from rewards.quantities import to_number
+from rewards.forms import FORMS, seen
 
-# gold, text after the thought, whether it is right, why.  More: test_answers_fresh.py, and the corpus of the audit.
+# gold, text after the thought, whether it is right, why.  More: test_answer_sets.py, and the corpus of the audit.
 NUMBERS = [
     ("42", "The answer is:\n\n$$\n\\boxed{42}\n$$", True, "over several lines"),
     ("42", "Step 1: 7 + 5 = 12. Step 2: 30 + 12 = 42. The answer is 42.", True, "steps are not answers"),
@@ -123,32 +122,17 @@ def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
     assert answer_reward(lambda text, gold: 0.5)(completions=["x"], answer=["y"]) == [0.5]
 
 
-def test_math_verify_works_off_the_main_thread():
-    call = {"completions": [r"\boxed{\sqrt{50}}"], "answer": [r"5\sqrt{2}"]}
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(answer_reward("math"), **call).result() == [1.0]
-
-
-EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+" * 5000 + "x", "10**10**10"]
-
-
-@pytest.mark.parametrize("expression", EXPLOSIVE, ids=lambda text: text[:20])
-def test_an_expression_that_could_stop_the_run_is_wrong_and_never_evaluated(expression, monkeypatch):
-    monkeypatch.setattr(answers, "_math_verify", lambda gold, answer: pytest.fail("math-verify was called"))
-    assert answer_reward("math")(completions=[rf"\boxed{{{expression}}}"], answer=["x^2+1"]) == [0.0]
-
-
-LOOPS = ["The answer is 42. ", r"\boxed{42} ", r"\boxed{", "\n", "answer:\n", "<!--", "7", "("]
+LOOPS = ["The answer is 42. ", r"\boxed{42} ", r"\boxed{", "\n", "answer:\n", "<!--", "7", "(", "#### 42\n", "~~"]
 
 
 @pytest.mark.parametrize("unit", LOOPS)
-def test_a_completion_in_a_loop_of_20000_characters_is_judged_after_a_few_parses(unit, monkeypatch):
-    parsed = []
-    monkeypatch.setattr(answers, "to_number", lambda text: parsed.append(text) or to_number(text))
-    text = unit * (20_000 // len(unit))
+def test_of_a_completion_in_a_loop_only_the_end_and_a_few_statements_are_read(unit):
+    text = unit * (100_000 // len(unit))
+    assert len(seen(text)) <= 20_000
+    for form in FORMS:
+        assert len(answers.statements(text, form)) <= 2 * 21
     for kind in ("number", "math", "choice", "exact"):
-        answer_reward(kind)(completions=[text], answer=["42"])
-    assert len(parsed) <= 20
+        assert answer_reward(kind)(completions=[text], answer=["x>y" if kind == "math" else "43"])[0] in (0.0, None)
 
 
 @given(st.text(max_size=200), st.text(max_size=20))

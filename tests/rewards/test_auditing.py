@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 import rewards
-from rewards import CASES, Case, ThinkTokens, audit
+from rewards import CASES, FORMS, Case, ThinkTokens, audit
 from rewards.corpus import CONTESTED, NOTHING, NUMBERS, PAYS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
@@ -73,6 +73,39 @@ def test_the_tasks_own_gold_answers_are_used():
     assert {f.gold for f in result.findings} == set(seen)
 
 
+def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
+    class Dataset:
+        read: list[int] = []
+
+        def __len__(self):
+            return 1_000_000
+
+        def __getitem__(self, row):
+            self.read.append(row)
+            return {"prompt": f"What is {row} + 1?", "answer": str(row + 1)}
+
+    audit(contains_gold, rows=Dataset(), cases=REPORTED, limit=4)
+    assert sorted(set(Dataset.read)) == [0, 250_000, 500_000, 750_000]
+    stream = ({"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in itertools.count())
+    assert {f.gold for f in audit(contains_gold, rows=stream, cases=REPORTED, limit=2).findings} == {"1", "2"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["number", "math", "choice", "exact"])
+def test_the_cases_are_written_in_the_form_that_the_reward_reads(kind, form):
+    result = audit(rewards.answer_reward(kind, form=form))
+    assert result.form == form
+    assert (result.exploits, result.refusals) == ((), ())
+    assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
+
+
+def test_a_reward_that_reads_another_form_than_it_says_is_found():
+    reward = rewards.answer_reward()
+    reward.form = "boxed"
+    right = [f for f in audit(reward).findings if f.case.family == "honest" and f.band == PAYS]
+    assert all(r"\boxed{" in f.completion for f in right)
+
+
 def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_none_judges_nothing():
     result = audit(lambda completions, **kwargs: [0.0] * len(completions))
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
@@ -120,7 +153,10 @@ def test_the_result_is_shown_as_text_html_and_markdown(of_copied_rule):
         assert "time per 1,000" in shown
         assert "{gold}" not in shown
     hostile = Case("x", "<script>", "{gold}{end}", NOTHING, NOTHING, "<b>")
-    assert "<script" not in audit(contains_gold, cases=[hostile])._repr_html_()
+    report = audit(contains_gold, cases=[hostile])
+    assert "<script" not in report._repr_html_()
+    assert "<script" not in report.to_markdown()
+    assert "&lt;script" in report.to_markdown()
 
 
 def test_bands_are_shares_of_what_an_honest_completion_earns():
