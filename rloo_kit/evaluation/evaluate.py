@@ -113,7 +113,8 @@ def evaluate(
         batch_size: rows in the model at once; None sizes it to the free memory.
         correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
             default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
-            else ``rewards.answer_reward()``; rows whose answer it cannot judge are not counted.
+            else ``rewards.answer_reward()``; rows whose answer it cannot judge are not counted, and a completion
+            that was cut is not right.
         reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
         generate: further arguments of ``Policy.generate``.
@@ -238,7 +239,8 @@ def _judge_of_answers(funcs: Sequence[Reward]) -> Reward | None:
 
 
 def _graded(rows: Sequence[Row], completions: Sequence[Completion], correct: Reward) -> list[bool | None]:
-    """Which completions earn the full score; None where the reward judges nothing."""
+    """Which completions ended and earn the full score; None where the reward judges nothing."""
     (scores,) = score(rows, completions, [correct]).values()
     full = getattr(correct, "right", 1.0)
-    return [None if one is None else one >= full for one in scores]
+    pairs = zip(scores, completions, strict=True)
+    return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -34,6 +34,8 @@ HELD_OUT_EVERY = 5  # one problem in five is held out
 EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
+WHOLE = answer_reward(form="whole")  # the bundled tiny Qwen3 answers with a sum and nothing else
+
 Message = dict[str, str]
 
 
@@ -145,7 +147,7 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
     Raises:
         DatasetError: more problems than there are on that side of the split.
     """
-    return task_at(1, "addition", n_train, n_held_out, seed, answer_reward(form="whole"), "")
+    return task_at(1, "addition", n_train, n_held_out, seed, WHOLE, "")
 
 
 def task_at(
@@ -206,7 +208,7 @@ class PassRate:
 
     @property
     def rate(self) -> float:
-        """The share of completions that state the right answer."""
+        """The share of completions that ended and state the right answer."""
         return self.correct / self.completions
 
     def __str__(self) -> str:
@@ -284,8 +286,8 @@ def pass_rate(
     n_samples: int,
     max_new_tokens: int,
     seed: int,
-    correct: Reward,
-    asks: str,
+    correct: Reward = WHOLE,
+    asks: str = "",
 ) -> PassRate:
     """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
@@ -293,8 +295,9 @@ def pass_rate(
     completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
     texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
     scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
+    right = sum(score == 1.0 and said.finished for score, said in zip(scores, completions, strict=True))
     truncated = sum(not completion.finished for completion in completions)
-    return PassRate(level, int(sum(scores)), truncated, len(problems))
+    return PassRate(level, right, truncated, len(problems))
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:

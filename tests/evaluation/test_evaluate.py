@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from rewards import RewardValueError
+import rewards
+from rewards import QWEN3, RewardValueError
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, DatasetError, RewardError
 from rloo_kit.evaluation.evaluate import evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.policy.policy import Completion, Policy
 from tests.conftest import right_after_thought
+
+
+MARKERS = {"<think>": QWEN3.open_id, "</think>": QWEN3.close_id}
 
 
 def scripted(*texts: str, finished: bool = True) -> Policy:
@@ -24,7 +28,10 @@ def scripted(*texts: str, finished: bool = True) -> Policy:
         def generate(self, prompts: Any, *, n: int = 1, **options: Any) -> list[Completion]:
             assert len(prompts) * n == len(texts), options
             repeated = [prompt for prompt in prompts for _ in range(n)]
-            return [Completion(p, text, (1, 2, 3), finished) for p, text in zip(repeated, texts, strict=True)]
+            return [Completion(p, text, ids(text), finished) for p, text in zip(repeated, texts, strict=True)]
+
+    def ids(text: str) -> tuple[int, ...]:
+        return (1, *(i for marker, i in MARKERS.items() if marker in text), 2)
 
     return Scripted(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
 
@@ -130,19 +137,41 @@ GOLDS = [
     (3.0, "3.00", True, "a float"),
     ("1 + 2 = 3.\n#### 3", "3", True, "a whole solution, as GSM8K has it"),
     (r"So $\boxed{2}$", "5", False, "a whole solution, answered wrongly"),
-    ("1/2", "2", None, "a fraction, which answer_of does not read"),
+    ("1/2", "2", False, "a fraction"),
     ("Paris", "Paris", None, "a word"),
 ]
 
 
-def test_answers_are_numbers_in_any_notation_and_other_rows_are_not_counted() -> None:
+def test_answers_are_graded_by_answer_reward_and_rows_that_it_cannot_judge_are_not_counted() -> None:
     rows = [{"prompt": why, "answer": gold} for gold, _, _, why in GOLDS]
     result = evaluate(scripted(*(text for _, text, _, _ in GOLDS)), rows)
     assert result.correct == tuple(right for _, _, right, _ in GOLDS)
-    assert "(95 %, Wilson), of 8 completions" in str(result)
-    with pytest.warns(UserWarning, match="accuracy skipped: answers are not numeric"):
-        assert evaluate(scripted("Paris"), rows[-1:]).accuracy is None
-    assert evaluate(scripted("Paris"), rows[-1:], answer_of=str).accuracy == wilson(1, 1)
+    assert "(95 %, Wilson), of 9 completions" in str(result)
+
+
+def test_words_are_graded_by_the_reward_that_was_given_without_a_warning(recwarn: Any) -> None:
+    rows = [{"prompt": "The capital of France?", "answer": "Paris"}] * 2
+    words, pays_two = rewards.answer_reward("exact"), rewards.answer_reward("exact", right=2.0, wrong=-1.0)
+    for reward in (words, pays_two):
+        assert evaluate(scripted("Paris", "Rome"), rows, reward).correct == (True, False)
+    assert evaluate(scripted("Paris", "Rome"), rows, correct=words).accuracy == wilson(1, 2)
+    assert evaluate(scripted("Paris", "Rome"), rows).accuracy is None, "no number, and no reward was given"
+
+    def mine(completions: Any, **kwargs: Any) -> list[float]:
+        return [float(text == "Rome") for text in completions]
+
+    mine.judges = "answer"  # type: ignore[attr-defined]
+    assert evaluate(scripted("Paris", "Rome"), rows, mine).correct == (False, True)
+    assert not recwarn.list
+
+
+def test_accuracy_is_the_mean_of_the_tasks_own_reward(task: Any, policy: Policy) -> None:
+    result = evaluate(policy, task, task.correct, n=16, max_new_tokens=24)
+    assert result.accuracy is not None
+    assert result.reward is not None
+    assert result.accuracy.value == result.reward.value
+    with pytest.raises(ArgumentError, match=r"evaluate\(answer_of=\.\.\.\)[\s\S]*correct=rewards.answer_reward"):
+        evaluate(policy, task, answer_of=str)
 
 
 @pytest.mark.parametrize(

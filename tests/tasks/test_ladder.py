@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from rewards import instruction
 from rloo_kit import tasks
+from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.tasks import ladder
 
@@ -49,35 +51,28 @@ def test_a_size_that_cannot_be_had_is_an_error_that_says_which(sizes: tuple[int,
         tasks.addition(*sizes)
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer", "why"),
-    [
-        ("42", "42", "no thought is needed"),
-        ("41</think>\n\n42", "42", "the template opened the thought"),
-        ("<think>\nis it 41?\n</think>\n\n17 + 25 = 42.", "42", "a sentence that ends in a full stop"),
-        ("<think>a</think> 1 <think>b</think> 2", "2", "the last thought counts"),
-        ("17 + 25 = **42**", "42", "Markdown"),
-        ("$\\boxed{42}$, which is 17 + 25", "42", "a box wins over what follows"),
-        ("The answer is 42, since 17 + 25 is.", "42", "a stated answer wins over what follows"),
-        ("1,234,567", "1234567", "thousands"),
-        ("$1{,}234\\,567$", "1234567", "thousands in LaTeX"),
-        ("it is 3,4", "4", "a comma that parts no thousands"),
-        ("17 - 25 = -8", "-8", "a negative number"),
-        ("17 - 25 = \u22128", "-8", "the mathematical minus"),
-        ("it is 50-8", "8", "a minus between numbers is no sign"),
-        ("<think>\n42", None, "the thought never closed"),
-        ("<think>a</think> 42 <think>", None, "a thought opened again and never closed"),
-        ("<think>\n42\n</think>\n\n", None, "nothing after the thought"),
-        ("forty-two", None, "no number"),
-        ("\\boxed{x}", None, "a box without a number asserts none"),
-        ("", None, "nothing"),
-        ("9" * 5000, "9" * 5000, "longer than Python turns into an int"),
-    ],
-)
-def test_the_answer_is_the_number_after_the_thought(completion: str, answer: str | None, why: str) -> None:
-    assert tasks.answer_of(completion) == answer, why
-    assert tasks.answer_of([{"role": "assistant", "content": completion}]) == answer, why
-    assert tasks.answer_of([]) is None
+FORMS = [(None, "auto", ""), ("tiny", "whole", ""), ("qwen3-4b", "boxed", instruction("boxed"))]
+
+
+@pytest.mark.parametrize(("name", "form", "asks"), FORMS)
+def test_a_task_asks_for_the_form_that_it_grades(name: str | None, form: str, asks: str) -> None:
+    policy: Any = None if name is None else SimpleNamespace(checkpoint=CATALOGUE[name])
+    task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
+    assert task.correct.form == form
+    for row in [*task.train, *task.held_out]:
+        (message,) = row["prompt"]
+        assert message["content"] == f"What is {row['problem']}? {asks}".rstrip()
+    asked = tasks.arithmetic(2, form="####", n_train=4, n_held_out=4)
+    assert asked.correct(completions=["#### 5", "5"], answer=["5", "5"]) == [1.0, 0.0]
+    assert instruction("####") in asked.train[0]["prompt"][0]["content"]
+
+
+def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer() -> None:
+    policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b-thinking"])
+    task = tasks.arithmetic(2, policy, n_train=4, n_held_out=4)
+    ids = [[7, 8], [7, 151668, 8]]
+    texts = [r"so \boxed{5}", r"so</think>\boxed{5}"]
+    assert task.correct(completions=texts, completion_ids=ids, answer=["5", "5"]) == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("half_at", range(1, 8))
@@ -97,10 +92,12 @@ def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, c
 class Pupil:
     """Answers right, and never ends."""
 
+    checkpoint = CATALOGUE["tiny"]
+
     def generate(self, prompts: Sequence[Any], temperature: float, **settings: Any) -> list[SimpleNamespace]:
         assert temperature == 1.0
         questions = [prompt[0]["content"].removeprefix("What is ").rstrip("?") for prompt in prompts]
-        return [SimpleNamespace(text=str(eval(question)), finished=False) for question in questions]
+        return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
 
 
 def test_a_policy_that_no_level_suits_is_told_so_and_a_truncated_completion_is_not_right() -> None:
