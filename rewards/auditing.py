@@ -466,9 +466,10 @@ def _task(
     if rows is None:
         built_in = {"choice": CHOICES, "exact": WORDS}.get(str(getattr(reward, "kind", "")), NUMBERS)
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
-    if isinstance(rows, Sequence) or (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        step = max(1, len(rows) // limit)  # a dataset decodes a row only where it is asked for
-        task = [dict(rows[i]) for i in range(0, len(rows), step)][:limit]
+    table: Any = rows
+    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
+        # A dataset decodes a row only where it is asked for.
+        task = [dict(table[i]) for i in range(0, len(table), max(1, len(table) // limit))[:limit]]
     else:
         task = [dict(row) for row in itertools.islice(rows, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
