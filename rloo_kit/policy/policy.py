@@ -17,6 +17,7 @@ from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.policy import sampling
+from rloo_kit.policy.weights import check_finite
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +170,11 @@ class Policy:
 
         Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
         into place, so it is never half-written; an earlier one of the same name is replaced.
+
+        Raises:
+            NonFiniteError: a trained weight is NaN or infinite.
         """
+        check_finite(self.model, f"Policy.save({str(folder)!r})", lambda: "save from before, or load it anew")
         target = Path(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:

@@ -35,6 +35,7 @@ from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
+from rloo_kit.train.saving import StepEnds  # noqa: E402
 from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
 from rloo_kit.watch.live import LivePlot  # noqa: E402
 from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
@@ -151,6 +152,7 @@ class RLOOTrainer(RolloutTrainer):
             )
         )
         self.add_callback(gradients.FiniteGradients(self.accelerator))
+        self.add_callback(StepEnds(self))
         if self._history is not None:
             self.add_callback(self._history)
 
