@@ -190,6 +190,11 @@ class ResumableTrainer(SavingTrainer):
         )
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / run_folder.STATE))
+        if checkpoint_file.facts(folder).get("evaluation_due"):
+            self._start_afresh()
+            self._tr_loss = torch.zeros(())
+            self._load_rng_state(str(folder))
+            self.save_state()
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
