@@ -263,6 +263,7 @@ def table(found: dict[str, Any], command: str) -> str:
     """The results as Markdown."""
     kills = [stop for stop in found["kills"] if not stop.get("last") and not stop["done"]]
     terms = [stop for stop in found["terms"] if not stop.get("last") and not stop["done"]]
+    slowest = max((stop["seconds"] for stop in terms), default=0.0)
     damaged = Counter(stop["damage"].split(":")[0] for stop in kills)
     lines = [
         "# A run that is killed, and its checkpoints damaged, beside one left alone",
@@ -275,7 +276,7 @@ def table(found: dict[str, Any], command: str) -> str:
         *(f"| of these, then a file of the newest checkpoint: {name} | {n} |" for name, n in damaged.items()),
         f"| moments at which SIGTERM came | {len(terms)} |",
         f"| of these, exit status 143 | {sum(stop['status'] == 143 for stop in terms)} |",
-        f"| seconds from SIGTERM to the end of the process, at most | {max((s['seconds'] for s in terms), default=0):.2f} |",
+        f"| seconds from SIGTERM to the end of the process, at most | {slowest:.2f} |",
         f"| runs that could not be resumed | {len(found['failed'])} |",
         f"| runs that came out otherwise, in any bit | {len(found['different'])} |",
         "",
@@ -285,7 +286,9 @@ def table(found: dict[str, Any], command: str) -> str:
 
 def main() -> None:
     """Run, print and store."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--terms", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)

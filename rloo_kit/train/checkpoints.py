@@ -98,16 +98,25 @@ def explained(output_dir: Path, what: str, room_bytes: int = 0) -> Iterator[None
     except Exception as error:
         if not _of_the_disk(error):
             raise
-        file = getattr(error, "filename", None) or _youngest(output_dir / WRITING) or output_dir
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        file = getattr(error, "filename", None) or _file_of(error, output_dir / WRITING) or output_dir
         kept = last_whole_checkpoint(output_dir)
-        room = f" {room_bytes / 1e6:.1f} MB" if room_bytes else ""
-        way_on = "; train(resume_from_checkpoint=True) goes on from it" if kept else ""
+        room = f" for {room_bytes / 1e6:.1f} MB" if room_bytes else ""
+        way_on = f"; {kept} is whole, and train(resume_from_checkpoint=True) goes on from it" if kept else ""
         raise RunFolderError(
-            f"{what} could not be written: {reason}; {kept or 'no checkpoint'} is the last whole one",
+            f"{what} could not be written: {_reason(error)}",
             where=str(file),
-            todo=f"make room for{room or ' it'} there, or check who may write{way_on}",
+            todo=f"make room{room}, or see who may write there{way_on}",
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """In the words of the system, which torch's error may have in its context."""
+    told: BaseException | None = error
+    while told is not None:
+        if isinstance(told, OSError) and told.strerror:
+            return told.strerror
+        told = told.__context__
+    return str(error).splitlines()[0]
 
 
 def _of_the_disk(error: Exception) -> bool:
@@ -121,12 +130,18 @@ def _of_the_disk(error: Exception) -> bool:
     )
 
 
-TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container", "file write failed", "cannot be opened")
+TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container", "file write failed", "iostream error")
 
 
-def _youngest(folder: Path) -> Path | None:
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+def _file_of(error: Exception, folder: Path) -> Path | None:
+    """The file that was being written: of safetensors' and torch's errors only their frames know it."""
+    frame, found = error.__traceback__, None
+    while frame is not None:
+        for value in frame.tb_frame.f_locals.values():
+            if isinstance(value, str) and value.startswith(f"{folder}{os.sep}") and not Path(value).is_dir():
+                found = Path(value)
+        frame = frame.tb_next
+    return found
 
 
 def place_of(output_dir: Path, step: int) -> Path:

@@ -28,6 +28,17 @@ CANNOT_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV, er
 """What a file system says that cannot reserve room, whether it has some or not."""
 
 
+def make(output_dir: str | os.PathLike[str]) -> None:
+    """Make a run's folder, as transformers does, which would say less.
+
+    Raises:
+        RunFolderError: it cannot be made.
+    """
+    folder = Path(output_dir).absolute()
+    with explained(folder, "the run's folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def claimed(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
     """Hold a run's folder while inside; it is made where it does not exist.
@@ -39,8 +50,8 @@ def claimed(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
     Raises:
         RunFolderError: another run has it, it cannot be written to, or a checkpoint does not fit.
     """
+    make(output_dir)
     with explained(output_dir, "the run's folder"):
-        output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=output_dir) as probe:
             probe.write(b"room")
             _reserve(probe.fileno(), checkpoint_bytes, output_dir)

@@ -70,7 +70,7 @@ class Moment:
         """Set the trainer back to this."""
         trainer._step, trainer._buffered_inputs = self.micro_step, self.batches
         state = trainer.state
-        state.num_input_tokens_seen, state.total_flos, trainer.current_flos = self.counts  # type: ignore[assignment]
+        state.num_input_tokens_seen, state.total_flos, trainer.current_flos = self.counts
         set_randomness(self.randomness)
 
 

@@ -74,7 +74,7 @@ class ResumableTrainer(SavingTrainer):
             raise
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
-        if folder and 0 < self.args.max_steps <= run_folder.step_of(folder):
+        if folder and 0 < self.args.max_steps <= checkpoint_file.step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
         self._recall_prompts(folder)
@@ -113,22 +113,27 @@ class ResumableTrainer(SavingTrainer):
 
     def _newest_whole(self) -> Path | None:
         found, passed_over = run_folder.newest_whole(self.folder)
-        moved = checkpoints.put_broken_away(self.folder, [one for one, _ in passed_over])
+        damaged = [one for one, _ in passed_over if not checkpoint_file.is_complete(one)]
+        moved = checkpoints.put_broken_away(self.folder, damaged)
         for folder, reason in passed_over:
             now = f"; it is now in {moved}" if moved and not os.path.lexists(folder) else ""
             warnings.warn(f"passed over {folder.name}: {reason}{now}", stacklevel=5)
         print(f"resuming from {found}" if found else "no whole checkpoint: starting at step 0")
+        self._set_others_aside(found)
         return found
 
     def _set_others_aside(self, resumed: Path | None) -> None:
+        """What is of another run, or of steps that this one will take again, must not be resumed from later."""
         inside = resumed is not None and resumed.parent == self.folder
-        after = run_folder.step_of(resumed) if resumed and inside else -1
+        after = checkpoint_file.step_of(resumed) if resumed and inside else -1
         if moved := checkpoints.set_aside(self.folder, after):
             what = "of later steps" if inside else "of an earlier run"
             print(f"checkpoints {what} are now in {moved}")
         left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
-        if left and not inside:
-            print(f"{', '.join(left)} in {self.folder}: no run of the kit's wrote this; it is left as it is")
+        if left and not resumed:
+            print(
+                f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
+            )
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
@@ -147,7 +152,7 @@ class ResumableTrainer(SavingTrainer):
             return
         state, trained = PromptHistory(self.num_generations).state(), 0
         if checkpoint:
-            saved = TrainerState.load_from_json(str(checkpoint / run_folder.STATE))
+            saved = TrainerState.load_from_json(str(checkpoint / checkpoint_file.STATE))
             state = saved.stateful_callbacks.get("PromptHistory", state)
             trained = saved.global_step * self.args.gradient_accumulation_steps // self._batch_steps
             trained += (
@@ -186,10 +191,10 @@ class ResumableTrainer(SavingTrainer):
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
         print(
-            f"{folder} is at step {run_folder.step_of(folder)} of {self.args.max_steps}: nothing left to train"
+            f"{folder} is at step {checkpoint_file.step_of(folder)} of {self.args.max_steps}: nothing left to train"
         )
         self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / run_folder.STATE))
+        self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
         if checkpoint_file.facts(folder).get("evaluation_due"):
             self._start_afresh()
             self._tr_loss = torch.zeros(())

@@ -134,23 +134,26 @@ class SavingTrainer(trl.RLOOTrainer):
         disk, and folders that begin like a checkpoint's name are deleted beyond save_total_limit."""
         folder, step = Path(super()._get_output_dir(trial)).absolute(), self.state.global_step
         aside, writes = folder / checkpoints.WRITING, self.args.should_save
-        with checkpoints.explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
-            if writes:
-                shutil.rmtree(aside, ignore_errors=True)
-                aside.mkdir(parents=True)
-            self.accelerator.wait_for_everyone()
-            self._aside = True
-            try:
+        try:
+            with checkpoints.explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
+                if writes:
+                    shutil.rmtree(aside, ignore_errors=True)
+                    aside.mkdir(parents=True)
+                self.accelerator.wait_for_everyone()
+                self._aside = True
                 super()._save_checkpoint(model, trial)
+                self._aside = False
                 self.accelerator.wait_for_everyone()
                 if writes:
                     self._publish(folder, step)
-            except BaseException:
-                if writes:
-                    shutil.rmtree(aside, ignore_errors=True)
-                raise
-            finally:
-                self._aside = False
+        except BaseException:
+            if writes:
+                shutil.rmtree(
+                    aside, ignore_errors=True
+                )  # half a checkpoint would take the room that is missing
+            raise
+        finally:
+            self._aside = False
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoints.place_of(folder, step)))

@@ -29,7 +29,7 @@ import torch  # noqa: E402 - unsloth first
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, gradients  # noqa: E402
+from rloo_kit.train import arguments, claim, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
@@ -104,6 +104,8 @@ class RLOOTrainer(RolloutTrainer):
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         given, self._history = arguments.completed(given)
         drop_reference(given["model"])
+        if given["args"].should_save:
+            claim.make(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._token_means = metrics.TokenMeans()

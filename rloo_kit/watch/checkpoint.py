@@ -44,7 +44,7 @@ def fault(folder: Path) -> str:
         if found := _fault_of_state(folder):
             return found
         if is_ours(folder):
-            return _fault_by_manifest(folder)
+            return _fault_by_manifest(folder) or _missing_part(folder)
         return next(_faults_of_plain(folder), "")
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
@@ -127,6 +127,11 @@ def _umask() -> int:
     return mask
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether all that was saved is there, if only to load: without an optimizer's state it cannot be resumed from."""
+    return not _fault_by_manifest(folder)
+
+
 def _fault_by_manifest(folder: Path) -> str:
     try:
         named = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"].items()
@@ -138,9 +143,9 @@ def _fault_by_manifest(folder: Path) -> str:
                 return f"{name} has {size} bytes of {expected['bytes']}"
             if _digest(file) != expected["sha256"]:
                 return f"{name} is not what was saved"
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return f"{MANIFEST} cannot be read"
-    return _missing_part(folder, {name for name, _ in named})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"{MANIFEST} or a file that it names cannot be read"
+    return ""
 
 
 def _files(folder: Path) -> list[Path]:
@@ -176,8 +181,9 @@ def _fault_of_state(folder: Path) -> str:
     return "" if saved == step_of(folder) else f"its {STATE} is of step {saved}"
 
 
-def _missing_part(folder: Path, names: set[str]) -> str:
+def _missing_part(folder: Path) -> str:
     """The first thing that a resumed run needs and would go on without, in silence and differently."""
+    names = {path.name for path in folder.iterdir()}
     if not any(name in WEIGHTS for name in names):
         return "it has no weights"
     if any(name.startswith(("global_step", "pytorch_model_fsdp")) for name in names):
@@ -189,8 +195,7 @@ def _missing_part(folder: Path, names: set[str]) -> str:
 
 
 def _faults_of_plain(folder: Path) -> Iterator[str]:
-    names = {path.name for path in folder.iterdir()}
-    if missing := _missing_part(folder, names):
+    if missing := _missing_part(folder):
         yield missing
     for file in _files(folder):
         if file.suffix == ".safetensors" and (cut := _fault_of_safetensors(file)):

@@ -105,9 +105,9 @@ def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, 
     Returns:
         The newest whole checkpoint or None; and each one looked at before it, with what is wrong with it.
     """
-    found, passed_over = reversed(checkpoints(output_dir)), []
-    plain = []
-    for folder in found:
+    passed_over: list[tuple[Path, str]] = []
+    plain: list[Path] = []
+    for folder in reversed(checkpoints(output_dir)):
         if not is_ours(folder):
             plain.append(folder)
         elif not (wrong := fault(folder)):

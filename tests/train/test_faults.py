@@ -1,0 +1,35 @@
+"""A run that is killed at random moments, its checkpoints damaged in between, is the run that was left alone.
+
+The longer form is benchmarks/faults.py, and its results are in benchmarks/results/faults.md.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+FAULTS = """
+import json, sys
+from benchmarks import faults
+print(json.dumps(faults.tried(kills=5, terms=2, seed=3, prompt_sampling="informative")))
+"""
+
+
+@pytest.fixture(scope="module")
+def tried(script: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(script(FAULTS).stdout.splitlines()[-1])
+    return found
+
+
+def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(tried: dict[str, Any]) -> None:
+    stops = [stop for stop in tried["kills"] if not stop.get("last") and not stop["done"]]
+    assert len(stops) == 5
+    assert {stop["status"] for stop in stops} == {-9}
+    assert any(stop["damage"] != "none" for stop in stops)
+    assert (tried["failed"], tried["different"]) == ([], [])
+
+
+def test_sigterm_ends_the_process_with_143_within_ten_seconds(tried: dict[str, Any]) -> None:
+    stops = [stop for stop in tried["terms"] if not stop.get("last") and not stop["done"]]
+    assert [stop["status"] for stop in stops] == [143, 143]
+    assert max(stop["seconds"] for stop in stops) < 10
