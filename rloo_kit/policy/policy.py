@@ -172,8 +172,10 @@ class Policy:
         into place, so it is never half-written; an earlier one of the same name is replaced.
 
         Raises:
+            ConfigError: the folder is a run's, a checkpoint, or has other folders in it, which would be deleted.
             NonFiniteError: a trained weight is NaN or infinite.
         """
+        _check_target(Path(folder))
         check_finite(self.model, f"Policy.save({str(folder)!r})", lambda: "save from before, or load it anew")
         target = Path(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +187,17 @@ class Policy:
                 target.replace(Path(scratch) / "old")
             fresh.replace(target)
         return target
+
+
+def _check_target(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    folders = {name for name in names if (folder / name).is_dir() and name != "ref"}
+    if more := sorted(folders | names & {"trainer_state.json", "optimizer.pt"}):
+        raise ConfigError(
+            f"the folder holds more than an adapter, and would be replaced: {', '.join(more[:3])}",
+            where=f"Policy.save({str(folder)!r})",
+            todo="name a folder of its own, such as out/adapter",
+        )
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:

@@ -12,14 +12,14 @@ import itertools
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rloo_kit.errors import RunFolderError
 from rloo_kit.watch import checkpoint
 from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
 
-WRITING = ".writing"
+WRITING = ".rloo_kit_writing"
 """Where a checkpoint is while it is written; moving it into place is one step of the file system."""
 
 GONE = "gone-"
@@ -62,23 +62,32 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
 
 def put_broken_away(output_dir: Path, damaged: Iterable[Path]) -> Path | None:
     """Move damaged checkpoints of the kit's to ``broken``; None where there were none."""
+    return put_away(damaged, _broken(output_dir))
+
+
+def _broken(output_dir: Path) -> Path:
     place = output_dir / "broken"
-    return put_away(damaged, place if place.is_dir() or not os.path.lexists(place) else _free(place))
+    return place if place.is_dir() else _free(place)
 
 
 def clear_up(output_dir: Path) -> Path | None:
     """After a run that was killed: what it was deleting is deleted, what it was writing is moved to ``broken``."""
     writing, moved = output_dir / WRITING, None
-    for left in writing.iterdir() if writing.is_dir() else ():
-        if left.name.startswith(GONE):
-            shutil.rmtree(left, ignore_errors=True)
-        elif left.is_dir() and any(left.iterdir()):
-            moved = output_dir / "broken"
+    for left in writing.glob("checkpoint-*") if writing.is_dir() else ():
+        if left.is_dir() and any(left.iterdir()):
+            moved = _broken(output_dir)
             moved.mkdir(exist_ok=True)
             left.rename(_free(moved / left.name))
-    if writing.is_dir():
-        shutil.rmtree(writing, ignore_errors=True)
+    tidy(writing)
     return moved
+
+
+def tidy(writing: Path) -> None:
+    """Delete what is to go from :data:`WRITING`, and the folder itself where nothing else is in it."""
+    for left in writing.glob(f"{GONE}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):
+        writing.rmdir()
 
 
 @contextmanager
@@ -116,7 +125,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(told, OSError) and told.strerror:
             return told.strerror
         told = told.__context__
-    return str(error).splitlines()[0]
+    return f"{str(error).splitlines()[0]}, as on a full disk"
 
 
 def _of_the_disk(error: Exception) -> bool:
@@ -160,10 +169,10 @@ def publish(written: Path, place: Path, told: Mapping[str, object]) -> None:
     """
     checkpoint.seal(written, told)
     if place.exists():
-        place.rename(written.parent / f"{GONE}{place.name}")
+        place.rename(_free(written.parent / f"{GONE}{place.name}"))
     written.rename(place)
     checkpoint.sync(place.parent)
-    shutil.rmtree(written.parent, ignore_errors=True)
+    tidy(written.parent)
 
 
 def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = None) -> None:
@@ -188,7 +197,7 @@ def delete(folder: Path) -> None:
     gone = folder.parent / WRITING / f"{GONE}{folder.name}"
     gone.parent.mkdir(exist_ok=True)
     folder.rename(_free(gone))
-    shutil.rmtree(gone.parent, ignore_errors=True)
+    tidy(gone.parent)
 
 
 def _free(path: Path, numbered: bool = False) -> Path:

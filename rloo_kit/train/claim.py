@@ -134,7 +134,7 @@ def _is_dead(holder: dict[str, object]) -> bool:
     try:
         process = psutil.Process(int(str(holder["pid"])))
         return process.create_time() != holder["started"] or process.status() == psutil.STATUS_ZOMBIE
-    except (KeyError, ValueError):
-        return False
     except psutil.NoSuchProcess:
         return True
+    except (KeyError, ValueError, psutil.Error):
+        return False

@@ -78,7 +78,7 @@ def randomness() -> dict[str, Any]:
     """The states of all generators that a run draws from, as transformers saves them."""
     found = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
-        found["cuda"] = torch.cuda.get_rng_state_all()
+        found["cuda"] = torch.cuda.get_rng_state()
     return found
 
 
@@ -88,4 +88,4 @@ def set_randomness(states: dict[str, Any]) -> None:
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
     if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"])

@@ -21,6 +21,8 @@ from rloo_kit.watch import run_folder
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
+from peft import get_peft_model_state_dict  # noqa: E402
+from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
@@ -116,9 +118,9 @@ class ResumableTrainer(SavingTrainer):
         damaged = [one for one, _ in passed_over if not checkpoint_file.is_complete(one)]
         moved = checkpoints.put_broken_away(self.folder, damaged)
         for folder, reason in passed_over:
-            now = f"; it is now in {moved}" if moved and not os.path.lexists(folder) else ""
+            now = f"; it is now in {self.shown(moved)}" if moved and not os.path.lexists(folder) else ""
             warnings.warn(f"passed over {folder.name}: {reason}{now}", stacklevel=5)
-        print(f"resuming from {found}" if found else "no whole checkpoint: starting at step 0")
+        print(f"resuming from {self.shown(found)}" if found else "no whole checkpoint: starting at step 0")
         self._set_others_aside(found)
         return found
 
@@ -128,7 +130,7 @@ class ResumableTrainer(SavingTrainer):
         after = checkpoint_file.step_of(resumed) if resumed and inside else -1
         if moved := checkpoints.set_aside(self.folder, after):
             what = "of later steps" if inside else "of an earlier run"
-            print(f"checkpoints {what} are now in {moved}")
+            print(f"checkpoints {what} are now in {self.shown(moved)}")
         left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
         if left and not resumed:
             print(
@@ -190,9 +192,8 @@ class ResumableTrainer(SavingTrainer):
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        print(
-            f"{folder} is at step {checkpoint_file.step_of(folder)} of {self.args.max_steps}: nothing left to train"
-        )
+        step, steps = checkpoint_file.step_of(folder), self.args.max_steps
+        print(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
         if checkpoint_file.facts(folder).get("evaluation_due"):
@@ -245,6 +246,7 @@ class ResumableTrainer(SavingTrainer):
         4-bit policy's adapter in bfloat16 on a CPU."""
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
+        _check_adapter(folder, target)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
             # That run's reference was the base; the one made for this trainer would be a policy half trained.
@@ -255,6 +257,27 @@ class ResumableTrainer(SavingTrainer):
         for name, parameter in target.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
+
+
+def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
+    """Works around: PEFT loads what fits by name, fails halfway where a shape does not, and leaves the rest as it is.
+
+    Raises:
+        ConfigError: the adapter in the folder is not of the model's rank or of its modules.
+    """
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file() or "default" not in getattr(model, "peft_config", {}):
+        return
+    with safe_open(file, framework="pt") as opened:
+        saved = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    mine = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
+    if different := [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]:
+        name = different[0]
+        raise ConfigError(
+            f"the checkpoint's adapter does not fit the policy's: {name} is {saved.get(name)}, not {mine.get(name)}",
+            where=f"{folder}, {len(different)} of {len(mine)} tensors",
+            todo="load the policy with the lora_rank and the modules of the run, or load_policy(that folder)",
+        )
 
 
 def drop_reference(model: PreTrainedModel) -> None:

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,16 +54,29 @@ class SavingTrainer(trl.RLOOTrainer):
         """What a run before this one has left says nothing of this one."""
         self.stops, self._moment, self._torn, self._saved_step = Stops(), None, False, -1
 
-    @property
+    @cached_property
     def folder(self) -> Path:
-        """The run's folder, wherever the process goes meanwhile."""
+        """The run's folder, wherever a reward changes the directory to."""
         return Path(self.args.output_dir).absolute()
+
+    def shown(self, path: Path | None) -> str:
+        """A path in the run's folder as the user writes it."""
+        if path is None or not path.is_relative_to(self.folder):
+            return str(path)
+        return str(Path(self.args.output_dir) / path.relative_to(self.folder))
 
     @property
     def _batch_steps(self) -> int:
         """Micro-batches that a generation batch is trained on for."""
         steps: int = self.args.steps_per_generation * self.num_iterations
         return steps
+
+    @property
+    def _batch_layout(self) -> list[int]:
+        """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
+        args = self.args
+        rows = [args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps]
+        return [*rows, args.steps_per_generation, self.num_iterations, self.accelerator.num_processes]
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -122,7 +136,9 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _way_on(self) -> str:
         kept = run_folder.last_whole_checkpoint(self.folder)
-        way_on = f"train(resume_from_checkpoint={str(kept)!r}) goes on from before" if kept else "start again"
+        way_on = "start again"
+        if kept:
+            way_on = f"train(resume_from_checkpoint={self.shown(kept)!r}) goes on from before"
         return (
             f"lower learning_rate, look at adam_epsilon and weight_decay, load the policy anew, and {way_on}"
         )
@@ -132,13 +148,13 @@ class SavingTrainer(trl.RLOOTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Works around: files are written one by one into the place of a whole checkpoint, none is brought to the
         disk, and folders that begin like a checkpoint's name are deleted beyond save_total_limit."""
-        folder, step = Path(super()._get_output_dir(trial)).absolute(), self.state.global_step
+        folder, step = Path(self._get_output_dir(trial)), self.state.global_step
         aside, writes = folder / checkpoints.WRITING, self.args.should_save
         try:
             with checkpoints.explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
                 if writes:
-                    shutil.rmtree(aside, ignore_errors=True)
-                    aside.mkdir(parents=True)
+                    shutil.rmtree(aside / f"checkpoint-{step}", ignore_errors=True)
+                    aside.mkdir(parents=True, exist_ok=True)
                 self.accelerator.wait_for_everyone()
                 self._aside = True
                 super()._save_checkpoint(model, trial)
@@ -181,8 +197,9 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _get_output_dir(self, trial: object) -> str:
         """Works around: transformers writes into this folder, and deletes in it what begins like a checkpoint."""
-        folder: str = super()._get_output_dir(trial)
-        return str(Path(folder).absolute() / checkpoints.WRITING) if self._aside else folder
+        found = Path(super()._get_output_dir(trial))
+        inside = found.relative_to(self.args.output_dir)  # of a trial, its own
+        return str(self.folder / inside / checkpoints.WRITING if self._aside else self.folder / inside)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Works around: what is uploaded in the background must not be moved meanwhile."""
@@ -224,7 +241,10 @@ class SavingTrainer(trl.RLOOTrainer):
     def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Works around: TRL writes its card over a README.md of the user's."""
         card = self.folder / "README.md"
-        if not os.path.lexists(card) or "generated_from_trainer" in card.read_text(errors="replace"):
+        here = Path(self.args.output_dir).absolute() == self.folder
+        if here and (
+            not os.path.lexists(card) or "generated_from_trainer" in card.read_text(errors="replace")
+        ):
             super().create_model_card(*args, **kwargs)
 
     # --- what is drawn ------------------------------------------------------------------------------------
@@ -234,7 +254,7 @@ class SavingTrainer(trl.RLOOTrainer):
         super()._save_rng_state(output_dir)
         if self._step % self._batch_steps and self._buffered_inputs is not None:
             batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
-            kept = {"micro_step": self._step, "batches": batches}
+            kept = {"layout": self._batch_layout, "micro_step": self._step, "batches": batches}
             torch.save(kept, Path(output_dir) / rollout_file(self.accelerator))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
@@ -246,7 +266,8 @@ class SavingTrainer(trl.RLOOTrainer):
         file = Path(checkpoint_folder) / rollout_file(self.accelerator)
         if file.is_file():
             kept = torch.load(file, map_location=self.accelerator.device, weights_only=True)
-            self._step, self._buffered_inputs = kept["micro_step"], kept["batches"]
+            if kept["layout"] == self._batch_layout:
+                self._step, self._buffered_inputs = kept["micro_step"], kept["batches"]
         if checkpoint.facts(Path(checkpoint_folder)).get("evaluation_due"):
             self._evaluate_late()
 

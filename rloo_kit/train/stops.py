@@ -9,6 +9,7 @@ ignored.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -37,6 +38,7 @@ class Stops:
         self.held = False
         self.together = False
         self._listening = False
+        self._process = os.getpid()
         self._terminate: Any = None
 
     @contextmanager
@@ -46,7 +48,7 @@ class Stops:
         Args:
             together: the run has several processes, which stop at :meth:`release` alone.
         """
-        self.asked, self.held, self.together = None, False, together
+        self.asked, self.held, self.together, self._process = None, False, together, os.getpid()
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -95,6 +97,10 @@ class Stops:
             signal.raise_signal(signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, of a reward's pool for instance, which must save nothing
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            signal.raise_signal(number)
+            return
         again = self.asked == signal.SIGINT == number
         self.asked = signal.SIGTERM if signal.SIGTERM in (number, self.asked) else number
         if again or not (self.held or self.together):

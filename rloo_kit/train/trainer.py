@@ -110,6 +110,7 @@ class RLOOTrainer(RolloutTrainer):
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._token_means = metrics.TokenMeans()
         super().__init__(**given)
+        _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             drop_reference(self.model)

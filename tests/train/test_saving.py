@@ -193,9 +193,11 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
     assert not (run / checkpoints.WRITING).exists()
     (run.parent / "left").rename(run / checkpoints.WRITING)  # as a killed run leaves it
     (run / checkpoints.WRITING / "gone-checkpoint-0").mkdir()
+    (run / checkpoints.WRITING / "mine.txt").touch()
     make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     assert [p.name for p in (run / "broken").iterdir()] == ["checkpoint-2"]
     assert fault(run / "checkpoint-2") == ""
+    assert [path.name for path in (run / checkpoints.WRITING).iterdir()] == ["mine.txt"]
 
 
 def test_the_rest_of_a_generation_batch_is_resumed_with_its_steps(make_trainer: Any, run: Path) -> None:
@@ -220,6 +222,45 @@ def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any, ru
         if told:
             (run / "checkpoint-1" / MANIFEST).unlink()
     make_trainer(max_steps=2, optim="adamw_torch_fused", **SAVING).train(resume_from_checkpoint=True)
+
+
+def test_another_rank_than_the_checkpoints_is_refused_before_a_weight_is_loaded(make_trainer: Any) -> None:
+    make_trainer(max_steps=1, **SAVING).train()
+    other = rloo_kit.load_policy("tiny", lora_rank=2, seed=0)
+    trainer = make_trainer(model=other, max_steps=2, **SAVING)
+    before = [p.detach().clone() for p in other.model.parameters() if p.requires_grad]
+    with pytest.raises(
+        ConfigError, match=r"(?s)does not fit the policy's: .*is \[16, \d+\], not \[2, \d+\].*lora_rank"
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    after = [p for p in other.model.parameters() if p.requires_grad]
+    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_rest_of_a_batch_that_was_cut_otherwise_is_not_used(make_trainer: Any) -> None:
+    make_trainer(max_steps=1, num_iterations=2, **SAVING).train()
+    trainer = make_trainer(
+        max_steps=3, num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=2, **SAVING
+    )
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 3
+
+
+def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moves(completions: Any, **kwargs: Any) -> list[float]:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        return random_rewards(completions, **kwargs)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings = {**SAVING, "reward_funcs": moves, "output_dir": "run"}
+    make_trainer(max_steps=2, **settings).train()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert {"checkpoint-1", "checkpoint-2", "trainer_state.json"} <= {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
 
 
 # --- one run, and room ------------------------------------------------------------------------------------
@@ -323,7 +364,7 @@ def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoi
         trainer.train()
     small_files(resource.RLIM_INFINITY)
     assert "checkpoint-2 could not be written" in caught.value.what
-    assert "File too large" in caught.value.what
+    assert "File too large" in caught.value.what or "as on a full disk" in caught.value.what
     assert caught.value.where.endswith(f"checkpoint-2/{file}")
     assert f"{run / 'checkpoint-1'} is whole" in caught.value.todo
     assert content(run / "checkpoint-1") == kept

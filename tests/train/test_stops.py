@@ -1,5 +1,6 @@
 """SIGTERM and SIGINT: the last finished step is saved, whenever they come."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -208,3 +209,32 @@ def test_in_a_notebook_the_kernel_ends_as_it_would_have(monkeypatch: pytest.Monk
         send()
     found.pass_on()
     assert raised == [signal.SIGTERM]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
+def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
+    with Stops().listening():
+        if not (process := os.fork()):
+            try:
+                send()
+                signal.pause()
+            finally:
+                (tmp_path / "unwound").touch()
+                os._exit(0)
+        _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    assert not (tmp_path / "unwound").exists()
+
+
+def test_a_signal_that_something_swallows_stops_the_run_at_the_steps_end(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    def swallows(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        if trainer_state.global_step == 1:
+            with contextlib.suppress(BaseException):
+                send()
+        return random_rewards(completions, **kwargs)
+
+    with pytest.raises(Terminated):
+        make_trainer(**{**SETTINGS, "reward_funcs": swallows}).train()
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
