@@ -265,9 +265,10 @@ class SavingTrainer(trl.RLOOTrainer):
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         file = Path(checkpoint_folder) / rollout_file(self.accelerator)
         if file.is_file():
-            kept = torch.load(file, map_location=self.accelerator.device, weights_only=True)
+            kept, device = torch.load(file, map_location="cpu", weights_only=True), self.accelerator.device
             if kept["layout"] == self._batch_layout:
-                self._step, self._buffered_inputs = kept["micro_step"], kept["batches"]
+                batches = [{name: tensor.to(device) for name, tensor in one.items()} for one in kept["batches"]]
+                self._step, self._buffered_inputs = kept["micro_step"], batches
         if checkpoint.facts(Path(checkpoint_folder)).get("evaluation_due"):
             self._evaluate_late()
 
