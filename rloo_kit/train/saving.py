@@ -267,7 +267,9 @@ class SavingTrainer(trl.RLOOTrainer):
         if file.is_file():
             kept, device = torch.load(file, map_location="cpu", weights_only=True), self.accelerator.device
             if kept["layout"] == self._batch_layout:
-                batches = [{name: tensor.to(device) for name, tensor in one.items()} for one in kept["batches"]]
+                batches = [
+                    {name: tensor.to(device) for name, tensor in one.items()} for one in kept["batches"]
+                ]
                 self._step, self._buffered_inputs = kept["micro_step"], batches
         if checkpoint.facts(Path(checkpoint_folder)).get("evaluation_due"):
             self._evaluate_late()
