@@ -4,7 +4,7 @@ Each run is resumed until it is done, and is then compared to the bit: weights, 
 times.  The run has what makes resuming hard: several steps a generation batch, two epochs,
 evaluations, informative or uniform prompts, a learning rate that falls.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.faults --kills 24 --terms 12 --seed 0
+    OMP_NUM_THREADS=1 python benchmarks/faults.py
 
 writes benchmarks/results/faults.md; tests/train/test_faults.py runs a shorter form.
 """
@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,10 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rloo_kit
-from benchmarks.tables import cpu_name
+from tables import RESULTS, command_line, cpu_name, document, table
 
-RESULTS = Path(__file__).parent / "results" / "faults.md"
+import rloo_kit
+
 STEPS = 8
 SETTINGS: dict[str, Any] = {
     "num_generations": 2,
@@ -266,29 +265,25 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return names or ["length of the log"]
 
 
-def table(found: dict[str, Any], command: str) -> str:
-    """The results as Markdown."""
+def results(found: dict[str, Any]) -> str:
+    """As Markdown."""
     kills = [stop for stop in found["kills"] if not stop.get("last") and not stop["done"]]
     terms = [stop for stop in found["terms"] if not stop.get("last") and not stop["done"]]
-    slowest = max((stop["seconds"] for stop in terms), default=0.0)
     damaged = Counter(stop["damage"].split(":")[0] for stop in kills)
-    lines = [
-        "# A run that is killed, and its checkpoints damaged, beside one left alone",
-        "",
-        f"`{command}`; {cpu_name()}, the tiny policy, {STEPS} steps.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| moments at which SIGKILL came | {len(kills)} |",
-        *(f"| of these, then a file of the newest checkpoint: {name} | {n} |" for name, n in damaged.items()),
-        f"| moments at which SIGTERM came | {len(terms)} |",
-        f"| of these, exit status 143 | {sum(stop['status'] == 143 for stop in terms)} |",
-        f"| seconds from SIGTERM to the end of the process, at most | {slowest:.2f} |",
-        f"| runs that could not be resumed | {len(found['failed'])} |",
-        f"| runs that came out otherwise, in any bit | {len(found['different'])} |",
-        "",
+    rows: list[tuple[str, object]] = [
+        ("moments at which SIGKILL came", len(kills)),
+        *((f"of these, then a file of the newest checkpoint: {name}", n) for name, n in damaged.items()),
+        ("moments at which SIGTERM came", len(terms)),
+        ("of these, exit status 143", sum(stop["status"] == 143 for stop in terms)),
+        ("seconds from SIGTERM to the end, at most", max((stop["seconds"] for stop in terms), default=0)),
+        ("runs that could not be resumed", len(found["failed"])),
+        ("runs that came out otherwise, in any bit", len(found["different"])),
     ]
-    return "\n".join(lines)
+    return document(
+        "A run that is killed, and its checkpoints damaged, beside one left alone",
+        f"{command_line()}; {cpu_name()}, shared; the tiny policy, {STEPS} steps.",
+        table(("", ""), "lr", [(name, str(value)) for name, value in rows]),
+    )
 
 
 def main() -> None:
@@ -306,9 +301,9 @@ def main() -> None:
     if asked.json:
         print(json.dumps(found))
         return
-    text = table(found, " ".join(["OMP_NUM_THREADS=1 python -m benchmarks.faults", *sys.argv[1:]]))
+    text = results(found)
     print(text)
-    RESULTS.write_text(text)
+    (RESULTS / "faults.md").write_text(text)
 
 
 if __name__ == "__main__":

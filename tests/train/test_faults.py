@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
+
 FAULTS = """
 import json, sys
-from benchmarks import faults
+sys.path.insert(0, sys.argv[1])
+import faults
 print(json.dumps(faults.tried(kills=5, terms=2, seed=3, prompt_sampling="informative")))
 """
 
 
 @pytest.fixture(scope="module")
 def tried(script: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(script(FAULTS).stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(script(FAULTS, str(ROOT / "benchmarks")).stdout.splitlines()[-1])
     return found
 
 
