@@ -58,7 +58,11 @@ class RewardError(RLOOKitError, ValueError):
 
 
 class NonFiniteError(RLOOKitError, FloatingPointError):
-    """A gradient that would have turned weights into NaN; the step was not taken."""
+    """A gradient or a weight that is not finite; no such weight is ever saved."""
+
+
+class RunFolderError(RLOOKitError, OSError):
+    """A run's folder that cannot be written to: another run's, full, or read-only."""
 
 
 class PolicyNotFoundError(RLOOKitError, FileNotFoundError):

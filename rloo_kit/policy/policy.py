@@ -17,6 +17,7 @@ from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.policy import sampling
+from rloo_kit.policy.weights import check_finite
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +170,13 @@ class Policy:
 
         Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
         into place, so it is never half-written; an earlier one of the same name is replaced.
+
+        Raises:
+            ConfigError: the folder is a run's, a checkpoint, or has other folders in it, which would be deleted.
+            NonFiniteError: a trained weight is NaN or infinite.
         """
+        _check_target(Path(folder))
+        check_finite(self.model, f"Policy.save({str(folder)!r})", lambda: "save from before, or load it anew")
         target = Path(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
@@ -180,6 +187,17 @@ class Policy:
                 target.replace(Path(scratch) / "old")
             fresh.replace(target)
         return target
+
+
+def _check_target(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    folders = {name for name in names if (folder / name).is_dir() and name != "ref"}
+    if more := sorted(folders | names & {"trainer_state.json", "optimizer.pt"}):
+        raise ConfigError(
+            f"the folder holds more than an adapter, and would be replaced: {', '.join(more[:3])}",
+            where=f"Policy.save({str(folder)!r})",
+            todo="name a folder of its own, such as out/adapter",
+        )
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:

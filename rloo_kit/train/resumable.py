@@ -1,99 +1,147 @@
 """A run twice, stopped anywhere, and resumed.
 
-For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What is in a checkpoint is transformers' affair, which of
-them are whole is :mod:`rloo_kit.watch.run_folder`'s.
+For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What a run writes is :mod:`.saving`'s, and which
+checkpoint is whole :mod:`rloo_kit.watch.checkpoint`'s.
 """
 
 from __future__ import annotations
 
+import os
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_kit.errors import OutOfMemoryError
+from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory import shortage
 from rloo_kit.session.imports import import_unsloth
+from rloo_kit.watch import checkpoint as checkpoint_file
 from rloo_kit.watch import run_folder
 
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
-import trl  # noqa: E402
+from peft import get_peft_model_state_dict  # noqa: E402
+from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import TrainerState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
-from rloo_kit.train import gradients  # noqa: E402
+from rloo_kit.train import checkpoints, gradients  # noqa: E402
+from rloo_kit.train.claim import claimed  # noqa: E402
 from rloo_kit.train.prompts import PromptHistory  # noqa: E402
+from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name, rollout_file  # noqa: E402
+from rloo_kit.train.stops import Terminated  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from rloo_kit.memory.planning import Plan
 
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
 
-class ResumableTrainer(trl.RLOOTrainer):
+class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
-    memory_plan: Plan
     _history: PromptHistory | None
-    _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
 
+        SIGTERM and SIGINT (a notebook's stop button) end the run with its last finished step saved; a step in progress
+        is dropped, and the resumed run takes it again with the same draws.  After SIGTERM the process ends with
+        status 143.
+
         Args:
             resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, and starts at
-                step 0 where there is none; a path names one.  A checkpoint that was cut off while it was written is
-                removed.  Without it the run starts at step 0, and checkpoints of an earlier run are moved to
-                ``output_dir/earlier``, so that no later resume takes them for its own.
+                step 0 where there is none; a path names one.  Damaged checkpoints are named and moved to
+                ``output_dir/broken``.  Without it the run starts at step 0.  Checkpoints of an earlier run, or of
+                later steps than the one that is named, are moved to ``output_dir/earlier-1`` or the next number, so
+                that no later resume takes them for its own.  Nothing is moved that no run of the kit's wrote.
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: the path is not that of a whole checkpoint.
+            ConfigError: the path is not that of a whole checkpoint, or the checkpoint's optimizer is another one.
+            RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
+            NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
-            KeyboardInterrupt: the run was stopped; its last step is saved.
+            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.
         """
-        folder = self._checkpoint_to_resume(resume_from_checkpoint)
-        if folder and 0 < self.args.max_steps <= run_folder.step_of(folder):
+        alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
+        try:
+            with alone:
+                return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
+        except Terminated:
+            self.stops.pass_on()
+            raise
+
+    def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
+        if folder and 0 < self.args.max_steps <= checkpoint_file.step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
         self._recall_prompts(folder)
         shortage.warn_if_too_large(self.memory_plan)
-        try:
-            with shortage.phase(self, "optimizer"):
-                result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
-        except KeyboardInterrupt:
-            self._keep_what_is_done()
-            raise
-        except OutOfMemoryError as error:
-            shortage.let_go(error)
-            self._keep_what_is_done()
-            kept = run_folder.last_whole_checkpoint(self.args.output_dir)
-            raise shortage.with_way_on(error, kept) from error.__cause__
-        self.save_state()
+        with self.stops.listening(together=self.accelerator.num_processes > 1):
+            try:
+                with shortage.phase(self, "optimizer"):
+                    result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
+            except (KeyboardInterrupt, Terminated):
+                self._keep_what_is_done()
+                raise
+            except OutOfMemoryError as error:
+                shortage.let_go(error)
+                self._keep_what_is_done()
+                kept = run_folder.last_whole_checkpoint(self.folder)
+                raise shortage.with_way_on(error, kept) from error.__cause__
+            self.save_state()
         return result
 
     def _checkpoint_to_resume(self, asked: str | bool | None) -> Path | None:
-        """The checkpoint to start from, with ``output_dir`` put in order."""
-        main, output_dir = self.accelerator.is_main_process, self.args.output_dir
-        if asked is True:
-            found = run_folder.last_whole_checkpoint(output_dir)
-            if main:
-                run_folder.remove_broken(output_dir)
-                print(f"resuming from {found}" if found else "no checkpoint yet: starting at step 0")
-            self.accelerator.wait_for_everyone()
-            return found
-        if asked:
-            run_folder.check(Path(asked), output_dir)
-            return Path(asked)
-        if main:
-            run_folder.set_aside(output_dir)
-        return None
+        """The checkpoint to start from, with the run's folder put in order."""
+        if self.args.should_save:
+            checkpoints.clear_up(self.folder)
+        found = Path(asked).absolute() if asked and asked is not True else None
+        if found:
+            run_folder.check(found, self.folder)
+        if self.args.should_save:
+            if asked is True:
+                found = self._newest_whole()
+            else:
+                self._set_others_aside(found)
+        self.accelerator.wait_for_everyone()
+        if asked is True and not self.args.should_save:
+            found = run_folder.last_whole_checkpoint(self.folder)
+        return found
+
+    def _newest_whole(self) -> Path | None:
+        found, passed_over = run_folder.newest_whole(self.folder)
+        damaged = [one for one, _ in passed_over if not checkpoint_file.is_complete(one)]
+        moved = checkpoints.put_broken_away(self.folder, damaged)
+        for folder, reason in passed_over:
+            now = f"; it is now in {self.shown(moved)}" if moved and not os.path.lexists(folder) else ""
+            warnings.warn(f"passed over {folder.name}: {reason}{now}", stacklevel=5)
+        print(f"resuming from {self.shown(found)}" if found else "no whole checkpoint: starting at step 0")
+        self._set_others_aside(found)
+        return found
+
+    def _set_others_aside(self, resumed: Path | None) -> None:
+        """What is of another run, or of steps that this one will take again, must not be resumed from later."""
+        inside = resumed is not None and resumed.parent == self.folder
+        after = checkpoint_file.step_of(resumed) if resumed and inside else -1
+        if moved := checkpoints.set_aside(self.folder, after):
+            what = "of later steps" if inside else "of an earlier run"
+            print(f"checkpoints {what} are now in {self.shown(moved)}")
+        left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
+        if left and not resumed:
+            print(
+                f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
+            )
 
     def _start_afresh(self) -> None:
+        super()._start_afresh()
+        self._forget_step()
+
+    def _forget_step(self) -> None:
         """Works around: a cell that was stopped within a step leaves its position and its batches behind, and every
         later step would train on completions of an older policy."""
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
@@ -106,10 +154,12 @@ class ResumableTrainer(trl.RLOOTrainer):
             return
         state, trained = PromptHistory(self.num_generations).state(), 0
         if checkpoint:
-            saved = TrainerState.load_from_json(str(checkpoint / run_folder.STATE))
+            saved = TrainerState.load_from_json(str(checkpoint / checkpoint_file.STATE))
             state = saved.stateful_callbacks.get("PromptHistory", state)
-            steps = self.args.steps_per_generation * self.num_iterations
-            trained = saved.global_step * self.args.gradient_accumulation_steps // steps
+            trained = saved.global_step * self.args.gradient_accumulation_steps // self._batch_steps
+            trained += (
+                checkpoint / rollout_file(self.accelerator)
+            ).is_file()  # that batch is not sampled again
         self._history.restore(state, trained)
 
     def _load_callback_state(self) -> None:
@@ -120,20 +170,37 @@ class ResumableTrainer(trl.RLOOTrainer):
             self.add_callback(self._history)
 
     def _keep_what_is_done(self) -> None:
-        """Works around: a run that is stopped loses all steps since the last checkpoint."""
-        if self.state.global_step and self.args.save_strategy != "no":
-            self._save_checkpoint(self.model, trial=None)
-            print(
-                f"stopped: step {self.state.global_step} is saved, train(resume_from_checkpoint=True) goes on"
-            )
+        """Works around: a run that is stopped loses all steps since the last checkpoint.
+
+        Set back to the end of the last finished step: weights are, unless an update was cut in two.
+        """
+        self.stops.hold()
+        moment, said = self._moment, "train(resume_from_checkpoint=True) goes on"
+        if self.args.save_strategy == "no":
+            said = "save_strategy='no', so nothing is saved"
+        elif moment is None:
+            said = f"no step was finished, so there is nothing to save; {said}"
+        elif self._torn:
+            said = f"in the middle of an update, which is not saved; {said} from the last checkpoint"
+        else:
+            if moment.step != self._saved_step:
+                moment.restore(self)
+                self._save_checkpoint(self.model, trial=None)
+            said = f"step {moment.step} is saved, {said}"
+        if self.accelerator.is_main_process:
+            print(f"stopped: {said}", flush=True)
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        print(
-            f"{folder} is at step {run_folder.step_of(folder)} of {self.args.max_steps}: nothing left to train"
-        )
+        step, steps = checkpoint_file.step_of(folder), self.args.max_steps
+        print(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / run_folder.STATE))
+        self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
+        if checkpoint_file.facts(folder).get("evaluation_due"):
+            self._start_afresh()
+            self._tr_loss = torch.zeros(())
+            self._load_rng_state(str(folder))
+            self.save_state()
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -143,6 +210,8 @@ class ResumableTrainer(trl.RLOOTrainer):
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
         groups = self.optimizer.param_groups
         asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
+        if checkpoint is not None:
+            self._check_optimizer(Path(checkpoint))
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not isinstance(scheduler, LambdaLR):
             return
@@ -157,6 +226,18 @@ class ResumableTrainer(trl.RLOOTrainer):
         if saved != scheduler.base_lrs and self.accelerator.is_main_process:
             print(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
 
+    def _check_optimizer(self, folder: Path) -> None:
+        """Works around: torch loads the state of one optimizer into another, which fails later or starts anew."""
+        if not (file := folder / "optimizer.pt").is_file():
+            return
+        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        if other := optimizer_differs(self.optimizer, saved, checkpoint_file.facts(folder).get("optimizer")):
+            raise ConfigError(
+                f"the checkpoint's optimizer is another one: {other}, not {optimizer_name(self.optimizer)}",
+                where=f"RLOOConfig(optim={str(self.args.optim)!r}), {folder}",
+                todo="set optim as it was; or load_policy(that folder) and train() a new run from its weights",
+            )
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
     ) -> None:
@@ -165,6 +246,7 @@ class ResumableTrainer(trl.RLOOTrainer):
         4-bit policy's adapter in bfloat16 on a CPU."""
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
+        _check_adapter(folder, target)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
             # That run's reference was the base; the one made for this trainer would be a policy half trained.
@@ -175,6 +257,27 @@ class ResumableTrainer(trl.RLOOTrainer):
         for name, parameter in target.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
+
+
+def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
+    """Works around: PEFT loads what fits by name, fails halfway where a shape does not, and leaves the rest as it is.
+
+    Raises:
+        ConfigError: the adapter in the folder is not of the model's rank or of its modules.
+    """
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file() or "default" not in getattr(model, "peft_config", {}):
+        return
+    with safe_open(file, framework="pt") as opened:
+        saved = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    mine = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
+    if different := [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]:
+        name = different[0]
+        raise ConfigError(
+            f"the checkpoint's adapter does not fit the policy's: {name} is {saved.get(name)}, not {mine.get(name)}",
+            where=f"{folder}, {len(different)} of {len(mine)} tensors",
+            todo="load the policy with the lora_rank and the modules of the run, or load_policy(that folder)",
+        )
 
 
 def drop_reference(model: PreTrainedModel) -> None:

@@ -31,7 +31,7 @@ from accelerate.utils import gather_object  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
-from rloo_kit.train.prompts import InformativeSampler  # noqa: E402
+from rloo_kit.train.prompts import ByEpoch, InformativeSampler  # noqa: E402
 from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ class RolloutTrainer(ResumableTrainer):
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Works around: TRL draws every prompt as often as any other."""
+        """Works around: TRL draws every prompt as often as any other, and after resuming not in the same order."""
         if self._history is None:
-            uniform: Sampler[int] = super()._get_train_sampler(dataset)
-            return uniform
+            return ByEpoch(super()._get_train_sampler(dataset))
         steps = self.args.steps_per_generation * self.num_iterations
         # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
         ahead = self.args.gradient_accumulation_steps

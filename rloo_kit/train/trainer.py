@@ -29,12 +29,13 @@ import torch  # noqa: E402 - unsloth first
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, gradients  # noqa: E402
+from rloo_kit.train import arguments, claim, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
+from rloo_kit.train.saving import StepEnds  # noqa: E402
 from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
 from rloo_kit.watch.live import LivePlot  # noqa: E402
 from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
@@ -103,10 +104,13 @@ class RLOOTrainer(RolloutTrainer):
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         given, self._history = arguments.completed(given)
         drop_reference(given["model"])
+        if given["args"].should_save:
+            claim.make(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._token_means = metrics.TokenMeans()
         super().__init__(**given)
+        _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             drop_reference(self.model)
@@ -151,6 +155,7 @@ class RLOOTrainer(RolloutTrainer):
             )
         )
         self.add_callback(gradients.FiniteGradients(self.accelerator))
+        self.add_callback(StepEnds(self))
         if self._history is not None:
             self.add_callback(self._history)
 

@@ -1,32 +1,27 @@
 """What a run leaves in its folder: checkpoints, each with the log up to its step.
 
 For the trainer, when it starts or resumes, and for :mod:`.plots` and :mod:`.health`, which read the log of any run:
-the kit's, plain TRL's or unsloth's.  Everything here depends on one file, ``trainer_state.json``, which transformers
-writes last into a checkpoint: it holds the log, and a checkpoint without a readable one for its own step was cut off.
-:mod:`.log` interprets the entries; weights and optimizer states are transformers' own.
+the kit's, plain TRL's or unsloth's.  Which checkpoint is whole is :mod:`.checkpoint`'s; to read a log, its
+``trainer_state.json`` is enough.  :mod:`.log` interprets the entries.  Nothing here writes, moves or deletes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import arguments
+from rloo_kit.watch.checkpoint import NAME, STATE, UNREADABLE, fault, is_ours, saved_step, step_of
 from rloo_kit.watch.log import Entry
 from rloo_kit.watch.reading import entries_of
 
 if TYPE_CHECKING:
     import trl
     from transformers import TrainerState
-
-STATE = "trainer_state.json"
-UNREADABLE = (OSError, ValueError, TypeError, KeyError)
-"""What reading a state raises where it is not there, was cut off, or is something else."""
 
 
 class TrainerLike(Protocol):
@@ -44,7 +39,7 @@ checkpoint."""
 def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]:
     """Every entry of a run's log, evaluations too, and its folder where it is known; errors name the ``caller``.
 
-    Stock trainers leave the state in their checkpoints: of a folder without one the newest whole checkpoint is read.
+    Stock trainers leave the state in their checkpoints: of a folder without one the newest readable one is read.
 
     Raises:
         ConfigError: this is no run, it has no training step, or an entry cannot be read.
@@ -92,7 +87,8 @@ def training_steps(history: Sequence[Entry]) -> list[Entry]:
 def _log_in(path: Path, caller: str) -> object:
     file = path / STATE if path.is_dir() else path
     if path.is_dir() and not file.is_file():
-        file = (last_whole_checkpoint(path) or path) / STATE
+        logs = (f for f in reversed(checkpoints(path)) if saved_step(f) == step_of(f))
+        file = next(logs, path) / STATE
     try:
         history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except UNREADABLE as error:
@@ -104,69 +100,65 @@ def _log_in(path: Path, caller: str) -> object:
     return history
 
 
+def checkpoints(output_dir: str | Path) -> list[Path]:
+    """Whatever has a checkpoint's exact name, by step: folders, whole or not, and what else is called so."""
+    try:
+        named = [path for path in Path(output_dir).iterdir() if NAME.fullmatch(path.name)]
+    except OSError:
+        return []
+    return sorted(named, key=lambda path: (step_of(path), path.name))
+
+
+def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The checkpoint to resume from, and those that were passed over.
+
+    The kit's own go first: beside them a checkpoint of plain TRL is another run's.
+
+    Returns:
+        The newest whole checkpoint or None; and each one looked at before it, with what is wrong with it.
+    """
+    passed_over: list[tuple[Path, str]] = []
+    plain: list[Path] = []
+    for folder in reversed(checkpoints(output_dir)):
+        if not is_ours(folder):
+            plain.append(folder)
+        elif not (wrong := fault(folder)):
+            others = [
+                (one, fault(one) or "no run of the kit's wrote it; name it to take it") for one in plain
+            ]
+            return folder, passed_over + others
+        else:
+            passed_over.append((folder, wrong))
+    for folder in plain:
+        if not (wrong := fault(folder)):
+            return folder, passed_over
+        passed_over.append((folder, wrong))
+    return None, passed_over
+
+
 def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
-    """The newest ``checkpoint-N`` that was written to its end, or None."""
-    return next((folder for folder in reversed(_checkpoints(output_dir)) if _is_whole(folder)), None)
+    """The newest checkpoint that can be resumed from, or None."""
+    return newest_whole(output_dir)[0]
 
 
 def check(folder: Path, output_dir: str | Path | None = None) -> None:
     """Refuse a folder that cannot be resumed from.
 
     Raises:
-        ConfigError: there is no such folder, it is not a checkpoint, or one that was cut off; names the whole ones
+        ConfigError: there is no such folder, it is not a checkpoint, or one that is damaged; names the whole ones
             inside it, beside it or in the run's ``output_dir``, where that is known.
     """
-    if _is_whole(folder):
+    if not (wrong := fault(folder)):
         return
-    missing = "is not a checkpoint that was written to its end" if folder.exists() else "does not exist"
+    missing = "does not exist"
+    if folder.exists():
+        missing = f"is not a checkpoint that can be resumed from: {wrong}"
     places = {"inside it": folder, "beside it": folder.parent}
     if output_dir:
         places[f"in {output_dir}"] = Path(output_dir)
     todo = "call train() without it to start at step 0"
     for place, there in places.items():
-        if whole := [checkpoint.name for checkpoint in _checkpoints(there) if _is_whole(checkpoint)]:
+        if whole := [checkpoint.name for checkpoint in checkpoints(there) if not fault(checkpoint)]:
             todo = f"take one of those {place}: {', '.join(whole)}"
             break
     raise ConfigError(f"{folder} {missing}", where="train(resume_from_checkpoint=...)", todo=todo)
-
-
-def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
-    digits = folder.name.split("-")[-1]
-    return int(digits) if digits.isdigit() else _saved_step(folder) or 0
-
-
-def remove_broken(output_dir: str | Path) -> None:
-    """Delete the checkpoints that were cut off while they were written."""
-    for folder in _checkpoints(output_dir):
-        if not _is_whole(folder):
-            shutil.rmtree(folder)
-
-
-def set_aside(output_dir: str | Path) -> None:
-    """Move an earlier run's checkpoints to ``earlier``, in place of what was there."""
-    if not (folders := _checkpoints(output_dir)):
-        return
-    earlier = Path(output_dir) / "earlier"
-    shutil.rmtree(earlier, ignore_errors=True)
-    earlier.mkdir()
-    for folder in folders:
-        folder.rename(earlier / folder.name)
-    print(f"checkpoints of an earlier run are now in {earlier}")
-
-
-def _checkpoints(output_dir: str | Path) -> list[Path]:
-    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.split("-")[-1].isdigit()]
-    return sorted(folders, key=step_of)
-
-
-def _is_whole(folder: Path) -> bool:
-    saved = _saved_step(folder)
-    return saved is not None and saved == step_of(folder)
-
-
-def _saved_step(folder: Path) -> int | None:
-    try:
-        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
-    except UNREADABLE:
-        return None

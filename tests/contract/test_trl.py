@@ -36,9 +36,20 @@ OVERRIDDEN = {
     "log": "19e101d9efa8",
     "_compute_loss": "f3523b2026dc",
     "training_step": "04bf1003a79a",
+    "_save_checkpoint": "6899a9d5b674",
 }
-# transformers' own, where TRL has none: how a run is resumed.
+# transformers' own, where TRL has none: how a run is saved and resumed.
 RESUMING = {
+    "_maybe_log_save_evaluate": "068f29bd532e",
+    "_evaluate": "e62790501f59",
+    "_get_output_dir": "e0a60ec91cf6",
+    "_push_from_checkpoint": "06d230c57503",
+    "_finalize_training": "4cd4f292f058",
+    "save_model": "3fece47109de",
+    "save_state": "4df98c59b8fe",
+    "create_model_card": "f34b8df559c7",
+    "_save_rng_state": "b284b716e509",
+    "_load_rng_state": "6787e15ed5d4",
     "_load_callback_state": "b08121261b7f",
     "_load_from_checkpoint": "3ceae24659dd",
     "_load_optimizer_and_scheduler": "574f91b51261",
@@ -101,7 +112,7 @@ LINES = {
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
-    # rloo_kit.watch.run_folder.last_whole_checkpoint: a readable trainer_state.json means a whole checkpoint.
+    # rloo_kit.train.saving writes all of it aside, and seals it when the last of them is there.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
     # rloo_kit.train.gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),

@@ -83,3 +83,15 @@ def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy: 
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert not {"ref", "leftover"} & names
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_saving_over_a_run_or_over_folders_is_refused(policy: Any, tmp_path: Path) -> None:
+    for inside in ("checkpoint-1/optimizer.pt", "trainer_state.json", "notes/mine.txt"):
+        file = tmp_path / inside.split("/")[0] / "run" / inside
+        file.parent.mkdir(parents=True)
+        file.touch()
+        with pytest.raises(
+            ConfigError, match=r"holds more than an adapter.*(checkpoint-1|trainer_state|notes)"
+        ):
+            policy.save(tmp_path / inside.split("/")[0] / "run")
+        assert file.exists()

@@ -1,6 +1,7 @@
 """Which checkpoint is whole, what is said of a path that is none, and where the log is read from."""
 
 import json
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,14 +9,28 @@ import pytest
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import run_folder
+from rloo_kit.watch.checkpoint import MANIFEST, fault, is_ours, seal
 from rloo_kit.watch.run_folder import read_history
 from tests.watch.logs import LOG
 
 
 def checkpoint(folder: Path, state: str | None) -> Path:
+    """As plain TRL leaves it, with the least that is in it."""
     folder.mkdir(parents=True)
     if state is not None:
         (folder / "trainer_state.json").write_text(state)
+    header = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}'
+    weights = len(header).to_bytes(8, "little") + header + bytes(4)
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        with zipfile.ZipFile(folder / name, "w") as file:
+            file.writestr("data.pkl", bytes(100))
+    return folder
+
+
+def sealed(folder: Path, step: int) -> Path:
+    """As a run of the kit's leaves it."""
+    seal(checkpoint(folder, f'{{"global_step": {step}}}'), {"step": step})
     return folder
 
 
@@ -27,10 +42,80 @@ def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Pat
     whole = checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
     broken = checkpoint(tmp_path / "checkpoint-4", state)
     assert run_folder.last_whole_checkpoint(tmp_path) == whole
-    with pytest.raises(ConfigError, match="checkpoint-4 is not a checkpoint that was written to its end"):
+    with pytest.raises(ConfigError, match="checkpoint-4 is not a checkpoint that can be resumed from: "):
         run_folder.check(broken)
-    run_folder.remove_broken(tmp_path)
-    assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+DAMAGE = {
+    "removed": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
+    "of another kind": lambda file: file.write_bytes(bytes(40)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("ours", [True, False], ids=["with a manifest", "of plain TRL"])
+def test_a_checkpoint_with_a_damaged_file_is_named_with_that_file(
+    tmp_path: Path, part: str, damage: str, ours: bool
+) -> None:
+    folder = tmp_path / "checkpoint-4"
+    if ours:
+        sealed(folder, 4)
+    else:
+        checkpoint(folder, '{"global_step": 4}')
+    assert fault(folder) == ""
+    DAMAGE[damage](folder / part)
+    what = {"adapter_model.safetensors": "weights", "rng_state.pth": "random"}.get(part, part.split(".")[0])
+    assert part in fault(folder) or what in fault(folder)
+
+
+@pytest.mark.parametrize("part", PARTS[:-1])
+def test_a_manifest_tells_a_flipped_bit_and_a_file_of_an_older_step(tmp_path: Path, part: str) -> None:
+    folder = sealed(tmp_path / "checkpoint-4", 4)
+    content = bytearray((folder / part).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / part).write_bytes(content)
+    assert fault(folder) == f"{part} is not what was saved"
+
+
+def test_a_large_file_of_an_older_step_is_told_by_its_ends(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-4", '{"global_step": 4}')
+    (folder / "optimizer.pt").write_bytes(bytes(3 * 2**20))
+    seal(folder, {})
+    (folder / "optimizer.pt").write_bytes(bytes(3 * 2**20 - 1) + b"1")
+    assert fault(folder) == "optimizer.pt is not what was saved"
+
+
+def test_a_manifest_that_is_damaged_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path) -> None:
+    folder = sealed(tmp_path / "checkpoint-4", 4)
+    for text in ("", "{", "[]", '{"files": 1}', '{"files": {"a": 1}}', "\x00"):
+        (folder / MANIFEST).write_text(text)
+        assert MANIFEST in fault(folder) or "missing" in fault(folder)
+        assert is_ours(folder)
+
+
+def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs(tmp_path: Path) -> None:
+    assert is_ours(sealed(tmp_path / "checkpoint-4", 4))
+    assert is_ours(sealed(tmp_path / "checkpoint-5-2", 5))
+    (tmp_path / "checkpoint-6").symlink_to(tmp_path / "checkpoint-4")
+    (tmp_path / "checkpoint-7").write_text("a file")
+    (tmp_path / "checkpoint-8").symlink_to(tmp_path / "nowhere")
+    checkpoint(tmp_path / "checkpoint-10", '{"global_step": 10}')
+    sealed(tmp_path / "checkpoint-notes-2024", 11)
+    sealed(tmp_path / "my-checkpoint-12", 12)
+    others = sorted(path.name for path in tmp_path.iterdir() if not is_ours(path))
+    assert others == [f"checkpoint-{n}" for n in ("10", "6", "7", "8", "notes-2024")] + ["my-checkpoint-12"]
+    found, passed_over = run_folder.newest_whole(tmp_path)
+    assert found == tmp_path / "checkpoint-5-2", "step 5 is newer than 4, and 10 is not the kit's"
+    assert {folder.name: reason for folder, reason in passed_over} == {
+        "checkpoint-10": "no run of the kit's wrote it; name it to take it",
+        "checkpoint-8": "is not a folder",
+        "checkpoint-7": "is not a folder",
+        "checkpoint-6": "its trainer_state.json is of step 4",
+    }
 
 
 def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tmp_path: Path) -> None:

@@ -1,0 +1,310 @@
+"""A run that is killed at random moments, and whose checkpoints are damaged, beside the same run left alone.
+
+Each run is resumed until it is done, and is then compared to the bit: weights, optimizer, and every logged figure but
+times.  The run has what makes resuming hard: several steps a generation batch, two epochs,
+evaluations, informative or uniform prompts, a learning rate that falls.
+
+    OMP_NUM_THREADS=1 python benchmarks/faults.py
+
+writes benchmarks/results/faults.md; tests/train/test_faults.py runs a shorter form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tables import RESULTS, command_line, cpu_name, document, table
+
+import rloo_kit
+
+STEPS = 8
+SETTINGS: dict[str, Any] = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "num_iterations": 2,
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "linear",
+    "max_completion_length": 8,
+    "beta": 0.05,
+    "max_steps": STEPS,
+    "save_steps": 1,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "per_device_eval_batch_size": 4,
+    "save_total_limit": 3,
+    "seed": 1,
+}
+TIMES = ("runtime", "per_second", "time")
+
+
+class Runs:
+    """Runs in processes of their own, which import nothing anew.
+
+    Args:
+        prompt_sampling: of the runs.
+    """
+
+    def __init__(self, prompt_sampling: str = "uniform") -> None:
+        self.sampling = prompt_sampling
+        self.policy = rloo_kit.load_policy("tiny", seed=0)
+        self.task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
+
+    def trainer(self, folder: Path, **settings: Any) -> rloo_kit.RLOOTrainer:
+        """Of one run in a folder."""
+        config = rloo_kit.RLOOConfig(
+            output_dir=str(folder), prompt_sampling=self.sampling, **{**SETTINGS, **settings}
+        )
+        return rloo_kit.RLOOTrainer(
+            model=self.policy,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=self.task.train,
+            eval_dataset=self.task.held_out,
+        )
+
+    def start(self, folder: Path, begun: Path | None = None) -> int:
+        """Start or resume the run of a folder; its state is in result.json when it is done."""
+        process = os.fork()
+        if process:
+            return process
+        status = 1
+        try:
+            with (folder / "output.txt").open("a") as output:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                trainer = self.trainer(folder)
+                if begun:
+                    begun.touch()
+                trainer.train(resume_from_checkpoint=True)
+                (folder / "result.json").write_text(json.dumps(outcome(trainer), sort_keys=True))
+                status = 0
+        except SystemExit as stopped:
+            status = int(str(stopped.code))
+        except BaseException as error:
+            (folder / "error.txt").write_text(repr(error))
+        finally:
+            os._exit(status)
+
+    def alone(self, folder: Path) -> tuple[str, float]:
+        """The outcome of a run that is left alone, and the seconds that it trained."""
+        folder.mkdir()
+        begun = folder / "begun"
+        _, status = os.waitpid(self.start(folder, begun), 0)
+        assert status == 0, (folder / "error.txt").read_text()
+        seconds = (folder / "result.json").stat().st_mtime - begun.stat().st_mtime
+        return (folder / "result.json").read_text(), seconds
+
+
+def reward(completions: Any, completion_ids: list[list[int]], **_: object) -> list[float]:
+    """Differs within any group whose completions differ."""
+    return [(sum(ids) % 97) / 97 for ids in completion_ids]
+
+
+def outcome(trainer: rloo_kit.RLOOTrainer) -> dict[str, Any]:
+    """What two equal runs have in common, weights and optimizer as digests."""
+    import torch
+
+    def digest(tensors: Any) -> str:
+        found = hashlib.sha256()
+        for tensor in tensors:
+            found.update(tensor.detach().float().contiguous().cpu().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+    last = Path(trainer.args.output_dir) / f"checkpoint-{STEPS}"
+    state = torch.load(last / "optimizer.pt", weights_only=True)["state"]
+    log = [
+        {name: value for name, value in entry.items() if not any(word in name for word in TIMES)}
+        for entry in trainer.state.log_history
+    ]
+    return {
+        "weights": digest(p for p in trainer.model.parameters() if p.requires_grad),
+        "optimizer": digest(value for one in state.values() for value in one.values()),
+        "log": [entry for entry in log if "train_loss" not in entry],
+    }
+
+
+def _flip(file: Path, draw: random.Random) -> None:
+    content = bytearray(file.read_bytes())
+    content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    file.write_bytes(content)
+
+
+def _older(file: Path, draw: random.Random) -> None:
+    others = [f for f in file.parent.parent.glob(f"checkpoint-*/{file.name}") if f.parent != file.parent]
+    if others:
+        shutil.copyfile(draw.choice(sorted(others)), file)
+    else:
+        file.unlink()
+
+
+DAMAGE: dict[str, Callable[[Path, random.Random], None]] = {
+    "none": lambda file, draw: None,
+    "cut": lambda file, draw: os.truncate(file, draw.randrange(file.stat().st_size)),
+    "empty": lambda file, draw: os.truncate(file, 0),
+    "removed": lambda file, draw: file.unlink(),
+    "bit flipped": _flip,
+    "of an older step": _older,
+}
+PARTS = (
+    "adapter_model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "rollout.pt",
+    "rloo_kit_manifest.json",
+)
+
+
+def shell_status(status: int) -> int:
+    """As a shell and a job scheduler count it: 143 also where SIGTERM came before the run listened to it."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def damage(folder: Path, kind: str, draw: random.Random) -> str:
+    """Damage a file of a run's newest checkpoint; which it was."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))
+    files = [found[-1] / part for part in PARTS if (found[-1] / part).is_file()] if found else []
+    if not files or kind == "none":
+        return "none"
+    file = draw.choice([one for one in files if one.stat().st_size])
+    DAMAGE[kind](file, draw)
+    return f"{kind}: {file.name}"
+
+
+def interrupted(
+    runs: Runs, folder: Path, number: int, times: int, seconds: float, draw: random.Random
+) -> list[dict[str, Any]]:
+    """Stop a run ``times`` times at random moments with a signal, and then let it end.
+
+    Returns:
+        Of each stop: the moment, the damage done after it, the newest step on the disk, and for SIGTERM the exit
+        status and the seconds until it.
+    """
+    folder.mkdir()
+    stops = []
+    for index in range(times):
+        begun = folder / f"begun-{index}"
+        process = runs.start(folder, begun)
+        while not begun.exists():
+            time.sleep(0.001)
+        moment = draw.uniform(0.0, seconds)
+        time.sleep(moment)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+        sent = time.monotonic()
+        _, status = os.waitpid(process, 0)
+        done = (folder / "result.json").exists()
+        steps = [int(one.name.split("-")[1]) for one in folder.glob("checkpoint-*")]
+        kind = "none" if number == signal.SIGTERM or done else draw.choice(list(DAMAGE))
+        stops.append(
+            {
+                "moment": round(moment, 2),
+                "done": done,
+                "step": max(steps, default=0),
+                "damage": damage(folder, kind, draw),
+                "status": shell_status(status),
+                "seconds": round(time.monotonic() - sent, 2),
+            }
+        )
+        if done:
+            break
+    if not (folder / "result.json").exists():
+        _, status = os.waitpid(runs.start(folder), 0)
+        stops.append({"last": True, "status": shell_status(status)})
+    return stops
+
+
+def tried(kills: int, terms: int, seed: int, prompt_sampling: str = "uniform") -> dict[str, Any]:
+    """Runs stopped ``kills`` times by SIGKILL and ``terms`` times by SIGTERM, three stops a run.
+
+    Returns:
+        Every stop, and which runs came out otherwise than the one left alone.
+    """
+    draw, runs = random.Random(seed), Runs(prompt_sampling)
+    found: dict[str, Any] = {"kills": [], "terms": [], "different": [], "failed": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        expected, seconds = runs.alone(Path(scratch) / "alone")
+        for name, number, wanted in (
+            ("kills", signal.SIGKILL, kills),
+            ("terms", signal.SIGTERM, terms),
+        ):
+            while sum(not stop.get("last") and not stop["done"] for stop in found[name]) < wanted:
+                folder = Path(scratch) / f"{name}-{len(found[name])}"
+                left = wanted - sum(not stop.get("last") and not stop["done"] for stop in found[name])
+                found[name] += interrupted(runs, folder, number, min(3, left), seconds * 0.8, draw)
+                if not (folder / "result.json").exists():
+                    error = folder / "error.txt"
+                    found["failed"].append(error.read_text() if error.exists() else "no result")
+                elif (text := (folder / "result.json").read_text()) != expected:
+                    found["different"].append(differences(json.loads(expected), json.loads(text)))
+    found["seconds alone"] = round(seconds, 2)
+    return found
+
+
+def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What two outcomes differ in."""
+    names = [name for name in ("weights", "optimizer") if expected[name] != found[name]]
+    for number, (one, other) in enumerate(zip(expected["log"], found["log"], strict=False)):
+        names += [f"{name} at {number}" for name in one if one[name] != other.get(name)]
+    return names or ["length of the log"]
+
+
+def results(found: dict[str, Any]) -> str:
+    """As Markdown."""
+    kills = [stop for stop in found["kills"] if not stop.get("last") and not stop["done"]]
+    terms = [stop for stop in found["terms"] if not stop.get("last") and not stop["done"]]
+    damaged = Counter(stop["damage"].split(":")[0] for stop in kills)
+    rows: list[tuple[str, object]] = [
+        ("moments at which SIGKILL came", len(kills)),
+        *((f"of these, then a file of the newest checkpoint: {name}", n) for name, n in damaged.items()),
+        ("moments at which SIGTERM came", len(terms)),
+        ("of these, exit status 143", sum(stop["status"] == 143 for stop in terms)),
+        ("seconds from SIGTERM to the end, at most", max((stop["seconds"] for stop in terms), default=0)),
+        ("runs that could not be resumed", len(found["failed"])),
+        ("runs that came out otherwise, in any bit", len(found["different"])),
+    ]
+    return document(
+        "A run that is killed, and its checkpoints damaged, beside one left alone",
+        f"{command_line()}; {cpu_name()}, shared; the tiny policy, {STEPS} steps.",
+        table(("", ""), "lr", [(name, str(value)) for name, value in rows]),
+    )
+
+
+def main() -> None:
+    """Run, print and store."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--terms", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--prompt-sampling", default="uniform")
+    parser.add_argument("--json", action="store_true", help="print every stop, and store nothing")
+    asked = parser.parse_args()
+    found = tried(asked.kills, asked.terms, asked.seed, asked.prompt_sampling)
+    if asked.json:
+        print(json.dumps(found))
+        return
+    text = results(found)
+    print(text)
+    (RESULTS / "faults.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""What a run writes, and when: whole checkpoints of finite weights, at the end of a step and of no half of one.
+
+For :mod:`.resumable`, which goes on from them.  transformers writes the files; here they are written aside, sealed and
+moved into place (:mod:`.checkpoints`), signals wait for the end of a step (:mod:`.stops`), and what the next step will
+change is kept (:mod:`.moment`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import trl
+from transformers import TrainerCallback
+
+from rloo_kit.memory import footprint
+from rloo_kit.policy.weights import check_finite
+from rloo_kit.train import checkpoints
+from rloo_kit.train.moment import Batches, Moment
+from rloo_kit.train.stops import Stops
+from rloo_kit.watch import checkpoint, run_folder
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import TrainOutput
+
+    from rloo_kit.memory.planning import Plan
+
+ROLLOUT = "rollout.pt"
+"""The rest of a generation batch that several steps train on, and its place in it."""
+
+
+class SavingTrainer(trl.RLOOTrainer):
+    """TRL's trainer whose checkpoints are whole, finite, and of the end of a step."""
+
+    memory_plan: Plan
+    stops: Stops
+    _step: int
+    _buffered_inputs: Batches | None
+    _moment: Moment | None
+    _torn: bool
+    _saved_step: int
+    _ending_step = False
+    _aside = False
+
+    def _start_afresh(self) -> None:
+        """What a run before this one has left says nothing of this one."""
+        self.stops, self._moment, self._torn, self._saved_step = Stops(), None, False, -1
+
+    @cached_property
+    def folder(self) -> Path:
+        """The run's folder, wherever a reward changes the directory to."""
+        return Path(self.args.output_dir).absolute()
+
+    def shown(self, path: Path | None) -> str:
+        """A path in the run's folder as the user writes it."""
+        if path is None or not path.is_relative_to(self.folder):
+            return str(path)
+        return str(Path(self.args.output_dir) / path.relative_to(self.folder))
+
+    @property
+    def _batch_steps(self) -> int:
+        """Micro-batches that a generation batch is trained on for."""
+        steps: int = self.args.steps_per_generation * self.num_iterations
+        return steps
+
+    @property
+    def _batch_layout(self) -> list[int]:
+        """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
+        args = self.args
+        rows = [args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps]
+        return [*rows, args.steps_per_generation, self.num_iterations, self.accelerator.num_processes]
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What a checkpoint takes, without the tokenizer's files; 0 where the run writes none."""
+        if self.args.save_strategy == "no":
+            return 0
+        parts = [footprint.LORA, footprint.REFERENCE]
+        if not self.args.save_only_model:
+            parts.append(footprint.OPTIMIZER)
+        return sum(self.memory_plan.parts.get(part, 0) for part in parts)
+
+    # --- the end of a step --------------------------------------------------------------------------------
+
+    def begin_update(self) -> None:
+        """From here on weights, optimizer and schedule are changed one after the other."""
+        self.stops.hold()
+        self._torn = True
+
+    def end_update(self) -> None:
+        """They belong together again.
+
+        Raises:
+            NonFiniteError: a weight is NaN or infinite.
+        """
+        self._check_weights(f"step {self.state.global_step}")
+        self._torn = False
+
+    def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
+        """Works around: a signal between two of these would leave a step half logged or half saved."""
+        self.stops.hold()
+        self._ending_step = True
+        try:
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+        finally:
+            self._ending_step = False
+        self._moment = Moment.of(self, self._batch_steps)
+        self.stops.release(self._agreed)
+
+    def _evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
+        """Works around: an evaluation takes as long as many steps, and draws random numbers as they do."""
+        if self._ending_step:
+            self._moment = Moment.of(self, self._batch_steps, evaluation_due=True)
+            if not self.stops.together:
+                self.stops.release()
+        found: dict[str, float] = super()._evaluate(*args, **kwargs)
+        if self._ending_step:
+            self.stops.hold()
+        return found
+
+    def _agreed(self, asked: int) -> int:
+        """The largest of all processes' numbers."""
+        mine = torch.tensor([asked], device=self.accelerator.device)
+        return int(self.accelerator.gather(mine).max())
+
+    def _check_weights(self, where: str) -> None:
+        check_finite(self.model, where, self._way_on)
+
+    def _way_on(self) -> str:
+        kept = run_folder.last_whole_checkpoint(self.folder)
+        way_on = "start again"
+        if kept:
+            way_on = f"train(resume_from_checkpoint={self.shown(kept)!r}) goes on from before"
+        return (
+            f"lower learning_rate, look at adam_epsilon and weight_decay, load the policy anew, and {way_on}"
+        )
+
+    # --- a checkpoint -------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        """Works around: files are written one by one into the place of a whole checkpoint, none is brought to the
+        disk, and folders that begin like a checkpoint's name are deleted beyond save_total_limit."""
+        folder, step = Path(self._get_output_dir(trial)), self.state.global_step
+        aside, writes = folder / checkpoints.WRITING, self.args.should_save
+        try:
+            with checkpoints.explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
+                if writes:
+                    shutil.rmtree(aside / f"checkpoint-{step}", ignore_errors=True)
+                    aside.mkdir(parents=True, exist_ok=True)
+                self.accelerator.wait_for_everyone()
+                self._aside = True
+                super()._save_checkpoint(model, trial)
+                self._aside = False
+                self.accelerator.wait_for_everyone()
+                if writes:
+                    self._publish(folder, step)
+        except BaseException:
+            if writes:
+                shutil.rmtree(
+                    aside, ignore_errors=True
+                )  # half a checkpoint would take the room that is missing
+            raise
+        finally:
+            self._aside = False
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoints.place_of(folder, step)))
+
+    def _publish(self, folder: Path, step: int) -> None:
+        place = checkpoints.place_of(folder, step)
+        written = folder / checkpoints.WRITING / f"checkpoint-{step}"
+        if self.state.best_global_step == step and self.state.best_model_checkpoint:
+            # transformers has noted where it was written.
+            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / place.name)
+            self.state.save_to_json(str(written / checkpoint.STATE))
+        due = bool(self._moment and self._moment.evaluation_due and self._moment.step == step)
+        told = {
+            "step": step,
+            "optimizer": optimizer_name(self.optimizer),
+            "evaluation_due": due and not self._ending_step,
+        }
+        checkpoints.publish(written, place, told)
+        self._saved_step = step
+        checkpoints.keep_newest(folder, self.args.save_total_limit, self._best(folder))
+
+    def _best(self, folder: Path) -> Path | None:
+        best = self.state.best_model_checkpoint
+        return folder / Path(best).name if best else None
+
+    def _get_output_dir(self, trial: object) -> str:
+        """Works around: transformers writes into this folder, and deletes in it what begins like a checkpoint."""
+        found = Path(super()._get_output_dir(trial))
+        inside = found.relative_to(self.args.output_dir)  # of a trial, its own
+        return str(self.folder / inside / checkpoints.WRITING if self._aside else self.folder / inside)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Works around: what is uploaded in the background must not be moved meanwhile."""
+        if not self._aside:
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _finalize_training(self, *args: object, **kwargs: object) -> TrainOutput:
+        """Works around: with save_total_limit=1 and a best checkpoint, every folder that begins like a checkpoint's
+        name is deleted."""
+        self._aside = True
+        try:
+            result = super()._finalize_training(*args, **kwargs)
+        finally:
+            self._aside = False
+        best = self._best(self.folder)
+        if self.args.should_save and best and self.args.save_total_limit == 1 and checkpoint.is_ours(best):
+            for folder in checkpoints.ours(self.folder):
+                if folder != best:
+                    checkpoints.delete(folder)
+        return result
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As transformers', of finite weights alone.
+
+        Raises:
+            NonFiniteError: a trained weight is NaN or infinite.
+        """
+        self._check_weights(f"save_model, step {self.state.global_step}")
+        super().save_model(output_dir, _internal_call)
+
+    def save_state(self) -> None:
+        """Works around: the file is written in place, and a run killed meanwhile has no log."""
+        if self.is_world_process_zero():
+            unfinished = self.folder / f".{checkpoint.STATE}"
+            with checkpoints.explained(self.folder, checkpoint.STATE):
+                self.state.save_to_json(str(unfinished))
+                unfinished.replace(self.folder / checkpoint.STATE)
+
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
+        """Works around: TRL writes its card over a README.md of the user's."""
+        card = self.folder / "README.md"
+        here = Path(self.args.output_dir).absolute() == self.folder
+        if here and (
+            not os.path.lexists(card) or "generated_from_trainer" in card.read_text(errors="replace")
+        ):
+            super().create_model_card(*args, **kwargs)
+
+    # --- what is drawn ------------------------------------------------------------------------------------
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Works around: a generation batch that several steps train on would be sampled anew."""
+        super()._save_rng_state(output_dir)
+        if self._step % self._batch_steps and self._buffered_inputs is not None:
+            batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
+            kept = {"layout": self._batch_layout, "micro_step": self._step, "batches": batches}
+            torch.save(kept, Path(output_dir) / rollout_file(self.accelerator))
+
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        """Works around: TRL goes on in the middle of a generation batch as if at its start."""
+        super()._load_rng_state(checkpoint_folder)
+        if checkpoint_folder is None:
+            return
+        self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        file = Path(checkpoint_folder) / rollout_file(self.accelerator)
+        if file.is_file():
+            kept, device = torch.load(file, map_location="cpu", weights_only=True), self.accelerator.device
+            if kept["layout"] == self._batch_layout:
+                batches = [
+                    {name: tensor.to(device) for name, tensor in one.items()} for one in kept["batches"]
+                ]
+                self._step, self._buffered_inputs = kept["micro_step"], batches
+        if checkpoint.facts(Path(checkpoint_folder)).get("evaluation_due"):
+            self._evaluate_late()
+
+    def _evaluate_late(self) -> None:
+        """The evaluation that the run was stopped in."""
+        self.control.should_evaluate, self.control.should_log, self.control.should_save = True, False, False
+        super()._maybe_log_save_evaluate(
+            self._tr_loss, None, self.model_wrapped, None, self.state.epoch, None, time.time()
+        )
+
+
+def rollout_file(accelerator: object) -> str:
+    """:data:`ROLLOUT`, of one process of several with its number."""
+    processes, index = accelerator.num_processes, accelerator.process_index  # type: ignore[attr-defined]
+    return ROLLOUT if processes == 1 else f"rollout_{index}.pt"
+
+
+def optimizer_name(optimizer: Optimizer) -> str:
+    """What an optimizer's saved state belongs to: its class, its library, and bits where it has some.
+
+    >>> optimizer_name(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
+    'SGD of torch'
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
+    bits = getattr(getattr(inner, "args", None), "optim_bits", None)
+    library = type(inner).__module__.split(".")[0]
+    return f"{type(inner).__name__} of {library}" + (f", {bits} bit" if bits else "")
+
+
+def optimizer_differs(optimizer: Optimizer, saved: Mapping[str, object], told: str | None) -> str:
+    """The optimizer that a checkpoint's state is of, where it is another one than this; else empty.
+
+    Args:
+        optimizer: of the run that resumes.
+        saved: the state in the checkpoint.
+        told: :func:`optimizer_name` of the one that wrote it, None in a checkpoint without a manifest.
+    """
+    mine = optimizer_name(optimizer)
+    if told is not None:
+        return told if told != mine else ""
+    group = saved["param_groups"][0]  # type: ignore[index]
+    kept = {name for one in saved["state"].values() for name in one}  # type: ignore[attr-defined]
+    if ("betas" in group) != ("betas" in optimizer.param_groups[0]):
+        return "one with betas" if "betas" in group else "one without betas"
+    if kept and ("state1" in kept) != mine.partition(" of ")[2].startswith("bitsandbytes"):
+        return "one of bitsandbytes" if "state1" in kept else "one of torch"
+    return ""
+
+
+class StepEnds(TrainerCallback):
+    """Tells the trainer when an update begins and when it has ended."""
+
+    def __init__(self, trainer: SavingTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Gradients are in; the optimizer is next."""
+        self._trainer.begin_update()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Weights, optimizer, schedule and the step's number are those of one step."""
+        self._trainer.end_update()

@@ -1,0 +1,229 @@
+"""Whether a checkpoint is whole: by its manifest, or without one by what its files say of themselves.
+
+For :mod:`.run_folder`, which looks for the newest, and for the trainer, which writes and verifies them.  The manifest
+is written last, so a checkpoint that was cut off has none, and it names every file with its size and a digest, so that
+a file that is missing, cut, changed or of another step is found before it is loaded.  Checkpoints of plain TRL, and of
+this kit before it wrote manifests, have none: of those the files that a resumed run needs must be there and readable.
+Nothing here writes but :func:`seal`, and nothing loads a tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+STATE = "trainer_state.json"
+MANIFEST = "rloo_kit_manifest.json"
+UNREADABLE = (OSError, ValueError, TypeError, KeyError)
+"""What reading a JSON file raises where it is not there, was cut off, or is something else."""
+
+NAME = re.compile(r"checkpoint-(\d+)(?:-\d+)?")
+"""``checkpoint-N``, or ``checkpoint-N-2`` where the first name was taken by something that is not a run's."""
+
+HASHED_BYTES = 2**20
+"""Files up to this size are hashed whole, larger ones at both ends: training changes those too."""
+
+WEIGHTS = (
+    *("adapter_model.safetensors", "adapter_model.bin", "model.safetensors", "pytorch_model.bin"),
+    *("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+)
+
+
+def fault(folder: Path) -> str:
+    """What is wrong with a checkpoint, in a few words; empty where it is whole and can be resumed from."""
+    if not folder.is_dir():
+        return "is not a folder" if os.path.lexists(folder) else "does not exist"
+    try:
+        if found := _fault_of_state(folder):
+            return found
+        if is_ours(folder):
+            return _fault_by_manifest(folder) or _missing_part(folder)
+        return next(_faults_of_plain(folder), "")
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a run of the kit's wrote this folder, here: its name is a checkpoint's and the manifest is inside.
+
+    A link is the user's own, wherever it leads.
+    """
+    return (
+        bool(NAME.fullmatch(folder.name))
+        and folder.is_dir()
+        and not folder.is_symlink()
+        and (folder / MANIFEST).is_file()
+    )
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
+    named = NAME.fullmatch(folder.name)
+    return int(named[1]) if named else saved_step(folder) or 0
+
+
+def saved_step(folder: Path) -> int | None:
+    """The step of a checkpoint's state, or None where there is no readable one."""
+    try:
+        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
+    except UNREADABLE:
+        return None
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    """What the manifest says beside the files; empty without a readable one."""
+    try:
+        found: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return {name: value for name, value in found.items() if name != "files"}
+    except UNREADABLE:
+        return {}
+
+
+# --- with a manifest --------------------------------------------------------------------------------------
+
+
+def seal(folder: Path, told: Mapping[str, object]) -> None:
+    """Bring every file of a folder to the disk, and then write the manifest that names them.
+
+    Args:
+        folder: of a checkpoint that is complete.
+        told: what the manifest is to say beside the files.
+    """
+    files = {}
+    for file in _files(folder):
+        sync(file)
+        files[file.relative_to(folder).as_posix()] = {"bytes": file.stat().st_size, "sha256": _digest(file)}
+    for inner in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(inner)
+    replace_text(folder / MANIFEST, json.dumps({**told, "files": files}, indent=1, sort_keys=True) + "\n")
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file at once: whoever reads it, also after a crash, finds the old text or the new one."""
+    number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        Path(name).chmod(0o666 & ~_umask())  # mkstemp's files are the owner's alone
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync(file.parent)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether all that was saved is there, if only to load: without an optimizer's state it cannot be resumed from."""
+    return not _fault_by_manifest(folder)
+
+
+def _fault_by_manifest(folder: Path) -> str:
+    try:
+        named = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"].items()
+        for name, expected in named:
+            file = folder / name
+            if not file.is_file():
+                return f"{name} is missing"
+            if (size := file.stat().st_size) != expected["bytes"]:
+                return f"{name} has {size} bytes of {expected['bytes']}"
+            if _digest(file) != expected["sha256"]:
+                return f"{name} is not what was saved"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return f"{MANIFEST} or a file that it names cannot be read"
+    return ""
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        found = hashlib.sha256(opened.read(HASHED_BYTES // 2))
+        opened.seek(max(opened.tell(), file.stat().st_size - HASHED_BYTES // 2))
+        found.update(opened.read())
+    return found.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # folders cannot be opened there
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+# --- with or without --------------------------------------------------------------------------------------
+
+
+def _fault_of_state(folder: Path) -> str:
+    saved = saved_step(folder)
+    if saved is None:
+        return f"{STATE} is missing or was cut off"
+    return "" if saved == step_of(folder) else f"its {STATE} is of step {saved}"
+
+
+def _missing_part(folder: Path) -> str:
+    """The first thing that a resumed run needs and would go on without, in silence and differently."""
+    names = {path.name for path in folder.iterdir()}
+    if not any(name in WEIGHTS for name in names):
+        return "it has no weights"
+    if any(name.startswith(("global_step", "pytorch_model_fsdp")) for name in names):
+        return ""  # DeepSpeed's and FSDP's own formats, which they check
+    for part, start in (("optimizer", "optimizer"), ("scheduler", "scheduler"), ("random", "rng_state")):
+        if not any(name.startswith(start) for name in names):
+            return f"it has no {part} state (save_only_model?)"
+    return ""
+
+
+def _faults_of_plain(folder: Path) -> Iterator[str]:
+    if missing := _missing_part(folder):
+        yield missing
+    for file in _files(folder):
+        if file.suffix == ".safetensors" and (cut := _fault_of_safetensors(file)):
+            yield f"{file.name} {cut}"
+        if file.suffix in (".pt", ".pth", ".bin") and file.parent == folder and (cut := _fault_of_zip(file)):
+            yield f"{file.name} {cut}"
+
+
+def _fault_of_safetensors(file: Path) -> str:
+    """Eight bytes of length, a JSON header that says where each tensor ends, and the tensors."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 2 <= length <= size - 8:
+            return "was cut off"
+        try:
+            header = json.loads(opened.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return "cannot be read"
+    expected = 8 + length + max(ends, default=0)
+    return "" if size == expected else f"has {size} bytes of {expected}"
+
+
+def _fault_of_zip(file: Path) -> str:
+    """torch's files are zip files with checksums."""
+    try:
+        with zipfile.ZipFile(file) as opened:
+            return "is damaged" if opened.testzip() else ""
+    except (zipfile.BadZipFile, EOFError, NotImplementedError):
+        return "was cut off or is no file of torch's"

@@ -1,0 +1,415 @@
+"""What a run writes is whole and finite, and what it did not write is left alone."""
+
+import json
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
+from rloo_kit.train import checkpoints
+from rloo_kit.train.claim import LOCK, claimed
+from rloo_kit.watch.checkpoint import MANIFEST, fault
+from rloo_kit.watch.run_folder import last_whole_checkpoint
+from tests.conftest import random_rewards
+
+SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewards}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def content(folder: Path) -> dict[str, bytes | str]:
+    """Every file, folder and link below a folder."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path)  # noqa: PTH115
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+# --- whose a folder is ------------------------------------------------------------------------------------
+
+
+def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(
+    make_trainer: Any, run: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (
+        run / "checkpoint-notes-2024",
+        run / "checkpoint-2024-notes",
+        run / "checkpoint-400",
+        elsewhere,
+    ):
+        folder.mkdir(parents=True)
+        (folder / "mine.txt").write_text("mine")
+    (run / "checkpoint-400" / "trainer_state.json").write_text('{"global_step": 7}')
+    (run / "checkpoint-1").write_text("a file of mine")
+    (run / "checkpoint-2").symlink_to(elsewhere)
+    (run / "checkpoint-3").symlink_to(tmp_path / "nowhere")
+    (run / "README.md").write_text("my notes")
+    (run / "broken").write_text("a file of mine")
+    before = content(run)
+    settings = {**SAVING, "save_total_limit": 1}
+    make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=True)
+    assert (run / "checkpoint-2-2").is_dir(), "its own name is taken"
+    (run / "checkpoint-2-2" / "optimizer.pt").unlink()
+    with pytest.warns(UserWarning, match="passed over checkpoint-2-2: optimizer.pt is missing"):
+        make_trainer(max_steps=3, **settings).train(resume_from_checkpoint=True)
+    make_trainer(max_steps=3, **settings).train(resume_from_checkpoint=True)
+    make_trainer(max_steps=1, **settings).train()
+    assert {name: now for name, now in content(run).items() if name in before} == before
+    assert content(elsewhere) == {"mine.txt": b"mine"}
+
+
+def test_a_copy_of_another_runs_checkpoint_is_not_written_over(make_trainer: Any, run: Path) -> None:
+    make_trainer(max_steps=2, **SAVING).train()
+    copied = shutil.copytree(run / "checkpoint-1", run / "checkpoint-4")
+    (copied / MANIFEST).unlink()
+    before = content(copied)
+    make_trainer(max_steps=4, **SAVING).train(resume_from_checkpoint=True)
+    assert content(copied) == before
+    assert last_whole_checkpoint(run) == run / "checkpoint-4-2"
+
+
+def test_each_earlier_run_has_a_folder_of_its_own(make_trainer: Any, run: Path) -> None:
+    for number in range(3):
+        (run / "earlier").mkdir(parents=True, exist_ok=True)
+        make_trainer(max_steps=number + 1, **SAVING).train()
+    names = {folder.name: sorted(p.name for p in folder.iterdir()) for folder in run.glob("earlier*")}
+    assert names == {
+        "earlier": [],
+        "earlier-1": ["checkpoint-1"],
+        "earlier-2": ["checkpoint-1", "checkpoint-2"],
+    }
+
+
+def test_later_steps_than_the_one_that_is_resumed_by_name_are_set_aside(
+    make_trainer: Any, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is then killed would otherwise resume from a step that it has not taken."""
+    make_trainer(max_steps=3, save_total_limit=None, **{**SAVING}).train()
+    monkeypatch.chdir(run.parent)
+    make_trainer(max_steps=2, **SAVING, output_dir="run").train(resume_from_checkpoint="run/checkpoint-1")
+    assert sorted(p.name for p in (run / "earlier-1").iterdir()) == ["checkpoint-2", "checkpoint-3"]
+    assert "checkpoints of later steps are now in" in capsys.readouterr().out
+
+
+def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(tmp_path: Path) -> None:
+    for step in (1, 2, 10, 11):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / MANIFEST).touch()
+    (tmp_path / "checkpoint-5").mkdir()
+    checkpoints.keep_newest(tmp_path, None)
+    checkpoints.keep_newest(tmp_path, 0)
+    assert len(checkpoints.ours(tmp_path)) == 4
+    checkpoints.keep_newest(tmp_path, 1, protected=tmp_path / "checkpoint-1")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-11", "checkpoint-5"]
+
+
+def test_with_a_limit_of_one_the_best_alone_is_left_and_what_is_not_the_runs(
+    make_trainer: Any, run: Path, task: Any
+) -> None:
+    (run / "checkpoint-400-mine").mkdir(parents=True)
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 1}
+    best |= {"per_device_eval_batch_size": 2, "greater_is_better": False}
+    trainer = make_trainer(max_steps=2, eval_dataset=task.held_out.select([0]), **SAVING, **best)
+    trainer.train()
+    left = sorted(path.name for path in run.glob("checkpoint-*"))
+    assert left == sorted([Path(trainer.state.best_model_checkpoint).name, "checkpoint-400-mine"])
+    assert Path(trainer.state.best_model_checkpoint) == run / f"checkpoint-{trainer.state.best_global_step}"
+
+
+# --- whether it is whole ----------------------------------------------------------------------------------
+
+
+def test_damaged_checkpoints_are_passed_over_by_name_and_reason_and_kept(
+    make_trainer: Any, run: Path
+) -> None:
+    make_trainer(max_steps=4, save_total_limit=None, **SAVING).train()
+    os.truncate(run / "checkpoint-4" / "adapter_model.safetensors", 1000)
+    (run / "checkpoint-3" / "rng_state.pth").unlink()
+    with pytest.warns(UserWarning, match="passed over") as warned:
+        make_trainer(max_steps=4, save_total_limit=None, **SAVING).train(resume_from_checkpoint=True)
+    said = " ".join(str(one.message) for one in warned)
+    assert "checkpoint-4: adapter_model.safetensors has 1000 bytes of" in said
+    assert "checkpoint-3: rng_state.pth is missing; it is now in" in said
+    assert sorted(p.name for p in (run / "broken").iterdir()) == ["checkpoint-3", "checkpoint-4"]
+    assert last_whole_checkpoint(run) == run / "checkpoint-4"
+
+
+def test_a_checkpoint_of_plain_trl_is_resumed_and_a_damaged_one_passed_over_where_it_is(
+    make_trainer: Any, run: Path
+) -> None:
+    make_trainer(max_steps=3, save_total_limit=None, **SAVING).train()
+    for folder in checkpoints.ours(run):
+        (folder / MANIFEST).unlink()
+    os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
+    trainer = make_trainer(max_steps=3, **{**SAVING, "save_steps": 9})
+    with pytest.warns(UserWarning, match="passed over checkpoint-3: optimizer.pt was cut off"):
+        trainer.train(resume_from_checkpoint=True)
+    assert (run / "checkpoint-3" / "optimizer.pt").stat().st_size == 1000
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
+
+
+def test_what_was_saved_without_the_optimizer_is_not_resumed_from_and_not_called_broken(
+    make_trainer: Any, run: Path
+) -> None:
+    make_trainer(max_steps=1, save_only_model=True, **SAVING).train()
+    trainer = make_trainer(max_steps=1, **SAVING)
+    with pytest.raises(ConfigError, match="it has no optimizer state"):
+        trainer.train(resume_from_checkpoint=str(run / "checkpoint-1"))
+    with pytest.warns(UserWarning, match="checkpoint-1: it has no optimizer state"):
+        trainer.train(resume_from_checkpoint=True)
+    assert (run / "earlier-1" / "checkpoint-1" / "adapter_model.safetensors").is_file()
+
+
+def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
+    make_trainer: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_: object) -> None:
+        assert not (run / "checkpoint-2").exists()
+        shutil.copytree(run / checkpoints.WRITING, run.parent / "left")
+        raise ZeroDivisionError
+
+    make_trainer(max_steps=1, **SAVING).train()
+    monkeypatch.setattr("rloo_kit.watch.checkpoint.seal", dies)
+    with pytest.raises(ZeroDivisionError):
+        make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
+    monkeypatch.undo()
+    assert not (run / checkpoints.WRITING).exists()
+    (run.parent / "left").rename(run / checkpoints.WRITING)  # as a killed run leaves it
+    (run / checkpoints.WRITING / "gone-checkpoint-0").mkdir()
+    (run / checkpoints.WRITING / "mine.txt").touch()
+    make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
+    assert [p.name for p in (run / "broken").iterdir()] == ["checkpoint-2"]
+    assert fault(run / "checkpoint-2") == ""
+    assert [path.name for path in (run / checkpoints.WRITING).iterdir()] == ["mine.txt"]
+
+
+def test_the_rest_of_a_generation_batch_is_resumed_with_its_steps(make_trainer: Any, run: Path) -> None:
+    """TRL samples anew in the middle of a batch, and then trains on no batch as often as it was asked to."""
+    sampled: list[int] = []
+
+    def counts(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        sampled.append(trainer_state.global_step)
+        return random_rewards(completions, **kwargs)
+
+    for resume in (None, True):
+        settings = {**SAVING, "reward_funcs": counts, "num_iterations": 3}
+        make_trainer(max_steps=2 if resume is None else 7, **settings).train(resume_from_checkpoint=resume)
+    assert sampled == [0, 3, 6]
+
+
+def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any, run: Path) -> None:
+    make_trainer(max_steps=1, **SAVING).train()
+    for told in (True, False):
+        with pytest.raises(ConfigError, match=r"(?s)another one: .*, not SGD of torch.*set optim as it was"):
+            make_trainer(max_steps=2, optim="sgd", **SAVING).train(resume_from_checkpoint=True)
+        if told:
+            (run / "checkpoint-1" / MANIFEST).unlink()
+    make_trainer(max_steps=2, optim="adamw_torch_fused", **SAVING).train(resume_from_checkpoint=True)
+
+
+def test_another_rank_than_the_checkpoints_is_refused_before_a_weight_is_loaded(make_trainer: Any) -> None:
+    make_trainer(max_steps=1, **SAVING).train()
+    other = rloo_kit.load_policy("tiny", lora_rank=2, seed=0)
+    trainer = make_trainer(model=other, max_steps=2, **SAVING)
+    before = [p.detach().clone() for p in other.model.parameters() if p.requires_grad]
+    with pytest.raises(
+        ConfigError, match=r"(?s)does not fit the policy's: .*is \[16, \d+\], not \[2, \d+\].*lora_rank"
+    ):
+        trainer.train(resume_from_checkpoint=True)
+    after = [p for p in other.model.parameters() if p.requires_grad]
+    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_rest_of_a_batch_that_was_cut_otherwise_is_not_used(make_trainer: Any) -> None:
+    make_trainer(max_steps=1, num_iterations=2, **SAVING).train()
+    trainer = make_trainer(
+        max_steps=3, num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=2, **SAVING
+    )
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 3
+
+
+def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moves(completions: Any, **kwargs: Any) -> list[float]:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        return random_rewards(completions, **kwargs)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    settings = {**SAVING, "reward_funcs": moves, "output_dir": "run"}
+    make_trainer(max_steps=2, **settings).train()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert {"checkpoint-1", "checkpoint-2", "trainer_state.json"} <= {
+        p.name for p in (tmp_path / "run").iterdir()
+    }
+
+
+# --- one run, and room ------------------------------------------------------------------------------------
+
+
+def test_a_second_run_in_the_same_folder_is_refused_with_the_firsts_process(
+    make_trainer: Any, run: Path
+) -> None:
+    trainer = make_trainer()
+    with (
+        claimed(run),
+        pytest.raises(RunFolderError, match=f"another run has this folder: process {os.getpid()}"),
+    ):
+        trainer.train()
+    trainer.train()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the lock of a forked child")
+def test_the_lock_of_a_dead_run_does_not_hold_even_where_its_child_has_it(run: Path) -> None:
+    reading, writing = os.pipe()
+    if not (process := os.fork()):
+        claim = claimed(run)
+        claim.__enter__()
+        if not (child := os.fork()):  # as a worker of a data loader has it
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        os.write(writing, str(child).encode().ljust(9))
+        os._exit(0)
+    os.waitpid(process, 0)
+    os.read(reading, 9)
+    with claimed(run):
+        assert json.loads((run / LOCK).read_text())["pid"] == os.getpid()
+    os.close(writing)
+    os.close(reading)
+
+
+def test_too_little_room_is_said_before_the_first_step(
+    make_trainer: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(**SAVING)
+    assert trainer.checkpoint_bytes > 100_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=50_000))
+    with pytest.raises(
+        RunFolderError, match=r"there is no room for a checkpoint of 0.[0-9] MiB: 0.0 MiB are free"
+    ):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    make_trainer().train()  # with save_strategy="no" none is needed
+
+
+def test_a_quota_is_said_before_the_first_step(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: int) -> None:
+        raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuses, raising=False)
+    with pytest.raises(RunFolderError, match=r"no room for a checkpoint .*: Disk quota exceeded"):
+        make_trainer(**SAVING).train()
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
+    make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"(?s)could not be written: Not a directory.*file/run"):
+        make_trainer(output_dir=str(tmp_path / "file" / "run"))
+
+    def read_only(**_: object) -> None:
+        raise OSError(30, "Read-only file system", str(run))
+
+    trainer = make_trainer()
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    with pytest.raises(RunFolderError, match="the run's folder could not be written: Read-only file system"):
+        trainer.train()
+
+
+@pytest.fixture
+def small_files() -> Iterator[Any]:
+    """``small_files(size)``: no file can grow beyond it, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.pt"])
+def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoint_is_untouched(
+    make_trainer: Any, run: Path, small_files: Any, file: str
+) -> None:
+    trainer = make_trainer(max_steps=3, **{**SAVING, "save_total_limit": 1})
+    save = trainer.save_model
+
+    def fills_up(*args: Any, **kwargs: Any) -> None:
+        if trainer.state.global_step == 2:
+            kept.update(content(run / "checkpoint-1"))
+            small_files((run / "checkpoint-1" / file).stat().st_size - 1000)
+        save(*args, **kwargs)
+
+    kept: dict[str, Any] = {}
+    trainer.save_model = fills_up
+    with pytest.raises(RunFolderError) as caught:
+        trainer.train()
+    small_files(resource.RLIM_INFINITY)
+    assert "checkpoint-2 could not be written" in caught.value.what
+    assert "File too large" in caught.value.what or "as on a full disk" in caught.value.what
+    assert caught.value.where.endswith(f"checkpoint-2/{file}")
+    assert f"{run / 'checkpoint-1'} is whole" in caught.value.todo
+    assert content(run / "checkpoint-1") == kept
+    assert fault(run / "checkpoint-1") == ""
+    assert not (run / checkpoints.WRITING).exists(), "half a checkpoint would take the room that is missing"
+
+
+# --- finite weights ---------------------------------------------------------------------------------------
+
+
+def test_a_step_that_makes_weights_nan_ends_the_run_before_it_is_saved(
+    make_trainer: Any, fresh_policy: Any, run: Path
+) -> None:
+    with pytest.raises(
+        NonFiniteError, match=r"(?s)of 42 trained tensors are not finite.*step 1.*start again"
+    ):
+        make_trainer(model=fresh_policy, adam_epsilon=0.0).train()
+    assert list(run.glob("checkpoint-*")) == []
+
+
+def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:
+    make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SAVING).train()
+    trainer = make_trainer(max_steps=3, weight_decay=float("nan"), **SAVING)
+    with pytest.raises(NonFiniteError, match="trained tensors are not finite") as caught:
+        trainer.train(resume_from_checkpoint=True)
+    assert f"resume_from_checkpoint='{run / 'checkpoint-1'}'" in caught.value.todo
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert fault(run / "checkpoint-1") == ""
+
+
+def test_weights_that_are_not_finite_are_saved_by_nothing(
+    make_trainer: Any, fresh_policy: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(model=fresh_policy, **SAVING)
+    trainer.train()
+    lora = [p for p in fresh_policy.model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        lora[3].view(-1)[0] = float("inf")
+    target = tmp_path / "saved"
+    for save in (
+        lambda: fresh_policy.save(target),
+        lambda: trainer.save_model(str(target)),
+        lambda: trainer._save_checkpoint(trainer.model, trial=None),
+    ):
+        with pytest.raises(NonFiniteError, match=f"1 of {len(lora)} trained tensors"):
+            save()
+    assert not target.exists()
+    assert fault(tmp_path / "run" / "checkpoint-1") == "", "the whole one of the same step is still there"

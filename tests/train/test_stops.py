@@ -1,0 +1,240 @@
+"""SIGTERM and SIGINT: the last finished step is saved, whenever they come."""
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit.train import stops
+from rloo_kit.train.stops import Stops, Terminated
+from rloo_kit.watch import checkpoint
+from rloo_kit.watch.checkpoint import fault
+from rloo_kit.watch.run_folder import last_whole_checkpoint
+from tests.conftest import random_rewards
+
+SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}
+SETTINGS |= {"learning_rate": 1e-2}
+
+
+def weights(trainer: Any) -> list[Any]:
+    return [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+
+
+def send(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def during(trainer: Any, method: str, step: int, times: int = 1) -> None:
+    """Have SIGTERM come within a method, after ``step`` steps."""
+    original, sent = getattr(trainer, method), []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if trainer.state.global_step == step and len(sent) < times:
+            sent.append(step)
+            send()
+        return original(*args, **kwargs)
+
+    setattr(trainer, method, interrupted)
+
+
+@pytest.mark.parametrize("method", ["_generate_single_turn", "_calculate_rewards", "_compute_loss"])
+def test_a_step_in_progress_is_dropped_and_taken_again_to_the_bit(
+    make_trainer: Any, tmp_path: Path, method: str
+) -> None:
+    whole = make_trainer(
+        model=rloo_kit.load_policy("tiny", seed=0), output_dir=str(tmp_path / "whole"), **SETTINGS
+    )
+    whole.train()
+    trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
+    during(trainer, method, step=2)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Terminated) as stopped:
+        trainer.train()
+    assert stopped.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    resumed = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
+    resumed.train(resume_from_checkpoint=True)
+    assert all(a.equal(b) for a, b in zip(weights(whole), weights(resumed), strict=True))
+    assert [e["num_tokens"] for e in whole.state.log_history if "num_tokens" in e] == [
+        e["num_tokens"] for e in resumed.state.log_history if "num_tokens" in e
+    ]
+
+
+def test_within_an_update_or_while_saving_a_signal_waits(make_trainer: Any, tmp_path: Path) -> None:
+    trainer = make_trainer(**SETTINGS)
+    during(trainer, "end_update", step=3)
+    with pytest.raises(Terminated):
+        trainer.train()
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-3"
+
+
+def test_while_saving_a_signal_waits_and_another_one_too(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed: list[str] = []
+
+    def seal(folder: Path, told: Any) -> None:
+        send()
+        send()
+        original(folder, told)
+        sealed.append(folder.name)
+
+    original = checkpoint.seal
+    monkeypatch.setattr(checkpoint, "seal", seal)
+    with pytest.raises(Terminated):
+        make_trainer(**{**SETTINGS, "save_steps": 2}).train()
+    assert sealed == ["checkpoint-2"], "it is not written twice"
+    assert fault(tmp_path / "run" / "checkpoint-2") == ""
+
+
+def test_a_signal_during_the_save_that_a_signal_has_asked_for_changes_nothing(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(**SETTINGS)
+    during(trainer, "_calculate_rewards", step=1)
+    during(trainer, "save_model", step=1, times=2)
+    with pytest.raises(Terminated):
+        trainer.train()
+    assert fault(tmp_path / "run" / "checkpoint-1") == ""
+
+
+def test_an_evaluation_that_a_signal_cuts_off_is_made_after_resuming(
+    make_trainer: Any, tmp_path: Path, task: Any
+) -> None:
+    settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2}
+    settings |= {"eval_dataset": task.held_out.select([0])}
+    trainer = make_trainer(**settings)
+    during(trainer, "prediction_step", step=2)
+    with pytest.raises(Terminated):
+        trainer.train()
+    assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry]
+    resumed = make_trainer(**settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert [e["step"] for e in resumed.state.log_history if "eval_reward" in e] == [2, 4]
+
+
+def test_an_update_that_an_error_cuts_in_two_is_not_saved(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second Ctrl-C does not wait."""
+    from transformers import TrainerCallback
+
+    class Twice(TrainerCallback):
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                send(signal.SIGINT)
+                send(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(callbacks=[Twice()], **SETTINGS).train()
+    assert last_whole_checkpoint(tmp_path / "run") is None
+    assert "in the middle of an update, which is not saved" in capsys.readouterr().out
+
+
+def test_before_the_first_step_has_ended_there_is_nothing_to_save(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(**SETTINGS)
+    during(trainer, "_generate_single_turn", step=0)
+    with pytest.raises(Terminated):
+        trainer.train()
+    assert list((tmp_path / "run").glob("checkpoint-*")) == []
+    assert "no step was finished" in capsys.readouterr().out
+    make_trainer(**SETTINGS).train(resume_from_checkpoint=True)
+
+
+def test_a_handler_of_the_users_is_called_after_the_run_has_saved(make_trainer: Any, tmp_path: Path) -> None:
+    called: list[Path | None] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: called.append(last_whole_checkpoint(tmp_path / "run")))
+    try:
+        trainer = make_trainer(**SETTINGS)
+        during(trainer, "_generate_single_turn", step=1)
+        with pytest.raises(Terminated):
+            trainer.train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert called == [tmp_path / "run" / "checkpoint-1"]
+
+
+def test_a_run_on_another_thread_leaves_signals_alone(make_trainer: Any) -> None:
+    trainer, found = make_trainer(max_steps=1), []
+    before = signal.getsignal(signal.SIGTERM)
+
+    def watched(completions: Any, **kwargs: Any) -> list[float]:
+        found.append(signal.getsignal(signal.SIGTERM))
+        return random_rewards(completions, **kwargs)
+
+    trainer = make_trainer(max_steps=1, reward_funcs=watched)
+    thread = threading.Thread(target=trainer.train)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+def test_a_signal_that_is_ignored_stays_ignored_and_one_handled_elsewhere_is_left() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Stops().listening():
+            assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_several_processes_stop_at_the_same_steps_end() -> None:
+    found = Stops()
+    with found.listening(together=True):
+        send()
+        with pytest.raises(Terminated):
+            found.release(agreed=lambda asked: asked)
+    other = Stops()
+    with pytest.raises(Terminated), other.listening(together=True):
+        other.release(agreed=lambda asked: signal.SIGTERM)
+
+
+def test_in_a_notebook_the_kernel_ends_as_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(stops, "in_notebook", lambda: True)
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    found = Stops()
+    with pytest.raises(Terminated), found.listening():
+        send()
+    found.pass_on()
+    assert raised == [signal.SIGTERM]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
+def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
+    with Stops().listening():
+        if not (process := os.fork()):
+            try:
+                send()
+                signal.pause()
+            finally:
+                (tmp_path / "unwound").touch()
+                os._exit(0)
+        _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    assert not (tmp_path / "unwound").exists()
+
+
+def test_a_signal_that_something_swallows_stops_the_run_at_the_steps_end(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    def swallows(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        if trainer_state.global_step == 1:
+            with contextlib.suppress(BaseException):
+                send()
+        return random_rewards(completions, **kwargs)
+
+    with pytest.raises(Terminated):
+        make_trainer(**{**SETTINGS, "reward_funcs": swallows}).train()
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
