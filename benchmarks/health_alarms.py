@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from foreign_logs import HEALTHY, SICK, Kind, config, with_steps
+from foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind, config, with_steps
 from foreign_logs import run as foreign_run
 from health_runs import DATA, ROOT, read
 
@@ -93,7 +93,7 @@ def foreign_tables(first_seed: int) -> list[str]:
     """How many runs of each sick kind are named, and of each healthy kind have a finding."""
     lines = ["| sick | one of | named by the log alone | with settings |", "|---|---|---:|---:|"]
     named, sick = [0, 0], 0
-    for name, kind in SICK.items():
+    for name, kind in {**SICK, **MORE_SICK}.items():
         found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
         counts = [sum(bool(both[i] & {*kind.named}) for both in found) for i in (0, 1)]
         named, sick = [named[i] + counts[i] for i in (0, 1)], sick + len(found)
@@ -102,7 +102,7 @@ def foreign_tables(first_seed: int) -> list[str]:
     lines += ["", f"Of {sick} sick runs {named[0]} are named by the log alone, {named[1]} with settings.", ""]
     lines += ["| healthy | with a finding, by the log alone | with settings | which |", "|---|---:|---:|---|"]
     alarms, healthy = [0, 0], 0
-    for name, kind in HEALTHY.items():
+    for name, kind in {**HEALTHY, **MORE_HEALTHY}.items():
         found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
         counts = [sum(bool(both[i]) for both in found) for i in (0, 1)]
         alarms, healthy = [alarms[i] + counts[i] for i in (0, 1)], healthy + len(found)

@@ -51,17 +51,25 @@ def nothing_learned(log: Log) -> Sign | None:
 
 
 def still(log: Log, metric: str, sizes: Mapping[int, float]) -> tuple[Change, Log] | None:
-    """A metric that has not risen in its last entries, though a rise worth having would surely have been seen: the
-    change between their first and last third, and these entries.  ``sizes``: how many entries, and what a rise within
-    them is worth, in standard deviations of single completions."""
+    """A metric that has not risen in its last entries, though a rise worth having would have been seen, neither now nor
+    LONG entries ago: the change between their first and last third, and these entries.
+
+    ``sizes``: how many entries, and what a rise within them is worth, in standard deviations of single completions.
+    """
     for size, worth in sizes.items():
-        window = log.last(size)
-        if len(log) < size + 2 * WINDOW:
+        if len(log) < size + LONG:
             break
-        change = log.change(metric, window.first(size // 3), window.last(size // 3))
-        if change.sigmas < 1.0 and change.gain + SURE * change.error < worth * window.spread(metric):
-            return change, window
+        found = _still(log, metric, size, worth)
+        if found and _still(log.first(len(log) - LONG), metric, size, worth):
+            return found
     return None
+
+
+def _still(log: Log, metric: str, size: int, worth: float) -> tuple[Change, Log] | None:
+    window = log.last(size)
+    change = log.change(metric, window.first(size // 3), window.last(size // 3))
+    seen = change.sigmas < 1.0 and change.gain + at.STILL_SURE * change.error < worth * window.spread(metric)
+    return (change, window) if seen else None
 
 
 def plateau(log: Log) -> Sign | None:
