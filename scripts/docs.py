@@ -135,7 +135,7 @@ def old_names() -> str:
 MADE_UP: dict[str, list[dict[str, float]]] = {
     "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
 }
-"""Logs that have a symptom of which no run is recorded under tests/data/health."""
+"""Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
 
 
 def symptoms() -> str:
@@ -147,12 +147,16 @@ def symptoms() -> str:
 
 def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     """One symptom's section."""
+    import foreign_logs
     import health_runs
 
-    from rloo_kit.watch.log import Log
+    from rloo_kit.watch.log import Log, rounds
 
     file = health_runs.file_of(f"{name}.ill")
-    log = health_runs.read(file) if file.exists() else Log(MADE_UP[name])
+    made_up = MADE_UP.get(name) or foreign_logs.run(
+        next(k for k in foreign_logs.SICK.values() if name in k.named), 0
+    )
+    log = health_runs.read(file) if file.exists() else Log(rounds(made_up))
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
     sign: Any = next(sign for sign in signs if sign is not None)
     source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"
