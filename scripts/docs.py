@@ -27,7 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rloo_kit.watch.log import Log
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -145,18 +148,23 @@ def symptoms() -> str:
     return "\n".join(section for name, rule in SYMPTOMS.items() for section in symptom(name, rule)).rstrip()
 
 
+def simulated_log(name: str) -> Log:
+    """A log that has a symptom of which no run is recorded."""
+    import foreign_logs
+
+    from rloo_kit.watch.log import Known, Log, rounds
+
+    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
+    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
+    return Log(entries, Known.guessed(entries))
+
+
 def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     """One symptom's section."""
-    import foreign_logs
     import health_runs
 
-    from rloo_kit.watch.log import Log, rounds
-
     file = health_runs.file_of(f"{name}.ill")
-    made_up = MADE_UP.get(name) or foreign_logs.run(
-        next(k for k in foreign_logs.SICK.values() if name in k.named), 0
-    )
-    log = health_runs.read(file) if file.exists() else Log(rounds(made_up))
+    log = health_runs.read(file) if file.exists() else simulated_log(name)
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
     sign: Any = next(sign for sign in signs if sign is not None)
     source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"

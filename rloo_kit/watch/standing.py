@@ -144,12 +144,10 @@ def length_grows(log: Log) -> Sign | None:
             continue
         length, paid = log.change(LENGTH, before, after), log.change("reward", before, after)
         if length.sigmas >= SURE and paid.sigmas < 1.0:
-            more = "max_completion_length is where it ends" if log.values("completions/max_length") else ""
             return Sign(
                 f"length {length.before:.0f} -> {length.after:.0f} tokens, reward {paid}, {before.steps} against "
                 f"{after.steps}",
-                "longer completions are not paid better, and cost time; the policy drifts"
-                + (more and f", and {more}"),
+                "longer completions are not paid better, and cost time; the policy drifts",
                 "beta",
                 f"up{log.known.now('beta')}; or pay for ending with rewards.overlong_reward",
                 after,
