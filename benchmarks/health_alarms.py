@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from foreign_logs import HEALTHY, SICK, Kind, config, with_steps
+from foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind, config, with_steps
 from foreign_logs import run as foreign_run
 from health_runs import DATA, ROOT, read
 
@@ -60,7 +60,7 @@ def main() -> None:
         *foreign_tables(given.seed),
         "",
     ]
-    lines += ["## Seconds for 5,000 entries", "", *seconds_table(given.seed), ""]
+    lines += ["## Processor seconds for 5,000 entries", "", *seconds_table(given.seed), ""]
     lines += [f"## Simulated runs of {STEPS} steps, {given.runs} for each line", ""]
     lines += ["| prompts x K | mean reward | true findings | runs with a false one | which |"]
     lines += ["|---|---|---|---:|---|"]
@@ -93,7 +93,7 @@ def foreign_tables(first_seed: int) -> list[str]:
     """How many runs of each sick kind are named, and of each healthy kind have a finding."""
     lines = ["| sick | one of | named by the log alone | with settings |", "|---|---|---:|---:|"]
     named, sick = [0, 0], 0
-    for name, kind in SICK.items():
+    for name, kind in {**SICK, **MORE_SICK}.items():
         found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
         counts = [sum(bool(both[i] & {*kind.named}) for both in found) for i in (0, 1)]
         named, sick = [named[i] + counts[i] for i in (0, 1)], sick + len(found)
@@ -102,7 +102,7 @@ def foreign_tables(first_seed: int) -> list[str]:
     lines += ["", f"Of {sick} sick runs {named[0]} are named by the log alone, {named[1]} with settings.", ""]
     lines += ["| healthy | with a finding, by the log alone | with settings | which |", "|---|---:|---:|---|"]
     alarms, healthy = [0, 0], 0
-    for name, kind in HEALTHY.items():
+    for name, kind in {**HEALTHY, **MORE_HEALTHY}.items():
         found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
         counts = [sum(bool(both[i]) for both in found) for i in (0, 1)]
         alarms, healthy = [alarms[i] + counts[i] for i in (0, 1)], healthy + len(found)
@@ -130,13 +130,13 @@ def found_in(kind: Kind, seed: int) -> tuple[set[str], set[str]]:
 
 
 def seconds_table(seed: int) -> list[str]:
-    """Seconds of a diagnosis, on the machine that made this table."""
+    """Processor seconds of a diagnosis, on the machine that made this table."""
     lines = ["| run | seconds |", "|---|---:|"]
     for name in ("TRL's batch", "a third cut", "alike", "plateau"):
         entries = foreign_run(with_steps({**HEALTHY, **SICK}[name], 5000), seed)
-        start = time.perf_counter()
+        start = time.process_time()
         rloo_kit.diagnose(entries)
-        lines.append(f"| {name} | {time.perf_counter() - start:.2f} |")
+        lines.append(f"| {name} | {time.process_time() - start:.2f} |")
     cores, name = os.cpu_count(), platform.processor() or platform.machine()
     return [*lines, "", f"On {cores} cores, {name}, Python {platform.python_version()}."]
 

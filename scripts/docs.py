@@ -27,7 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rloo_kit.watch.log import Log
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -135,7 +138,7 @@ def old_names() -> str:
 MADE_UP: dict[str, list[dict[str, float]]] = {
     "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
 }
-"""Logs that have a symptom of which no run is recorded under tests/data/health."""
+"""Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
 
 
 def symptoms() -> str:
@@ -145,14 +148,23 @@ def symptoms() -> str:
     return "\n".join(section for name, rule in SYMPTOMS.items() for section in symptom(name, rule)).rstrip()
 
 
+def simulated_log(name: str) -> Log:
+    """A log that has a symptom of which no run is recorded."""
+    import foreign_logs
+
+    from rloo_kit.watch.log import Known, Log, rounds
+
+    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
+    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
+    return Log(entries, Known.guessed(entries))
+
+
 def symptom(name: str, rule: Callable[..., object]) -> list[str]:
     """One symptom's section."""
     import health_runs
 
-    from rloo_kit.watch.log import Log
-
     file = health_runs.file_of(f"{name}.ill")
-    log = health_runs.read(file) if file.exists() else Log(MADE_UP[name])
+    log = health_runs.read(file) if file.exists() else simulated_log(name)
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
     sign: Any = next(sign for sign in signs if sign is not None)
     source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rloo_kit.watch.chance import ALIKE
-from rloo_kit.watch.table import Entry, spread_name, term_names
+from rloo_kit.watch.table import Entry, spread_name, term, term_names
 
 if TYPE_CHECKING:
     import trl
@@ -70,7 +70,7 @@ class Known:
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
         """From a log alone: as many groups as make each share of dead groups a whole number of them, and as many
-        completions as the spread of a reward of 0 and 1 tells, with two or more in each group.
+        completions as the spread of a reward of 0 or one value tells, with two or more in each group.
 
         Of a step's completions, 8 are assumed where the log does not tell.
         """
@@ -97,19 +97,20 @@ class Known:
 
 
 def told_completions(entries: Sequence[Entry]) -> int | None:
-    """Completions per entry, by a reward of 0 and 1: of n of them a share p has the sample variance
-    n / (n - 1) x p (1 - p), which gives n.  None where no reward is of that kind, and where entries disagree."""
-    for name in ("reward", *(f"rewards/{one}/mean" for one in (term_names(entries[-1]) if entries else ()))):
-        found = [n for entry in entries if (n := _told(entry.get(name), entry.get(spread_name(name))))]
-        if len(found) >= 3:
-            count = round(statistics.median(found))
-            if 2 <= count <= MOST_COMPLETIONS and all(abs(n - count) <= 0.1 * count for n in found):
-                return count
+    """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
+
+    Of n completions a share p has the mean m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2, so that
+    s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n, and on which a reward of other
+    values does not lie.
+    """
+    for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
+        pairs = [(entry.get(name), entry.get(spread_name(name))) for entry in entries]
+        known = [(m, s**2 / m) for m, s in pairs if m and s and m > 0.0 and abs(s) < 1e6 and math.isfinite(m)]
+        if len({round(m, 9) for m, _ in known}) < 3:
+            continue
+        slope, intercept = statistics.linear_regression(*zip(*known, strict=True))
+        off = max(abs(y - intercept - slope * m) for m, y in known)
+        count = round(slope / (slope + 1)) if slope < -1.0 else 0
+        if off <= 1e-3 * abs(intercept) / max(1, count) and 2 <= count <= MOST_COMPLETIONS:
+            return count
     return None
-
-
-def _told(mean: float | None, spread: float | None) -> float | None:
-    if mean is None or not spread or not 0.0 < mean < 1.0 or not math.isfinite(spread):
-        return None
-    ratio = spread**2 / (mean * (1 - mean))
-    return ratio / (ratio - 1) if ratio > 1 + 1 / MOST_COMPLETIONS else -1.0

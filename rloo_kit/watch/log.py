@@ -7,6 +7,7 @@ in :class:`Known`.  Nothing is judged here, and no file is read.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -104,6 +105,7 @@ class Log:
 
     entries: Sequence[Entry]
     known: Known = field(default_factory=Known)
+    _parts: dict[tuple[int, int], Log] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.entries, Rows):
@@ -119,11 +121,17 @@ class Log:
 
     def first(self, count: int) -> Log:
         """The first entries."""
-        return Log(self.rows.part(0, min(count, len(self))), self.known)
+        return self._part(0, min(count, len(self)))
 
     def last(self, count: int) -> Log:
         """The last entries."""
-        return Log(self.rows.part(max(0, len(self) - count), len(self)), self.known)
+        return self._part(max(0, len(self) - count), len(self))
+
+    def _part(self, start: int, stop: int) -> Log:
+        """Made once: the rules ask for the same few windows."""
+        if (part := self._parts.get((start, stop))) is None:
+            part = self._parts[start, stop] = Log(self.rows.part(start, stop), self.known)
+        return part
 
     def highest(self, name: str, count: int) -> Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
@@ -211,8 +219,8 @@ class Log:
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))
-        spread = whole * max(window.spread(name), self.last(MEMORY).spread(name))
-        noise = self.last(LONG).noise(name)
+        recent, noise = _recent(self, name)
+        spread = whole * max(window.spread(name), recent)
         sampled = 0.0 if math.isnan(spread) else spread / math.sqrt(window.independent)
         return max(sampled, noise / math.sqrt(len(window)))
 
@@ -295,3 +303,11 @@ class Log:
     def rate(self) -> float | None:
         """The learning rate of the last entry."""
         return self.entries[-1].get("learning_rate")
+
+
+@functools.lru_cache(
+    maxsize=16
+)  # the windows of a change have them in common, and rules ask for the same metrics
+def _recent(log: Log, name: str) -> tuple[float, float]:
+    """A metric's spread in the last entries, and its noise from entry to entry."""
+    return log.last(MEMORY).spread(name), log.last(LONG).noise(name)

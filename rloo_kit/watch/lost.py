@@ -20,17 +20,19 @@ CUT_SHARE = "completions/clipped_ratio"
 
 def surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]) -> Log | None:
     """The entries in which a share is surely above a threshold: the last ones, or more of them where it stays; None
-    where there are none.  The threshold is ``few`` for few entries and ``many`` for more; ``count`` gives how many
-    independent ones the entries describe."""
+    where there are none.
+
+    Args:
+        few, many: the thresholds for the last entries, and for more of them.
+        count: how many independent ones the entries describe.
+    """
     for size, threshold in ((2 * WINDOW, few), (MEMORY, many)):
         window = log.last(size)
-        values = window.values(metric)
-        share = window.mean(metric)
-        if not share > threshold:
-            continue
-        if surely_above(share, count(window), threshold):
-            return window
-        if len(values) >= LONG and surely_above_of(values, threshold):
+        values, share = window.values(metric), window.mean(metric)
+        if share > threshold and (
+            surely_above(share, count(window), threshold)
+            or (len(values) >= LONG and surely_above_of(values, threshold))
+        ):
             return window
     return None
 
@@ -68,21 +70,27 @@ def dead_groups(log: Log, kind: str) -> Sign | None:
 @functools.lru_cache(maxsize=1)  # each kind of reason asks
 def _dead(log: Log) -> tuple[str, Sign] | None:
     """The kind, and the sign."""
-    known = log.known
     if (
         len(log) < WINDOW
         or not max(log.last(size).mean(DEAD_SHARE) for size in (2 * WINDOW, MEMORY)) > at.DEAD
     ):
         return None
-    by_chance = dead_by_chance(known.completions // known.groups, min(2 / 3, max(1 / 3, log.height())))
-    few, many = (max(at.DEAD, by_chance + margin) for margin in (0.0, at.DEAD_MARGIN))
-    window = surely(log, DEAD_SHARE, few, many, lambda entries: entries.groups)
+    window = surely(log, DEAD_SHARE, *too_many(log), lambda entries: entries.groups)
     if window is None:
         return None
     kind, cause, setting, change = dead_kind(log)
     share = window.mean(DEAD_SHARE)
     seen = f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})"
     return kind, Sign(seen, cause, setting, change, window)
+
+
+def too_many(log: Log) -> tuple[float, float]:
+    """Shares of dead groups that are too many, in few entries and in many: half, or what chance does to K completions
+    where that is more, as it is for pairs."""
+    k, height = log.known.completions // log.known.groups, log.height()
+    usual = dead_by_chance(k, min(2 / 3, max(1 / 3, height)))
+    here = dead_by_chance(k, min(0.8, max(0.2, height))) + at.DEAD_MARGIN
+    return (at.DEAD if usual <= at.DEAD else here), max(at.DEAD, here)
 
 
 def dead_kind(log: Log) -> tuple[str, str, str, str]:

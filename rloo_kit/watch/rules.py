@@ -183,8 +183,10 @@ def compared(log: Log, recent: Log) -> Iterator[tuple[Log, Log, float]]:
 def kl_negative(log: Log) -> Sign | None:
     """A KL that is negative beyond chance, which no divergence can be."""
     window = log.last(2 * WINDOW)
-    error, mean = log.error("kl", window), window.mean("kl")
-    if len(window) < 2 * WINDOW or not (mean <= at.KL_NEGATIVE and mean + SURE * error < 0):
+    mean = window.mean("kl")
+    if len(window) < 2 * WINDOW or not mean <= at.KL_NEGATIVE:
+        return None
+    if not mean + SURE * (error := log.error("kl", window)) < 0:
         return None
     return Sign(
         f"kl {mean:.3f} +-{error:.3f} nats per token ({window.steps}), and a divergence is never below 0",
@@ -236,12 +238,14 @@ def length_hacking(log: Log) -> Sign | None:
     if len(log) < 2 * WINDOW or not answers:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)
+    start, now = (part.mean("completions/mean_length") for part in (before, window))
+    if not now >= at.LONGER * start:
+        return None
     length = log.change("completions/mean_length", before, window)
     paid = log.change("reward", before, window)
     changes = {name: log.change(term(name), before, window) for name in answers}
     name = max(answers, key=lambda name: changes[name].sigmas)
-    longer = length.after >= at.LONGER * length.before and length.sigmas >= SURE
-    if not longer or paid.sigmas < 2.0 or changes[name].sigmas >= 1.0:
+    if length.sigmas < SURE or paid.sigmas < 2.0 or changes[name].sigmas >= 1.0:
         return None
     less = "".join(f" and less on {other}" for other in log.judging("length"))
     return Sign(

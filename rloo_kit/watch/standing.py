@@ -5,7 +5,8 @@ For :mod:`.symptoms`.  Standing still is told where a rise that is worth having 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 
 from rloo_kit.watch import thresholds as at
 from rloo_kit.watch.chance import SURE
@@ -15,13 +16,25 @@ from rloo_kit.watch.sign import Sign
 LENGTH = "completions/mean_length"
 
 
+def at_times(rule: Callable[[Log], Sign | None]) -> Callable[[Log], Sign | None]:
+    """The rule at every fifth entry (WINDOW): what takes 60 entries to see does not need a look at each."""
+
+    @functools.wraps(rule)
+    def seldom(log: Log) -> Sign | None:
+        return None if len(log) % WINDOW else rule(log)
+
+    return seldom
+
+
 def learning_rate_zero(log: Log) -> Sign | None:
     """The learning rate is 0, or less than a weight can keep; the end of a schedule, which is 0 for one entry, is not
     meant."""
     window = log.last(at.FEW)
     rates = window.values("learning_rate")
-    if len(rates) < at.FEW or (any(rates) and max(log.values("learning_rate")) >= at.LOWEST_RATE):
+    if len(rates) < at.FEW or max(rates) >= at.LOWEST_RATE:
         return None
+    if any(rates) and max(log.values("learning_rate")) >= at.LOWEST_RATE:
+        return None  # the end of a cosine
     return Sign(
         f"learning_rate {rates[-1]:g} ({window.steps})",
         "with it no update changes a weight; a setting of 0, or a schedule that has ended or not begun",
@@ -51,17 +64,28 @@ def nothing_learned(log: Log) -> Sign | None:
 
 
 def still(log: Log, metric: str, sizes: Mapping[int, float]) -> tuple[Change, Log] | None:
-    """A metric that has not risen in its last entries, though a rise worth having would surely have been seen: the
-    change between their first and last third, and these entries.  ``sizes``: how many entries, and what a rise within
-    them is worth, in standard deviations of single completions."""
+    """A metric that has not risen in its last entries, though a rise worth having would have been seen, neither now nor
+    LONG entries ago: the change between their first and last third, and these entries.
+
+    ``sizes``: how many entries, and what a rise within them is worth, in standard deviations of single completions.
+    """
     for size, worth in sizes.items():
-        window = log.last(size)
-        if len(log) < size + 2 * WINDOW:
+        if len(log) < size + LONG:
             break
-        change = log.change(metric, window.first(size // 3), window.last(size // 3))
-        if change.sigmas < 1.0 and change.gain + SURE * change.error < worth * window.spread(metric):
-            return change, window
+        found = _still(log, metric, size, worth)
+        if found and _still(log.first(len(log) - LONG), metric, size, worth):
+            return found
     return None
+
+
+def _still(log: Log, metric: str, size: int, worth: float) -> tuple[Change, Log] | None:
+    window = log.last(size)
+    first, last, least = window.first(size // 3), window.last(size // 3), worth * window.spread(metric)
+    if not last.mean(metric) - first.mean(metric) < least:  # most looks end here, before errors are computed
+        return None
+    change = log.change(metric, first, last)
+    seen = change.sigmas < 1.0 and change.gain + at.STILL_SURE * change.error < least
+    return (change, window) if seen else None
 
 
 def plateau(log: Log) -> Sign | None:
@@ -89,17 +113,15 @@ def plateau(log: Log) -> Sign | None:
 
 def one_reward_still(log: Log) -> Sign | None:
     """One reward function is earned, and another stands still where it is seldom earned."""
-    weights = log.terms()
+    weights = log.terms() if len(log.names) > 1 else {}
     for name, weight in weights.items():
-        if (
-            weight <= 0
-            or (found := still(log, term(name), dict.fromkeys((at.STILL, MEMORY), at.WORTH))) is None
-        ):
+        recent = log.last(at.STILL)
+        top = recent.largest(term(name))
+        if weight <= 0 or not top or recent.mean(term(name)) > max(top) / 3:
+            continue
+        if (found := still(log, term(name), dict.fromkeys((at.STILL, MEMORY), at.WORTH))) is None:
             continue
         change, window = found
-        top = window.largest(term(name))
-        if not top or window.mean(term(name)) > max(top) / 3:
-            continue
         earned = log.best(
             [one for one, other in weights.items() if other > 0 and one != name], log.last(WINDOW)
         )
@@ -118,14 +140,14 @@ def one_reward_still(log: Log) -> Sign | None:
 def length_grows(log: Log) -> Sign | None:
     """Completions get longer and longer, and the reward no better."""
     for before, after in _thirds(log):
+        if not after.mean(LENGTH) >= at.LONGER_ALONE * before.mean(LENGTH):
+            continue
         length, paid = log.change(LENGTH, before, after), log.change("reward", before, after)
-        if length.after >= at.LONGER_ALONE * length.before and length.sigmas >= SURE and paid.sigmas < 1.0:
-            more = "max_completion_length is where it ends" if log.values("completions/max_length") else ""
+        if length.sigmas >= SURE and paid.sigmas < 1.0:
             return Sign(
                 f"length {length.before:.0f} -> {length.after:.0f} tokens, reward {paid}, {before.steps} against "
                 f"{after.steps}",
-                "longer completions are not paid better, and cost time; the policy drifts"
-                + (more and f", and {more}"),
+                "longer completions are not paid better, and cost time; the policy drifts",
                 "beta",
                 f"up{log.known.now('beta')}; or pay for ending with rewards.overlong_reward",
                 after,

@@ -37,15 +37,15 @@ TIERS: tuple[dict[str, Rule], ...] = (
         "dead groups, completions alike": partial(lost.dead_groups, kind="completions alike"),
         "entropy collapse": rules.entropy_collapse,
         "length hacking": rules.length_hacking,
-        "length grows": standing.length_grows,
+        "length grows": standing.at_times(standing.length_grows),
         "learning rate 0": standing.learning_rate_zero,
         "drowned reward": rules.drowned_term,
-        "high variance": rules.high_variance,
+        "high variance": standing.at_times(rules.high_variance),
     },
     {
-        "nothing learned": standing.nothing_learned,
-        "one reward stands still": standing.one_reward_still,
-        "plateau": standing.plateau,
+        "nothing learned": standing.at_times(standing.nothing_learned),
+        "one reward stands still": standing.at_times(standing.one_reward_still),
+        "plateau": standing.at_times(standing.plateau),
     },
 )
 """Name -> rule, causes before their effects: nothing can be told from NaN; a policy that has been wrecked is also cut

@@ -6,6 +6,7 @@ finite is left out of it.  Nothing is judged here.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, overload
@@ -126,6 +127,9 @@ class Rows(Sequence[Entry]):
     def values(self, key: Hashable, figure: Figure) -> list[float]:
         """The finite figures of a column in these rows."""
         column = self.table.column(key, figure)
+        if len(self.spans) == 1:
+            start, stop = self.spans[0]
+            return column.figures[column.before[start] : column.before[stop]]
         found: list[float] = []
         for start, stop in self.spans:
             found += column.figures[column.before[start] : column.before[stop]]
@@ -142,8 +146,13 @@ def rounds(history: Iterable[Entry]) -> list[Entry]:
 
 def term_names(entry: Entry) -> list[str]:
     """The reward functions in an entry."""
-    keys = [key for key in entry if key.startswith("rewards/") and key.endswith("/mean")]
-    return [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
+    return list(_names(tuple(entry)))
+
+
+@functools.lru_cache(maxsize=16)  # the entries of a run have the same metrics
+def _names(keys: tuple[str, ...]) -> tuple[str, ...]:
+    means = [key for key in keys if key.startswith("rewards/") and key.endswith("/mean")]
+    return tuple(key.removeprefix("rewards/").removesuffix("/mean") for key in means)
 
 
 def term(name: str) -> str:

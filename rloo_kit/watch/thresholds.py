@@ -36,8 +36,8 @@ DEAD = 0.5
 alone leads there, and :func:`.chance.dead_by_chance` takes its place."""
 
 DEAD_MARGIN = 0.15
-"""Share of dead groups by which many entries must pass what chance does: how much the completions of a prompt are
-alike, :data:`.chance.ALIKE`, is assumed, and many entries would find out that it is not quite so."""
+"""Share of dead groups by which what chance does must be passed: how much the completions of a prompt are alike,
+:data:`.chance.ALIKE`, is assumed, and many entries would find out that it is not quite so."""
 
 CUT = 0.2
 """Share of truncated completions: one in five cannot be right whatever it says.  The healthy runs of tests/data/health
@@ -101,10 +101,10 @@ SPIKE, SPIKE_OVER_HIGH = 20.0, 5.0
 healthy runs are log-normal with a deviation of about 0.6: e^(0.6 x 5) is 20, five deviations.  The second is for norms
 that alternate, as where steps without a live group have the KL term's small gradient alone."""
 
-STILL = 60
-"""Entries in which what has risen no longer does, where batches are large enough to tell: the gain must be below what
-is worth having by :data:`.chance.SURE` errors.  For the reward that is :data:`WORTH` in MEMORY entries, so much less in
-fewer: a rise of one more right answer in 100 every five steps is slow, and no plateau."""
+STILL, STILL_SURE = 60, 2.5
+"""Entries in which what has risen no longer does, and the standard errors by which its gain must be below what is worth
+having, now and LONG entries ago.  For the reward that is :data:`WORTH` in MEMORY entries, so much less in fewer: a rise
+of one more right answer in 100 every five steps is slow, and no plateau."""
 
 RATE_LEFT = 0.1
 """Share of its highest value below which the learning rate explains that nothing more is learned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import foreign_logs
-from benchmarks.foreign_logs import HEALTHY, SICK, Kind
+from benchmarks.foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind
 from rloo_kit.watch.health import episodes
 from rloo_kit.watch.known import Known, told_completions
 from rloo_kit.watch.log import Log, rounds
@@ -14,7 +14,7 @@ from tests.watch import logs
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms
 from tests.watch.test_symptoms import FOREIGN
 
-SEEDS = 2
+SEEDS = 2  # of ten in health_alarms.md
 
 
 def found_in(kind: Kind, seed: int) -> list[set[str]]:
@@ -24,19 +24,26 @@ def found_in(kind: Kind, seed: int) -> list[set[str]]:
     return [{finding.symptom for finding in episodes(Log(entries, known)).found} for known in both]
 
 
-@pytest.mark.parametrize("name", SICK)
+ALL_SICK, ALL_HEALTHY = {**SICK, **MORE_SICK}, {**HEALTHY, **MORE_HEALTHY}
+SELDOM = {"a plateau of TRL's batch", "unsloth's rewards, answers still"}
+"""Named in 6 and in 8 of 10 runs: health_alarms.md."""
+
+
+@pytest.mark.parametrize("name", ALL_SICK)
 def test_a_sick_run_is_named(name: str) -> None:
-    kind = SICK[name]
+    kind = ALL_SICK[name]
     assert {*kind.named} <= SYMPTOMS.keys()
-    for seed in range(SEEDS):
-        for found in found_in(kind, seed):
-            assert found & {*kind.named}, seed
+    named = [bool(found & {*kind.named}) for seed in range(SEEDS) for found in found_in(kind, seed)]
+    assert any(named) if name in SELDOM else all(named)
 
 
 def test_a_healthy_run_has_no_symptom() -> None:
     """All kinds together: a rule that errs in one run of 100, which those on chance do, may err once here."""
     runs = [
-        (name, found) for name, kind in HEALTHY.items() for s in range(SEEDS) for found in found_in(kind, s)
+        (name, found)
+        for name, kind in ALL_HEALTHY.items()
+        for s in range(SEEDS)
+        for found in found_in(kind, s)
     ]
     alarms = [(name, found) for name, found in runs if found]
     assert len(alarms) <= len(runs) // 40, alarms
