@@ -20,7 +20,7 @@ from rloo_kit import advantages
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import guards
+from rloo_kit.train import fields, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 
@@ -128,13 +128,14 @@ class RLOOConfig(trl.RLOOConfig):
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
         given = modern_names(kwargs, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
         _keep_functions(given)
-        values = {**_own_defaults(type(self)), **given, **_precision(given)}
+        values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         own = Own(**{name: values.pop(name) for name in NAMES})
-        defaults = {item.name: item.default for item in dataclasses.fields(type(self))}
+        known = dataclasses.fields(type(self))
+        defaults = {item.name: item.default for item in known if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, environment.process_count())
         for doubt in guards.doubts(complete, own):

@@ -7,26 +7,21 @@ the same inputs: benchmarks/results/bad_inputs.md.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import math
-from typing import TYPE_CHECKING, NoReturn
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rloo_kit import advantages
+from transformers import GenerationConfig
+
 from rloo_kit.errors import ConfigError
-from rloo_kit.train import losses
+from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
 from rloo_kit.watch.health import checked
 
 if TYPE_CHECKING:
     import trl
-
-NUMBERS = ("beta", "temperature", "top_p", "learning_rate", "epsilon")
-COUNTS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_iterations",
-    "max_completion_length",
-)
 
 
 def _refuse(what: str, where: str, todo: str) -> NoReturn:
@@ -44,81 +39,89 @@ def check_config(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
     Raises:
         ConfigError: the first value that is wrong.
     """
-    for name in NUMBERS:
-        value = getattr(args, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            _refuse(f"{name} must be a number", f"{name}={value!r}", f"write {name}=0.5, without quotes")
-    for name in COUNTS:
-        value = getattr(args, name)
-        if not isinstance(value, int) or value < 1:
-            _refuse(
-                f"{name} must be a whole number of at least 1",
-                f"{name}={value!r}",
-                f"set {name} to 1 or more",
-            )
-    _check_ranges(args, own)
+    given = {name: getattr(args, name) for name in vars(args) if not name.startswith("_")}
+    fields.checked(given | dataclasses.asdict(own))
     _check_clipping(args)
+    _check_generation(args)
     _check_choices(args, own)
     _check_best(args)
+    _check_folder(args)
     _check_batch(args, processes)
 
 
-def _check_ranges(args: trl.RLOOConfig, own: Own) -> None:
-    k = args.num_generations
-    if not isinstance(k, int) or k < 2:
-        _refuse(
-            "the leave-one-out baseline needs at least 2 completions per prompt",
-            f"num_generations={k}",
-            "set num_generations to 2 or more; 4 to 8 is usual",
-        )
-    for name, value, todo in (
-        ("beta", args.beta, "0.05 is the default; 0 switches the KL term off"),
-        ("learning_rate", args.learning_rate, "1e-5 is usual"),
-    ):
-        if not (math.isfinite(value) and value >= 0):
-            _refuse(f"{name} must be a finite number of at least 0", f"{name}={value}", todo)
-    if not own.reward_limit > 0:
-        _refuse("reward_limit must be positive", f"reward_limit={own.reward_limit}", "1e6 is the default")
-    if not (math.isfinite(args.temperature) and args.temperature > 0):
-        _refuse(
-            "temperature must be above 0: greedy completions of a prompt are all equal, and so are their rewards",
-            f"temperature={args.temperature}",
-            "set temperature=1.0",
-        )
-    if not 0 < args.top_p <= 1:
-        _refuse("top_p must lie in (0, 1]", f"top_p={args.top_p}", "1.0 restricts nothing")
-
-
 def _check_clipping(args: trl.RLOOConfig) -> None:
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if not (0 < args.epsilon < 1 and high > 0 and math.isfinite(high)):
-        _refuse(
-            "the ratio is clipped to [1 - epsilon, 1 + epsilon_high], and that range is empty or open",
-            f"epsilon={args.epsilon}, epsilon_high={args.epsilon_high}",
-            "0.2 for both is usual; 0.28 for epsilon_high is DAPO's",
-        )
     clip = args.reward_clip_range
-    if clip is not None and (len(clip) != 2 or not clip[0] < clip[1]):
+    if clip is not None and not clip[0] < clip[1]:
         _refuse(
             "the range that rewards are clipped to is inverted or empty, so every reward would be the same",
             f"reward_clip_range={clip}",
-            "give (low, high) with low < high, or None",
+            fields.ADVICE["reward_clip_range"],
         )
 
 
+ONE_EACH = {
+    "do_sample": "remove it: completions are sampled, since greedy ones of a prompt are all equal",
+    "num_beams": "remove it: completions are sampled one by one, and a beam's are not samples of the policy",
+    "num_beam_groups": "remove it: completions are sampled one by one",
+    "num_return_sequences": "set num_generations: the trainer repeats each prompt so many times",
+    "max_new_tokens": "set max_completion_length",
+    "max_length": "set max_completion_length",
+    "min_length": "use min_new_tokens, which does not count the prompt",
+    "num_assistant_tokens": "remove it: completions are sampled from the policy alone",
+    "custom_generate": "remove it; fast_sampling=True is the kit's",
+    "return_dict_in_generate": "remove it: the trainer reads the token ids alone",
+    "pad_token_id": "set it in the tokenizer: tokenizer.pad_token",
+    "eos_token_id": "set it in model.generation_config.eos_token_id",
+    "bos_token_id": "set it in the tokenizer: tokenizer.bos_token",
+    "use_cache": "remove it",
+}
+"""What ``generation_kwargs`` must not say, since the trainer does, and what to do instead."""
+
+
+def _check_generation(args: trl.RLOOConfig) -> None:
+    """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
+    given = generation_settings(args)
+    if not given or args.use_vllm:
+        return
+    known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    for name, value in given.items():
+        if name in fields.hints():
+            todo = f"set RLOOConfig({name}=...) itself"
+        elif name in ONE_EACH:
+            todo = ONE_EACH[name]
+        elif name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            todo = f"did you mean {near[0]}?" if near else "remove it: GenerationConfig does not have it"
+        else:
+            continue
+        _refuse(
+            f"generation_kwargs cannot set {name}" + ("" if name in known else ", which does not exist"),
+            f"generation_kwargs={{{name!r}: {value!r}}}",
+            todo,
+        )
+
+
+def generation_settings(args: trl.RLOOConfig) -> dict[str, Any]:
+    """``generation_kwargs`` as a dict: a command line gives JSON text.
+
+    Raises:
+        ConfigError: the text is none.
+    """
+    given = args.generation_kwargs or {}
+    if not isinstance(given, str):
+        return dict(given)
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        _refuse(
+            "generation_kwargs is text, and no JSON object", f"generation_kwargs={given!r}", "give a dict"
+        )
+    return found
+
+
 def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
-    for name, value, allowed in (
-        ("advantage_estimator", own.advantage_estimator, tuple(advantages.ESTIMATORS)),
-        ("kl_placement", own.kl_placement, ("reward", "loss")),
-        ("kl_estimator", own.kl_estimator, tuple(advantages.KL_ESTIMATORS)),
-        ("loss_aggregation", own.loss_aggregation, losses.AGGREGATIONS),
-        ("prompt_sampling", own.prompt_sampling, ("uniform", "informative")),
-        ("skip_dead_groups", own.skip_dead_groups, (None, True, False)),
-    ):
-        if value not in allowed:
-            near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
-            todo = f"{name}={near[0]!r}?" if near else f"{allowed[0]!r} is the default"
-            _refuse(f"{name} is none of {', '.join(map(str, allowed))}", f"{name}={value!r}", todo)
     if own.on_unhealthy not in HANDLERS:
         checked(own.on_unhealthy, where="RLOOConfig")
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
@@ -137,6 +140,15 @@ def _check_best(args: trl.RLOOConfig) -> None:
             "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run",
             f"metric_for_best_model={args.metric_for_best_model!r}",
             "metric_for_best_model='eval_reward', greater_is_better=True",
+        )
+
+
+def _check_folder(args: trl.RLOOConfig) -> None:
+    folder = Path(args.output_dir or ".").expanduser()
+    taken = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if taken.exists() and not taken.is_dir():
+        _refuse(
+            f"{taken} is a file, not a folder", f"output_dir={args.output_dir!r}", "give another output_dir"
         )
 
 

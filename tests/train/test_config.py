@@ -178,10 +178,10 @@ def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
     [
         ({"advantage_estimator": "rlo"}, "advantage_estimator='rloo'\\?"),
         ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
-        ({"kl_estimator": "k4"}, "k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "'k1', 'k2', 'k3' or None"),
         ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
-        ({"prompt_sampling": "smart"}, "uniform, informative"),
-        ({"skip_dead_groups": "no"}, "None, True, False"),
+        ({"prompt_sampling": "smart"}, "'uniform' or 'informative'"),
+        ({"skip_dead_groups": "no"}, "True, False or None(.|\n)*write skip_dead_groups=False"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[str, Any], named: str) -> None:
