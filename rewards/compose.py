@@ -9,14 +9,24 @@ It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
 import numbers
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, shown, three_parts
+from rewards.errors import (
+    RewardCallError,
+    RewardSignatureError,
+    RewardValueError,
+    shortened,
+    shown,
+    three_parts,
+)
 
 Reward = Callable[..., Any]
 Scores = list[float | None]
@@ -45,9 +55,7 @@ def judges_of(*rewards: object) -> Judges | None:
 
 
 def _said_by(reward: object) -> Judges | None:
-    while isinstance(reward, functools.partial) and not hasattr(reward, "judges"):
-        reward = reward.func
-    judges: Judges | None = getattr(reward, "judges", None)
+    judges: Judges | None = getattr(_unwrapped(reward, "judges"), "judges", None)
     if judges not in (None, *get_args(Judges)):
         raise ValueError(
             three_parts(
@@ -57,6 +65,21 @@ def _said_by(reward: object) -> Judges | None:
             )
         )
     return judges
+
+
+def columns_of(*rewards: object) -> tuple[str, ...]:
+    """Columns of the dataset that rewards need, by their attribute ``columns``."""
+    said = [getattr(_unwrapped(reward, "columns"), "columns", ()) for reward in rewards]
+    return tuple(
+        dict.fromkeys(name for names in said for name in ([names] if isinstance(names, str) else names))
+    )
+
+
+def _unwrapped(reward: object, attribute: str) -> object:
+    """What a partial is of, unless it has the attribute itself."""
+    while isinstance(reward, functools.partial) and not hasattr(reward, attribute):
+        reward = reward.func
+    return reward
 
 
 def is_async(reward: Reward) -> bool:
@@ -94,6 +117,11 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
             todo="pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]",
         )
     _refuse_class(reward)
+    if columns is not None:
+        columns = set(columns)
+        for needed in columns_of(reward):
+            if needed not in columns:
+                raise _lacks(name, needed, columns)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
@@ -132,11 +160,22 @@ def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: s
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     unknown = [p.name for p in required if p.kind in named and p.name not in passed]
     if columns is not None and unknown:
-        raise RewardSignatureError(
-            f"It requires '{unknown[0]}', which is neither passed by TRL nor a column of the dataset",
-            reward_name=name,
-            todo=f"give the argument a default, or the dataset the column (it has {sorted(columns)})",
-        )
+        raise _lacks(name, unknown[0], columns, mend="give the argument a default, or ")
+
+
+def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardSignatureError:
+    held = f"it has {', '.join(sorted(columns))}" if columns else "it has no column besides the prompts"
+    near = difflib.get_close_matches(needed, columns, n=1)
+    rename = (
+        f"dataset.rename_column({near[0]!r}, {needed!r})"
+        if near
+        else f"add the column {needed!r} to the dataset"
+    )
+    return RewardSignatureError(
+        f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset",
+        reward_name=name,
+        todo=f"{mend}{rename} ({held})",
+    )
 
 
 def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
@@ -180,14 +219,14 @@ def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None
 class _Guarded:
     def __init__(self, reward: Reward, limit: float) -> None:
         self.reward, self.limit, self.__name__ = reward, limit, reward_name(reward)
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __repr__(self) -> str:
         return f"guarded({self.__name__})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Scores:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
         try:
-            returned = self.reward(*args, **kwargs)
+            returned = self.reward(*copied(args), **copied(kwargs))
         except RewardValueError:  # from an inner guard, which names its own function
             raise
         except Exception as error:
@@ -195,27 +234,63 @@ class _Guarded:
         return self._checked(returned, args, kwargs)
 
     def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
-        mend = "fix the reward where the traceback above ends, in its own code"
-        return RewardCallError(
-            f"The reward raised {type(error).__name__}: {error}",
-            reward_name=self.__name__,
-            value=error,
-            todo="; ".join([mend, *_hints(error, kwargs)]),
-        )
+        if (unreached := _unreached(error)) is not None:
+            what = (
+                f"A service that the reward asks cannot be reached ({type(unreached).__name__}: {unreached})"
+            )
+            mend = "start the service, or look at its address and the network; then train(resume_from_checkpoint=True)"
+        else:
+            what = f"The reward raised {type(error).__name__}: {error}"
+            mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs)])
+        what = " ".join(what.split())  # a library's message may have lines of its own
+        return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
 
     def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
         return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
 
 class _AsyncGuarded(_Guarded):
-    async def __call__(self, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
         try:
-            returned = await self.reward(*args, **kwargs)
+            returned = await self.reward(*copied(args), **copied(kwargs))
         except RewardValueError:
             raise
         except Exception as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
+
+
+def copied(value: Any) -> Any:
+    """The same lists, tuples and dicts, made anew, so that a reward that edits them edits its own.
+
+    The next reward, the policy's loss and the log then see what was sampled.  What the lists hold is shared.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(copied, value))
+    return {name: copied(one) for name, one in value.items()} if kind is dict else value
+
+
+def _unreached(error: BaseException | None) -> BaseException | None:
+    """The lost connection or the timeout behind an error; HTTP libraries have classes of their own for them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        named = re.search(r"Connect|Timeout|Unavailable", type(error).__name__)
+        if isinstance(error, (ConnectionError, TimeoutError)) or named:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _place(error: BaseException) -> str:
+    """Where in the reward an error arose: the deepest line that is not an installed library's."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the guard's
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    if not own:
+        return "in its own code"
+    file = own[-1].filename.replace("\\", "/").rpartition("/")[2]
+    return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
 
 
 def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
@@ -226,7 +301,8 @@ def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield "completions are lists of messages here: completion[0]['content']"
     if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
-        yield f"rewards get the columns {sorted(set(kwargs) - set(TRL_KEYWORDS))}"
+        columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
+        yield f"rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -274,7 +350,13 @@ def _as_list(returned: Any, name: str) -> list[Any]:
             "define the reward itself with async def",
         )
     if hasattr(returned, "tolist"):  # numpy, torch and pandas alike, without importing them
-        returned = returned.tolist()
+        try:
+            returned = returned.tolist()
+        except Exception as error:  # a sparse tensor, or one on the device "meta", has no numbers to give
+            raise refuse(
+                f"It returned a {type(returned).__name__} whose values cannot be read, {shown(returned)}",
+                "return a list of floats, or a dense tensor on the CPU or the GPU",
+            ) from error
     if not isinstance(returned, Iterable):
         raise refuse(
             f"It returned one {type(returned).__name__}, {shown(returned)}, for the whole batch",
@@ -290,7 +372,13 @@ def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
     def refuse(what: str, todo: str) -> RewardValueError:
         return RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
 
-    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    try:
+        number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    except Exception as error:  # as above
+        raise refuse(
+            f"A reward must be one real number, and this {type(value).__name__} has none to give",
+            "return floats",
+        ) from error
     if not isinstance(number, numbers.Real):
         raise refuse(
             f"A reward must be one real number, and this one is a {type(number).__name__}",
@@ -377,7 +465,7 @@ class _Weighted:
         self.rewards, self.weights = rewards, weights
         parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(rewards, weights, strict=True))
         self.__name__ = name or "+".join(parts).replace("+-", "-")
-        self.judges = judges_of(*rewards)
+        self.judges, self.columns = judges_of(*rewards), columns_of(*rewards)
 
     def __call__(self, log_metric: Callable[[str, float], None] | None = None, **kwargs: Any) -> Scores:
         columns = [call_reward(reward, log_metric=log_metric, **kwargs) for reward in self.rewards]
@@ -439,6 +527,7 @@ class _Gated:
         self.aim = "both"
         # Nothing is paid without either of the two, so one that judges the answer decides.
         self.judges = "answer" if "answer" in map(judges_of, (by, reward)) else judges_of(by, reward)
+        self.columns = columns_of(by, reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         gate, scores = call_reward(self.by, **kwargs), call_reward(self.reward, **kwargs)
@@ -477,7 +566,7 @@ class _Mapped:
         self.reward, self.__name__ = reward, name
         self.scale, self.offset, self.low, self.high = scale, offset, low, high
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         return [None if s is None else self._map(s) for s in call_reward(self.reward, **kwargs)]
@@ -527,22 +616,22 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
 
 class _OnlyFor:
     def __init__(self, reward: Reward, columns: dict[str, frozenset[Any]]) -> None:
-        self.reward, self.columns = reward, columns
+        self.reward, self.only = reward, columns
         wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
         self.__name__ = f"{reward_name(reward)}[{wanted}]"
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         count = count_of((), kwargs) or 0
-        missing = [column for column in self.columns if column not in kwargs]
+        missing = [column for column in self.only if column not in kwargs]
         if missing:
             raise RewardValueError(
                 f"The dataset has no column '{missing[0]}'",
                 reward_name=self.__name__,
                 todo=f"add it, or name one of {sorted(set(kwargs) - set(TRL_KEYWORDS))} in only_for",
             )
-        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.columns.items())]
+        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.only.items())]
         scores = call_reward(self.reward, **take(kwargs, rows, count)) if rows else []
         return spread(scores, rows, count)
 
@@ -583,7 +672,7 @@ class _Cached:
         self.scores: dict[bytes, float | None] = {}
         self.hits = self.misses = 0
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         keys = _row_keys(kwargs)

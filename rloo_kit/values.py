@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
+import operator
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -184,7 +185,7 @@ def _with_choices(hint: Hint) -> Hint:
         others = tuple(part for part in parts if part is not str)
         return Union[(Literal[values], *others)]
     if len(parts) > 1:
-        return Union[tuple(map(_with_choices, parts))]
+        return functools.reduce(operator.or_, map(_with_choices, parts))
     if get_origin(hint) is Annotated and INFINITE in get_args(hint):
         kind, *marks = get_args(hint)
         return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]

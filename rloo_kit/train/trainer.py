@@ -26,6 +26,7 @@ from rloo_kit.train import losses, metrics, packing
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
+from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
@@ -35,13 +36,14 @@ from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
+from rloo_kit.train.streams import StreamEnds  # noqa: E402
 from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
 from rloo_kit.watch.live import LivePlot  # noqa: E402
 from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -105,6 +107,7 @@ class RLOOTrainer(RolloutTrainer):
         drop_reference(given["model"])
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
+        self._estimator.probe(given["args"].num_generations)
         self._token_means = metrics.TokenMeans()
         super().__init__(**given)
         if self.beta == 0 or reference_is_base(self.model):
@@ -151,6 +154,8 @@ class RLOOTrainer(RolloutTrainer):
             )
         )
         self.add_callback(gradients.FiniteGradients(self.accelerator))
+        if isinstance(self.train_dataset, IterableDataset):
+            self.add_callback(StreamEnds())
         if self._history is not None:
             self.add_callback(self._history)
 

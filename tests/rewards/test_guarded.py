@@ -95,7 +95,9 @@ def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_th
     def broken(completions, answer, **kwargs):
         raise answer[0]
 
-    with pytest.raises(RewardCallError, match=r"'broken'(.|\n)*in its own code\.$") as caught:
+    with pytest.raises(
+        RewardCallError, match=r"'broken'(.|\n)*at line \d+ of broken in test_guarded.py\.$"
+    ) as caught:
         guarded(broken)(completions=chats("4"), answer=[ZeroDivisionError()])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert inspect.getinnerframes(caught.value.__cause__.__traceback__)[-1].function == "broken"
