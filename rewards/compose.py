@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import re
@@ -235,10 +236,8 @@ class _Guarded:
 
     def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
         if (unreached := _unreached(error)) is not None:
-            what = (
-                f"A service that the reward asks cannot be reached ({type(unreached).__name__}: {unreached})"
-            )
-            mend = "start the service, or look at its address and the network; then train(resume_from_checkpoint=True)"
+            what = f"What the reward asks did not answer ({type(unreached).__name__}: {unreached})"
+            mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
         else:
             what = f"The reward raised {type(error).__name__}: {error}"
             mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs)])
@@ -315,10 +314,11 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = 1e6) -> Scores:
     """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
-    values = _as_list(returned, name)
+    values = _as_list(returned, name, None if count is None else count + 1)
     if count is not None and len(values) != count:
+        number = len(values) if hasattr(returned, "__len__") or len(values) < count else f"more than {count}"
         raise RewardValueError(
-            f"It returned {len(values)} values for {count} completions",
+            f"It returned {number} values for {count} completions",
             reward_name=name,
             value=returned,
             todo="return one number or None per completion, in their order",
@@ -326,7 +326,9 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
     return [_as_score(value, index, name, limit) for index, value in enumerate(values)]
 
 
-def _as_list(returned: Any, name: str) -> list[Any]:
+def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
+    """Of something without a length, which may never end, at most so many values."""
+
     def refuse(what: str, todo: str) -> RewardValueError:
         return RewardValueError(what, reward_name=name, value=returned, todo=todo)
 
@@ -362,7 +364,7 @@ def _as_list(returned: Any, name: str) -> list[Any]:
             f"It returned one {type(returned).__name__}, {shown(returned)}, for the whole batch",
             "return a list with one number per completion",
         )
-    return list(returned)
+    return list(returned if hasattr(returned, "__len__") else itertools.islice(returned, most))
 
 
 def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import datasets
 import torch
 import trl
+from peft import PeftConfig
 from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
 import rewards
@@ -132,6 +133,7 @@ def _check(given: Arguments) -> None:
     _check_kinds(given)
     _check_model(given)
     guards.check_config(args, Own.of(args), environment.process_count())
+    _check_needed(given, args)
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
     named = {"train_dataset": given["train_dataset"]}
@@ -148,6 +150,28 @@ def _refuse_kind(name: str, value: object, todo: str, of: str = "") -> NoReturn:
     )
 
 
+def _check_needed(given: Arguments, args: trl.RLOOConfig) -> None:
+    """What one argument asks of another."""
+    if args.eval_strategy != "no" and given.get("eval_dataset") is None:
+        raise ArgumentError(
+            "evaluation is asked for and there is no eval_dataset",
+            where=f"RLOOConfig(eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r})",
+            todo="pass RLOOTrainer(eval_dataset=task.held_out), or set eval_strategy='no'",
+        )
+    if isinstance(given["train_dataset"], datasets.IterableDataset) and args.max_steps < 0:
+        raise ConfigError(
+            "a stream does not say how long it is, so the run needs max_steps",
+            where=f"RLOOConfig(max_steps={args.max_steps}), train_dataset is a stream",
+            todo="set max_steps to the number of updates",
+        )
+    if args.sync_ref_model and (args.beta == 0 or hasattr(given["model"], "peft_config")):
+        raise ConfigError(
+            "sync_ref_model moves a reference of its own, and a LoRA's is its base; without beta there is none",
+            where=f"RLOOConfig(sync_ref_model=True, beta={args.beta})",
+            todo="remove sync_ref_model",
+        )
+
+
 def _check_kinds(given: Arguments) -> None:
     callbacks = given.get("callbacks", [])
     if not isinstance(callbacks, list | tuple):
@@ -162,6 +186,8 @@ def _check_kinds(given: Arguments) -> None:
     optimizers = given.get("optimizers", (None, None))
     if not isinstance(optimizers, tuple) or len(optimizers) != 2:
         _refuse_kind("optimizers", optimizers, "a pair: optimizers=(optimizer, None)")
+    if not isinstance(given.get("peft_config"), PeftConfig | None):
+        _refuse_kind("peft_config", given["peft_config"], "a peft.LoraConfig, or leave it to load_policy")
     if not isinstance(given["model"], str | torch.nn.Module):
         _refuse_kind("model", given["model"], "model=rloo_kit.load_policy(...)")
     tokenizer = given.get("processing_class")

@@ -5,7 +5,9 @@ For :mod:`.guards`.  A range refuses what cannot train, not what trains badly: :
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -14,6 +16,7 @@ from annotated_types import Ge, Gt, Interval, MinLen
 
 from rloo_kit import values
 from rloo_kit.advantages import ESTIMATORS, KL_ESTIMATORS
+from rloo_kit.errors import ConfigError
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import losses
 from rloo_kit.values import (
@@ -138,6 +141,10 @@ SETTLED = (
 """Fields that transformers replaces by objects of its own when a configuration is made; it checks them itself."""
 
 
+DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
+"""Settings that are dicts, or the JSON text of one."""
+
+
 @functools.cache
 def hints() -> Mapping[str, Hint]:
     """The type of every field but ``advantage_estimator``, whose choices grow."""
@@ -151,5 +158,26 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the first that is not, with the nearest that is.
     """
+    for name in DICTS:
+        as_dict(name, given.get(name))
     known = {**hints(), "advantage_estimator": Literal[tuple(ESTIMATORS)]}
     return values.check(given, known, "RLOOConfig", ADVICE)
+
+
+def as_dict(name: str, given: object) -> dict[str, Any]:
+    """A setting that is a dict: a command line gives its JSON text.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    found = {} if given is None else given
+    if isinstance(given, str):
+        with contextlib.suppress(ValueError):
+            found = json.loads(given)
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{name} must be a dict, and this is a {type(given).__name__}",
+            where=f"RLOOConfig({name}={values.shown(name, given)})",
+            todo=f"write {name}={{'name': value}}",
+        )
+    return found

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from transformers import GenerationConfig
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+from rloo_kit import values
 from rloo_kit.errors import ConfigError
 from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
@@ -80,8 +81,8 @@ ONE_EACH = {
 
 def _check_generation(args: trl.RLOOConfig) -> None:
     """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
-    given = generation_settings(args)
-    if not given or args.use_vllm:
+    given = fields.as_dict("generation_kwargs", args.generation_kwargs)
+    if args.use_vllm:
         return
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     for name, value in given.items():
@@ -99,31 +100,35 @@ def _check_generation(args: trl.RLOOConfig) -> None:
             f"generation_kwargs={{{name!r}: {value!r}}}",
             todo,
         )
-
-
-def generation_settings(args: trl.RLOOConfig) -> dict[str, Any]:
-    """``generation_kwargs`` as a dict: a command line gives JSON text.
-
-    Raises:
-        ConfigError: the text is none.
-    """
-    given = args.generation_kwargs or {}
-    if not isinstance(given, str):
-        return dict(given)
     try:
-        found = json.loads(given)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        _refuse(
-            "generation_kwargs is text, and no JSON object", f"generation_kwargs={given!r}", "give a dict"
+        GenerationConfig(**given, cache_implementation=args.cache_implementation)
+    except Exception as error:  # transformers raises by the setting
+        settings = given | (
+            {"cache_implementation": args.cache_implementation} if args.cache_implementation else {}
         )
-    return found
+        said = " ".join(str(error).split())[:300]
+        _refuse(
+            f"generate would refuse its settings: {said}", f"{settings}", "change or remove what it names"
+        )
 
 
 def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
     if own.on_unhealthy not in HANDLERS:
         checked(own.on_unhealthy, where="RLOOConfig")
+    if args.fp16 and args.bf16:
+        _refuse(
+            "fp16 and bf16 are two precisions", "fp16=True, bf16=True", "leave both out: the device decides"
+        )
+    if args.dataloader_prefetch_factor is not None and not args.dataloader_num_workers:
+        where = f"dataloader_prefetch_factor={args.dataloader_prefetch_factor}, dataloader_num_workers=0"
+        _refuse("without workers no batch is fetched ahead", where, "remove dataloader_prefetch_factor")
+    loggers = ("all", "none", *sorted(INTEGRATION_TO_CALLBACK))
+    for name in [args.report_to] if isinstance(args.report_to, str) else args.report_to or []:
+        if name not in loggers:
+            near = values.nearest("report_to", name, Literal[loggers])
+            _refuse(
+                f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(loggers)}"
+            )
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",
