@@ -9,6 +9,7 @@ It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import inspect
@@ -227,19 +228,31 @@ class _Guarded:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
         try:
-            returned = self.reward(*copied(args), **copied(kwargs))
+            returned = self.reward(*copied(args), **self._given(args, kwargs))
         except RewardValueError:  # from an inner guard, which names its own function
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
-    def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
+        given: dict[str, Any] = copied(dict(kwargs))
+        if given.get("trainer_state") is not None:
+            given["trainer_state"] = copy.copy(given["trainer_state"])
+        if (log_metric := given.get("log_metric")) is not None:
+            given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
+        if (log_extra := given.get("log_extra")) is not None:
+            count = count_of(args, kwargs)
+            given["log_extra"] = functools.partial(_log_extra, self.__name__, log_extra, count)
+        return given
+
+    def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
         if (unreached := _unreached(error)) is not None:
             what = f"What the reward asks did not answer ({type(unreached).__name__}: {unreached})"
             mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
         else:
-            what = f"The reward raised {type(error).__name__}: {error}"
+            what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
             mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs)])
         what = " ".join(what.split())  # a library's message may have lines of its own
         return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
@@ -251,10 +264,10 @@ class _Guarded:
 class _AsyncGuarded(_Guarded):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
         try:
-            returned = await self.reward(*copied(args), **copied(kwargs))
+            returned = await self.reward(*copied(args), **self._given(args, kwargs))
         except RewardValueError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
@@ -268,6 +281,33 @@ def copied(value: Any) -> Any:
     if kind in (list, tuple):
         return kind(map(copied, value))
     return {name: copied(one) for name, one in value.items()} if kind is dict else value
+
+
+def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str, value: Any) -> None:
+    """TRL adds the values up when the step is over, and its error then names neither metric nor reward."""
+    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    if not isinstance(name, str) or not isinstance(number, numbers.Real):
+        raise RewardValueError(
+            f"log_metric takes a name and one number, and got {shown(name)} and {shown(value)}",
+            reward_name=reward,
+            todo="log_metric('name', 0.5)",
+        )
+    log_metric(name, float(number))
+
+
+def _log_extra(
+    reward: str, log_extra: Callable[[str, Any], None], count: int | None, column: str, values: Any
+) -> None:
+    """TRL appends the values to a table whatever their number, and its columns no longer match."""
+    found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
+    if not isinstance(column, str) or found != (found if count is None else count):
+        raise RewardValueError(
+            f"log_extra takes a name and one value per completion: got {shown(column)} and {found} values for {count}",
+            reward_name=reward,
+            value=values,
+            todo="log_extra('column', [text for completion in completions])",
+        )
+    log_extra(column, list(values))
 
 
 def _unreached(error: BaseException | None) -> BaseException | None:
@@ -292,7 +332,7 @@ def _place(error: BaseException) -> str:
     return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
 
 
-def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
+def _hints(error: BaseException, kwargs: Mapping[str, Any]) -> Iterator[str]:
     """The form of the call's arguments, for errors that mostly come from expecting another form."""
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
         if isinstance(kwargs["completions"][0], str):

@@ -112,6 +112,8 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
+    elif isinstance(given, str):
+        todo = f"load it: datasets.load_dataset({given!r}, split='train')"
     elif library in ("pandas", "polars"):
         todo = f"datasets.Dataset.from_{library}(frame)"
     else:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt, Interval, MultipleOf
 
 from rloo_kit.errors import ConfigError
 
@@ -29,7 +29,9 @@ Hint = Any
 INFINITE = "infinity too"
 """As ``Annotated[float, INFINITE]``: a number that may also be infinite."""
 
-Count = Annotated[int, Ge(1)]
+Count = Annotated[int, Interval(ge=1, le=10**9)]
+Steps = Annotated[float, Interval(gt=0, lt=1)] | Annotated[float, Ge(1), MultipleOf(1)]
+"""An interval of steps: below 1 a share of the run."""
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
@@ -43,7 +45,13 @@ Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 WORDS = {int: "a whole number", float: "a finite number", str: "text", dict: "a dict"}
 WORDS |= {type(None): "None", list: "a list"}
 MOST_NAMED = 12  # choices in a message
-SIGNS = {"ge": "of at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}"}
+SIGNS = {
+    "ge": "of at least {:g}",
+    "gt": "above {:g}",
+    "le": "at most {:g}",
+    "lt": "below {:g}",
+    "multiple_of": "whole",
+}
 SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
 
 

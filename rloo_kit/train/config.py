@@ -23,6 +23,7 @@ from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import fields, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
+from rloo_kit.train.refusals import explained
 
 import_unsloth()
 
@@ -142,7 +143,8 @@ class RLOOConfig(trl.RLOOConfig):
             warnings.warn(doubt, stacklevel=2)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
-        super().__init__(**values)
+        with explained("RLOOConfig", given):
+            super().__init__(**values)
 
 
 def _keep_functions(given: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from rloo_kit.values import (
     PositiveShare,
     Seed,
     Share,
+    Steps,
     Temperature,
 )
 
@@ -43,12 +44,12 @@ NARROWED: dict[str, Hint] = {
     # the run
     "output_dir": Annotated[str, MinLen(1)] | None,
     "max_steps": Count | Literal[-1],
-    "num_train_epochs": Positive,
+    "num_train_epochs": Annotated[float, Interval(gt=0, le=10**6)],
     "seed": Seed,
     "data_seed": Seed | None,
-    "logging_steps": Positive,
-    "save_steps": Positive,
-    "eval_steps": Positive | None,
+    "logging_steps": Steps,
+    "save_steps": Steps,
+    "eval_steps": Steps | None,
     "eval_delay": NotNegative,
     "save_total_limit": Natural | None,
     "dataloader_num_workers": Natural,
@@ -145,6 +146,10 @@ DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_s
 """Settings that are dicts, or the JSON text of one."""
 
 
+RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict", "padding")
+"""What the trainer tells ``apply_chat_template`` itself."""
+
+
 @functools.cache
 def hints() -> Mapping[str, Hint]:
     """The type of every field but ``advantage_estimator``, whose choices grow."""
@@ -160,6 +165,13 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in DICTS:
         as_dict(name, given.get(name))
+    for name in as_dict("chat_template_kwargs", given.get("chat_template_kwargs")):
+        if name in RENDERING:
+            raise ConfigError(
+                f"chat_template_kwargs cannot set {name}, which the trainer sets",
+                where=f"RLOOConfig(chat_template_kwargs={{{name!r}: ...}})",
+                todo=f"remove {name}; enable_thinking=False is Qwen3's own",
+            )
     known = {**hints(), "advantage_estimator": Literal[tuple(ESTIMATORS)]}
     return values.check(given, known, "RLOOConfig", ADVICE)
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from transformers import GenerationConfig
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+import torch
+from transformers import GenerationConfig, get_scheduler
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 from rloo_kit import values
 from rloo_kit.errors import ConfigError
@@ -74,7 +78,6 @@ ONE_EACH = {
     "pad_token_id": "set it in the tokenizer: tokenizer.pad_token",
     "eos_token_id": "set it in model.generation_config.eos_token_id",
     "bos_token_id": "set it in the tokenizer: tokenizer.bos_token",
-    "use_cache": "remove it",
 }
 """What ``generation_kwargs`` must not say, since the trainer does, and what to do instead."""
 
@@ -122,13 +125,8 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
     if args.dataloader_prefetch_factor is not None and not args.dataloader_num_workers:
         where = f"dataloader_prefetch_factor={args.dataloader_prefetch_factor}, dataloader_num_workers=0"
         _refuse("without workers no batch is fetched ahead", where, "remove dataloader_prefetch_factor")
-    loggers = ("all", "none", *sorted(INTEGRATION_TO_CALLBACK))
-    for name in [args.report_to] if isinstance(args.report_to, str) else args.report_to or []:
-        if name not in loggers:
-            near = values.nearest("report_to", name, Literal[loggers])
-            _refuse(
-                f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(loggers)}"
-            )
+    _check_loggers(args)
+    _check_schedule(args)
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",
@@ -137,8 +135,52 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
         )
 
 
+def _check_loggers(args: trl.RLOOConfig) -> None:
+    known = ("all", "none", *sorted(INTEGRATION_TO_CALLBACK))
+    asked = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    for name in asked:
+        if name not in known:
+            near = values.nearest("report_to", name, Literal[known])
+            _refuse(
+                f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(known)}"
+            )
+        if name not in (*get_available_reporting_integrations(), "all", "none", "azure_ml", "flyte"):
+            _refuse(
+                f"{name} is not installed", f"report_to={name!r}", f"pip install {name}, or report_to='none'"
+            )
+
+
+def _check_schedule(args: trl.RLOOConfig) -> None:
+    """Works around: transformers makes scheduler and optimizer in ``train()``, and says what it was not given there."""
+    given = fields.as_dict("lr_scheduler_kwargs", args.lr_scheduler_kwargs)
+    if given:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        try:
+            get_scheduler(args.lr_scheduler_type, optimizer, 0, 2, scheduler_specific_kwargs=given)
+        except Exception as error:  # of whichever scheduler it is
+            said = " ".join(str(error).split())[:300]
+            where = f"lr_scheduler_type={args.lr_scheduler_type!r}, lr_scheduler_kwargs={given}"
+            _refuse(
+                f"the schedule does not take its arguments: {said}", where, "remove what the message names"
+            )
+    for part in filter(None, (args.optim_args or "").replace(" ", "").split(",")):
+        if part.count("=") != 1:
+            where = f"optim_args={args.optim_args!r}"
+            _refuse(
+                f"optim_args are name=value, and {part!r} is not",
+                where,
+                "write optim_args='name=value,name=value'",
+            )
+
+
 def _check_best(args: trl.RLOOConfig) -> None:
     """Works around: transformers chooses the best checkpoint by the loss, which reads about 0 in every RLOO run."""
+    if args.load_best_model_at_end and args.eval_strategy == "no":
+        _refuse(
+            "the best checkpoint is that of the best evaluation, and there is none",
+            "load_best_model_at_end=True, eval_strategy='no'",
+            "set eval_strategy='steps' and eval_steps, or remove load_best_model_at_end",
+        )
     asked = args.load_best_model_at_end or args.save_strategy == "best"
     if asked and args.metric_for_best_model in ("loss", "eval_loss"):
         _refuse(
@@ -172,6 +214,16 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
         )
 
 
+HARMLESS = ("cache_implementation", "cache_config", "use_cache", "max_time", "prefill_chunk_size")
+"""Of ``generation_kwargs``: how the same distribution is computed."""
+
+
+def _bends(args: trl.RLOOConfig) -> dict[str, Any]:
+    """Settings in ``generation_kwargs`` that change what is sampled."""
+    given = {} if args.use_vllm else fields.as_dict("generation_kwargs", args.generation_kwargs)
+    return {name: value for name, value in given.items() if name not in HARMLESS}
+
+
 CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 """Settings that change what is sampled, at the values that change nothing."""
 
@@ -191,9 +243,15 @@ def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
             "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
             "skip_dead_groups=True."
         )
+    if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:
+        found.append(
+            f"warmup_steps={args.warmup_steps:g} is no less than max_steps={args.max_steps}, so learning_rate is never "
+            "reached. Below 1 it is a share of the run: warmup_steps=0.1."
+        )
     # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
     asked = {name: getattr(args, name) for name in CUT}
     cut = [f"{name}={value}" for name, value in asked.items() if value not in (CUT[name], None)]
+    cut += [f"generation_kwargs {name}={value}" for name, value in _bends(args).items()]
     if cut:
         found.append(
             f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "

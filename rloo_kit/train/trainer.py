@@ -34,6 +34,7 @@ from rloo_kit.train import arguments, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
+from rloo_kit.train.refusals import explained  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
 from rloo_kit.train.streams import StreamEnds  # noqa: E402
@@ -109,7 +110,8 @@ class RLOOTrainer(RolloutTrainer):
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
         self._token_means = metrics.TokenMeans()
-        super().__init__(**given)
+        with explained("RLOOTrainer", vars(given["args"]) | given):
+            super().__init__(**given)
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
             drop_reference(self.model)

@@ -1,4 +1,4 @@
-"""What reward functions must leave as it is: the model's mode, torch's gradients, precision and random numbers.
+"""What reward functions must leave as it is: the model's mode, torch's gradients and random numbers, the folder.
 
 For the trainer, which calls functions that others wrote between sampling and the loss.  A judge that switches gradients
 off, or the policy to evaluation, would stop the run with an error that names neither; one that seeds torch would make
@@ -7,10 +7,12 @@ every step draw the same completions.  The state is put back, and a warning name
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -25,6 +27,7 @@ class State:
     dtype: torch.dtype
     seed: int
     draws: tuple[torch.Tensor, ...]
+    folder: Path
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> State:
@@ -36,6 +39,7 @@ class State:
             dtype=torch.get_default_dtype(),
             seed=torch.initial_seed(),
             draws=(torch.get_rng_state(), *_gpu_draws()),
+            folder=Path.cwd(),
         )
 
     def restore(self, model: torch.nn.Module) -> list[str]:
@@ -60,6 +64,9 @@ class State:
             if self.draws[1:]:
                 torch.cuda.set_rng_state_all(self.draws[1:])
             found.append("seeded torch, so that every step would draw the same completions")
+        if now.folder != self.folder:
+            os.chdir(self.folder)
+            found.append(f"changed the process's folder to {now.folder}")
         return found
 
 

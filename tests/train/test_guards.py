@@ -4,6 +4,7 @@ The inputs of :mod:`tests.train.bad_inputs`: for each the part of the message th
 comes; that what was mended trains, and that no weight is NaN after any of them.
 """
 
+import json
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.train.bad_inputs import INPUTS, arguments, of
 from tests.train.bad_inputs.case import Bad
 from tests.train.bad_inputs.data import LONG, QUESTION, dataset
 from tests.train.bad_inputs.functions import gives, returns
+from tests.train.bad_inputs.newcomer import RIGHT
 
 TWO = dataset(QUESTION, QUESTION)
 
@@ -80,6 +82,21 @@ def test_what_can_be_mended_trains_and_is_spoken_of_where_it_matters(
     assert torch.get_default_dtype() == torch.float32
     assert any(one["grad_norm"] > 0 for one in trainer.state.log_history if "grad_norm" in one)
     assert all(parameter.isfinite().all() for parameter in policy.model.parameters())
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_is_odd_and_right_trains_without_a_word(
+    name: str, make_trainer: Any, policy: Any, recwarn: Any, tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = RIGHT[name]
+    trainer = make_trainer(**{"reward_funcs": random_rewards} | case.config | arguments(case, policy))
+    trainer.train()
+    assert [
+        str(one.message) for one in recwarn if "rloo_kit" in one.filename or one.filename == __file__
+    ] == []
+    assert trainer.state.global_step == 1
+    json.loads(trainer.args.to_json_string())
 
 
 def refuses(make_trainer: Any, case: Bad, policy: Any) -> None:

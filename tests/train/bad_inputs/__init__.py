@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from tests.train.bad_inputs import data, functions, others, settings
+from tests.train.bad_inputs import data, functions, newcomer, others, settings
 from tests.train.bad_inputs.case import Bad
 
 
@@ -32,6 +32,7 @@ INPUTS: dict[str, Bad] = {
     **data.DATASETS,
     **functions.REWARDS,
     **others.TRAINER,
+    **newcomer.NEWCOMER,
 }
 """Every input, by what is wrong with it."""
 

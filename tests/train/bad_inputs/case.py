@@ -13,6 +13,7 @@ class Bad:
 
     Attributes:
         culprit: a part of every clear message: the setting, the column, the reward's name.
+        aka: what a clear message of TRL's may call it instead.
         config: settings.
         trainer: arguments of the trainer; a function of a policy of its own makes those that need one.
         says: further parts of the kit's message.
@@ -24,3 +25,4 @@ class Bad:
     trainer: dict[str, Any] | Callable[[Any], dict[str, Any]] = field(default_factory=dict)
     says: tuple[str, ...] = ()
     when: Literal["config", "trainer", "step", "warned", "mended"] = "trainer"
+    aka: str = ""

@@ -50,7 +50,8 @@ def column(name: str, *says: str, when: Any = "trainer") -> Bad:
 
 def streamed(culprit: str, stream: Any, *says: str, steps: int = 2, when: Any = "trainer") -> Bad:
     """A stream to train on, in its own order."""
-    return given(culprit, stream, *says, when=when, max_steps=steps, shuffle_dataset=False)
+    config = {"max_steps": steps, "shuffle_dataset": False}
+    return Bad(culprit, config, {"train_dataset": stream}, says, when, aka="IterableDataset")
 
 
 def evaluated(dataset: Any) -> Bad:

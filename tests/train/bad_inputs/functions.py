@@ -101,9 +101,9 @@ def rewarded(reward: Any, *says: str, culprit: str = "reward", when: Any = "step
     return Bad(culprit, trainer={"reward_funcs": reward}, says=says, when=when)
 
 
-def named(reward: Any, *says: str, when: Any = "step") -> Bad:
+def named(reward: Any, *says: str, culprit: str = "", when: Any = "step") -> Bad:
     """A reward that a message must name."""
-    return rewarded(reward, *says, culprit=reward.__name__, when=when)
+    return rewarded(reward, reward.__name__, *says, culprit=culprit or reward.__name__, when=when)
 
 
 def with_model(act: Callable[[Any], object], *says: str) -> Bad:
