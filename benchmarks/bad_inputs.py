@@ -18,6 +18,7 @@ import rloo_kit  # isort: skip - unsloth first
 
 import logging
 import multiprocessing
+import re
 import resource
 import sys
 import tempfile

@@ -16,11 +16,10 @@ import inspect
 import itertools
 import math
 import numbers
-import re
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+from rewards.calls import copied, hints, log_extra_checked, log_metric_checked, place, unreached
 from rewards.errors import (
     RewardCallError,
     RewardSignatureError,
@@ -241,19 +240,20 @@ class _Guarded:
         if given.get("trainer_state") is not None:
             given["trainer_state"] = copy.copy(given["trainer_state"])
         if (log_metric := given.get("log_metric")) is not None:
-            given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
+            given["log_metric"] = functools.partial(log_metric_checked, self.__name__, log_metric)
         if (log_extra := given.get("log_extra")) is not None:
             count = count_of(args, kwargs)
-            given["log_extra"] = functools.partial(_log_extra, self.__name__, log_extra, count)
+            given["log_extra"] = functools.partial(log_extra_checked, self.__name__, log_extra, count)
         return given
 
     def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
-        if (unreached := _unreached(error)) is not None:
-            what = f"What the reward asks did not answer ({type(unreached).__name__}: {unreached})"
+        columns = set(kwargs) - set(TRL_KEYWORDS)
+        if (silence := unreached(error)) is not None:
+            what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
             mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
         else:
             what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
-            mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs)])
+            mend = "; ".join([f"fix the reward {place(error)}", *hints(error, kwargs, columns)])
         what = " ".join(what.split())  # a library's message may have lines of its own
         return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
 
@@ -270,78 +270,6 @@ class _AsyncGuarded(_Guarded):
         except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
-
-
-def copied(value: Any) -> Any:
-    """The same lists, tuples and dicts, made anew, so that a reward that edits them edits its own.
-
-    The next reward, the policy's loss and the log then see what was sampled.  What the lists hold is shared.
-    """
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(map(copied, value))
-    return {name: copied(one) for name, one in value.items()} if kind is dict else value
-
-
-def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str, value: Any) -> None:
-    """TRL adds the values up when the step is over, and its error then names neither metric nor reward."""
-    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-    if not isinstance(name, str) or not isinstance(number, numbers.Real):
-        raise RewardValueError(
-            f"log_metric takes a name and one number, and got {shown(name)} and {shown(value)}",
-            reward_name=reward,
-            todo="log_metric('name', 0.5)",
-        )
-    log_metric(name, float(number))
-
-
-def _log_extra(
-    reward: str, log_extra: Callable[[str, Any], None], count: int | None, column: str, values: Any
-) -> None:
-    """TRL appends the values to a table whatever their number, and its columns no longer match."""
-    found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
-    if not isinstance(column, str) or found != (found if count is None else count):
-        raise RewardValueError(
-            f"log_extra takes a name and one value per completion: got {shown(column)} and {found} values for {count}",
-            reward_name=reward,
-            value=values,
-            todo="log_extra('column', [text for completion in completions])",
-        )
-    log_extra(column, list(values))
-
-
-def _unreached(error: BaseException | None) -> BaseException | None:
-    """The lost connection or the timeout behind an error; HTTP libraries have classes of their own for them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        named = re.search(r"Connect|Timeout|Unavailable", type(error).__name__)
-        if isinstance(error, (ConnectionError, TimeoutError)) or named:
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _place(error: BaseException) -> str:
-    """Where in the reward an error arose: the deepest line that is not an installed library's."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the guard's
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    if not own:
-        return "in its own code"
-    file = own[-1].filename.replace("\\", "/").rpartition("/")[2]
-    return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
-
-
-def _hints(error: BaseException, kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """The form of the call's arguments, for errors that mostly come from expecting another form."""
-    if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
-        if isinstance(kwargs["completions"][0], str):
-            yield "completions are strings here, as the prompts are"
-        else:
-            yield "completions are lists of messages here: completion[0]['content']"
-    if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
-        columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
-        yield f"rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:

@@ -87,7 +87,7 @@ def check_dataset(
                 _check_rendered(prompt, tokenizer, args, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}")
 
 
-def check_prompts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+def check_prompts(prompts: Sequence[object], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
     """Check that prompts are texts or conversations, all of one kind, and that none is empty.
 
     Raises:
@@ -227,7 +227,8 @@ def _check_rendered(
             where=where,
             todo="look at tokenizer.chat_template, and at the roles of the prompt's messages",
         ) from error
-    role, content = prompt[-1]["role"], str(prompt[-1]["content"] or "").strip()
+    last = prompt[-1] if isinstance(prompt[-1], dict) else {}
+    role, content = last.get("role"), str(last.get("content") or "").strip()
     if content[:SEEN] not in rendered:
         raise DatasetError(
             f"the tokenizer's chat template leaves out the prompt's last message, of role {role!r}",

@@ -97,7 +97,8 @@ def described(hint: Hint) -> str:
 
 
 def _words(hint: Hint) -> list[str]:
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin: Any = get_origin(hint)
+    arguments = get_args(hint)
     if choices := _choices(hint):
         return list(map(repr, choices)) if len(choices) <= MOST_NAMED else [f"one of {len(choices)} names"]
     if origin is Annotated:
@@ -197,8 +198,9 @@ def _with_choices(hint: Hint) -> Hint:
     if get_origin(hint) is Annotated and INFINITE in get_args(hint):
         kind, *marks = get_args(hint)
         return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]
-    if get_origin(hint) in (list, tuple):
-        return get_origin(hint)[tuple(map(_with_choices, get_args(hint)))]
+    origin: Any = get_origin(hint)
+    if origin in (list, tuple):
+        return origin[tuple(map(_with_choices, get_args(hint)))]
     return hint
 
 

@@ -93,7 +93,11 @@ def load_policy(
         ConfigError: a setting out of range, or a tokenizer without what training needs.
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
-    given = {"max_seq_length": max_seq_length, "load_in_4bit": load_in_4bit, "lora_rank": lora_rank}
+    given: dict[str, Any] = {
+        "max_seq_length": max_seq_length,
+        "load_in_4bit": load_in_4bit,
+        "lora_rank": lora_rank,
+    }
     given |= {"lora_alpha": lora_alpha, "gradient_checkpointing": gradient_checkpointing, "seed": seed}
     values.check(given, HINTS, "load_policy", ADVICE)
     _check_further(kwargs)

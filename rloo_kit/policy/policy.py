@@ -18,7 +18,7 @@ from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.policy import sampling
-from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
+from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
     import torch
@@ -195,7 +195,12 @@ def _check_list(prompts: Sequence[Prompt]) -> None:
 
 def _check_numbers(greedy: bool, **given: object) -> None:
     """That numbers are in range, and that greedy search is not asked to sample."""
-    hints = {"n": Count, "max_new_tokens": Count, "batch_size": Count | None, "seed": Seed | None}
+    hints: dict[str, Hint] = {
+        "n": Count,
+        "max_new_tokens": Count,
+        "batch_size": Count | None,
+        "seed": Seed | None,
+    }
     hints |= {"temperature": Temperature, "top_p": PositiveShare, "top_k": Natural, "min_p": Share | None}
     if greedy:
         meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}

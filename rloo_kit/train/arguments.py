@@ -103,7 +103,8 @@ def _check_reward_model(reward: object) -> None:
 
 
 def _generates(model: torch.nn.Module) -> bool:
-    return bool(getattr(model, "can_generate", bool)())
+    can_generate: Any = getattr(model, "can_generate", None)
+    return callable(can_generate) and bool(can_generate())
 
 
 def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Dataset:

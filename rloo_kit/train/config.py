@@ -135,8 +135,8 @@ class RLOOConfig(trl.RLOOConfig):
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         own = Own(**{name: values.pop(name) for name in NAMES})
-        known = dataclasses.fields(type(self))
-        defaults = {item.name: item.default for item in known if item.default is not dataclasses.MISSING}
+        items = dataclasses.fields(type(self))
+        defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, environment.process_count())
         for doubt in guards.doubts(complete, own):
