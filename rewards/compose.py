@@ -590,7 +590,7 @@ class _OnlyFor:
         wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
         self.__name__ = f"{reward_name(reward)}[{wanted}]"
         self.aim = getattr(reward, "aim", "answer")
-        self.judges, self.columns = judges_of(reward), columns_of(reward)
+        self.judges, self.columns = judges_of(reward), (*columns, *columns_of(reward))
 
     def __call__(self, **kwargs: Any) -> Scores:
         count = count_of((), kwargs) or 0

@@ -102,9 +102,8 @@ def _check_reward_model(reward: object) -> None:
         )
 
 
-def _generates(model: torch.nn.Module) -> bool:
-    can_generate: Any = getattr(model, "can_generate", None)
-    return callable(can_generate) and bool(can_generate())
+def _generates(model: Any) -> bool:
+    return bool(getattr(model, "can_generate", bool)())
 
 
 def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Dataset:
@@ -232,15 +231,15 @@ def _check_model(given: Arguments) -> None:
         )
 
 
-def _check_vocabulary(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+def _check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Works around: a token without a row in the embedding is an IndexError, or on a GPU an assertion that leaves the
     device unusable."""
-    table = model.get_input_embeddings()
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
     token, last = max(tokenizer.get_vocab().items(), key=operator.itemgetter(1))
-    if table is not None and last >= len(table.weight):
+    if rows is not None and last >= rows:
         raise ConfigError(
             f"the tokenizer has tokens that the model has no embedding for: {token!r} is {last}, and there are "
-            f"{len(table.weight)} rows",
+            f"{rows} rows",
             where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
             todo="load tokenizer and model from one checkpoint; added tokens need model.resize_token_embeddings(...)",
         )

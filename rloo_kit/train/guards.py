@@ -12,18 +12,21 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import torch
-from transformers import GenerationConfig, get_scheduler
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
-
 from rloo_kit import values
 from rloo_kit.errors import ConfigError
+from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
 from rloo_kit.watch.health import checked
+
+import_unsloth()
+
+import torch  # noqa: E402 - unsloth first
+from transformers import GenerationConfig, get_scheduler  # noqa: E402
+from transformers.integrations.integration_utils import (  # noqa: E402
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 if TYPE_CHECKING:
     import trl
@@ -82,6 +85,10 @@ ONE_EACH = {
 """What ``generation_kwargs`` must not say, since the trainer does, and what to do instead."""
 
 
+HARMLESS = ("cache_config", "use_cache", "prefill_chunk_size")
+"""Of ``generation_kwargs``: how the same distribution is computed."""
+
+
 def _check_generation(args: trl.RLOOConfig) -> None:
     """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
     given = fields.as_dict("generation_kwargs", args.generation_kwargs)
@@ -89,6 +96,8 @@ def _check_generation(args: trl.RLOOConfig) -> None:
         return
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
     for name, value in given.items():
+        if name in HARMLESS:
+            continue
         if name in fields.hints():
             todo = f"set RLOOConfig({name}=...) itself"
         elif name in ONE_EACH:
@@ -212,10 +221,6 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
             f"steps_per_generation={steps}, num_generations={k}",
             f"make batch x accumulation a multiple of {k}: {' or '.join(map(str, fitting))}",
         )
-
-
-HARMLESS = ("cache_implementation", "cache_config", "use_cache", "max_time", "prefill_chunk_size")
-"""Of ``generation_kwargs``: how the same distribution is computed."""
 
 
 def _bends(args: trl.RLOOConfig) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def explained(where: str, given: Mapping[str, object]) -> Iterator[None]:
         raise ConfigError(
             f"{_library(error)} refuses it: {said[:LONGEST]}",
             where=f"{where}({', '.join(culprits)})",
-            todo="change what the message names; the library's own error is above",
+            todo="change what the message names",
         ) from error
 
 

@@ -210,6 +210,31 @@ def test_dividing_by_a_spread_that_is_the_kl_terms_is_warned_of() -> None:
         rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, skip_dead_groups=True)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "says"),
+    [
+        (lambda rewards: rewards.numpy(), "returned a ndarray"),
+        (lambda rewards: rewards.mean(1), "shape \\(2,\\)"),
+        (lambda rewards: __import__("numpy").divide(rewards, "2"), "raised "),
+        (lambda rewards: rewards / rewards.std(1, keepdim=True), "not finite"),
+    ],
+)
+def test_an_estimator_that_cannot_be_trained_with_is_refused_before_a_completion_is_sampled(
+    estimator: Any, says: str, make_trainer: Any
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        make_trainer(advantage_estimator=estimator)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_what_generation_kwargs_bend_is_spoken_of() -> None:
+    with pytest.warns(UserWarning, match="generation_kwargs suppress_tokens="):
+        rloo_kit.RLOOConfig(generation_kwargs={"suppress_tokens": [7]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOConfig(generation_kwargs={"use_cache": True})
+
+
 def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved() -> None:
     def halved(rewards: Any) -> Any:
         return (rewards - rewards.nanmean()) / 2

@@ -13,7 +13,8 @@ from tests.train.bad_inputs.case import Bad
 
 
 def _of_value(culprit: str, value: Any, name: str = "") -> Bad:
-    return Bad(culprit, {name or culprit: value}, when="config")
+    counted = {"max_steps": -1} if culprit == "num_train_epochs" else {}  # which max_steps would override
+    return Bad(culprit, {**counted, name or culprit: value}, when="config")
 
 
 ALONE = {
