@@ -29,7 +29,7 @@ Hint = Any
 INFINITE = "infinity too"
 """As ``Annotated[float, INFINITE]``: a number that may also be infinite."""
 
-Count = Annotated[int, Interval(ge=1, le=10**9)]
+Count = Annotated[int, Ge(1)]
 Steps = Annotated[float, Interval(gt=0, lt=1)] | Annotated[float, Ge(1), MultipleOf(1)]
 """An interval of steps: below 1 a share of the run."""
 Natural = Annotated[int, Ge(0)]
@@ -46,13 +46,13 @@ WORDS = {int: "a whole number", float: "a finite number", str: "text", dict: "a 
 WORDS |= {type(None): "None", list: "a list"}
 MOST_NAMED = 12  # choices in a message
 SIGNS = {
-    "ge": "of at least {:g}",
-    "gt": "above {:g}",
-    "le": "at most {:g}",
-    "lt": "below {:g}",
+    "ge": "of at least {}",
+    "gt": "above {}",
+    "le": "at most {}",
+    "lt": "below {}",
     "multiple_of": "whole",
 }
-SECRET = re.compile(r"token|key|secret|password", re.IGNORECASE)
+SECRET = re.compile(r"token(?!s)|key|secret|password", re.IGNORECASE)
 
 
 def check(

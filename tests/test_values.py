@@ -28,7 +28,7 @@ TYPES: dict[str, tuple[Hint, list[tuple[Any, Any]], list[Any], str]] = {
     "above 0": (Positive, [(0.1, 0.1)], [0, -1, math.nan], "a finite number above 0"),
     "a share": (Share, [(0, 0), (1.0, 1.0)], [1.5, math.nan], "of at least 0 and at most 1"),
     "an interval of steps": (Steps, [(0.5, 0.5), (10, 10), (10.0, 10.0)], [0, 1.5, -1], "whole"),
-    "a seed": (Seed, [(42, 42)], [-1, 2**32, "42"], "4.29497e+09"),
+    "a seed": (Seed, [(42, 42)], [-1, 2**32, "42"], "at most 4294967295"),
     "a choice": (Literal["a", "b"], [("a", "a")], ["c", 1], "'a' or 'b'"),
     "a choice by value": (
         Pace | str,
@@ -94,4 +94,5 @@ def test_advice_stands_where_no_other_form_is_right() -> None:
 def test_a_long_choice_is_counted_and_a_secret_is_not_shown() -> None:
     assert values.described(Literal[tuple("abcdefghijklmnop")]) == "one of 16 names"
     assert values.shown("hub_token", "x") == "(not shown)"
+    assert values.shown("max_new_tokens", 5) == "5"
     assert values.shown("name", "y" * 100) == "'" + "y" * 56 + "..."

@@ -43,7 +43,7 @@ Small = Annotated[float, Interval(ge=1e-37, le=1)]
 NARROWED: dict[str, Hint] = {
     # the run
     "output_dir": Annotated[str, MinLen(1)] | None,
-    "max_steps": Count | Literal[-1],
+    "max_steps": Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1],
     "num_train_epochs": Annotated[float, Interval(gt=0, le=10**6)],
     "seed": Seed,
     "data_seed": Seed | None,

@@ -23,10 +23,7 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from transformers import GenerationConfig, get_scheduler  # noqa: E402
-from transformers.integrations.integration_utils import (  # noqa: E402
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -152,10 +149,6 @@ def _check_loggers(args: trl.RLOOConfig) -> None:
             near = values.nearest("report_to", name, Literal[known])
             _refuse(
                 f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(known)}"
-            )
-        if name not in (*get_available_reporting_integrations(), "all", "none", "azure_ml", "flyte"):
-            _refuse(
-                f"{name} is not installed", f"report_to={name!r}", f"pip install {name}, or report_to='none'"
             )
 
 
