@@ -9,14 +9,25 @@ It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
 
 from __future__ import annotations
 
+import copy
+import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError, shown, three_parts
+from rewards.calls import copied, hints, log_extra_checked, log_metric_checked, place, unreached
+from rewards.errors import (
+    RewardCallError,
+    RewardSignatureError,
+    RewardValueError,
+    shortened,
+    shown,
+    three_parts,
+)
 
 Reward = Callable[..., Any]
 Scores = list[float | None]
@@ -45,9 +56,7 @@ def judges_of(*rewards: object) -> Judges | None:
 
 
 def _said_by(reward: object) -> Judges | None:
-    while isinstance(reward, functools.partial) and not hasattr(reward, "judges"):
-        reward = reward.func
-    judges: Judges | None = getattr(reward, "judges", None)
+    judges: Judges | None = getattr(_unwrapped(reward, "judges"), "judges", None)
     if judges not in (None, *get_args(Judges)):
         raise ValueError(
             three_parts(
@@ -57,6 +66,21 @@ def _said_by(reward: object) -> Judges | None:
             )
         )
     return judges
+
+
+def columns_of(*rewards: object) -> tuple[str, ...]:
+    """Columns of the dataset that rewards need, by their attribute ``columns``."""
+    said = [getattr(_unwrapped(reward, "columns"), "columns", ()) for reward in rewards]
+    return tuple(
+        dict.fromkeys(name for names in said for name in ([names] if isinstance(names, str) else names))
+    )
+
+
+def _unwrapped(reward: object, attribute: str) -> object:
+    """What a partial is of, unless it has the attribute itself."""
+    while isinstance(reward, functools.partial) and not hasattr(reward, attribute):
+        reward = reward.func
+    return reward
 
 
 def is_async(reward: Reward) -> bool:
@@ -94,6 +118,11 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
             todo="pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]",
         )
     _refuse_class(reward)
+    if columns is not None:
+        columns = set(columns)
+        for needed in columns_of(reward):
+            if needed not in columns:
+                raise _lacks(name, needed, columns)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
@@ -132,11 +161,22 @@ def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: s
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     unknown = [p.name for p in required if p.kind in named and p.name not in passed]
     if columns is not None and unknown:
-        raise RewardSignatureError(
-            f"It requires '{unknown[0]}', which is neither passed by TRL nor a column of the dataset",
-            reward_name=name,
-            todo=f"give the argument a default, or the dataset the column (it has {sorted(columns)})",
-        )
+        raise _lacks(name, unknown[0], columns, mend="give the argument a default, or ")
+
+
+def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardSignatureError:
+    held = f"it has {', '.join(sorted(columns))}" if columns else "it has no column besides the prompts"
+    near = difflib.get_close_matches(needed, columns, n=1)
+    rename = (
+        f"dataset.rename_column({near[0]!r}, {needed!r})"
+        if near
+        else f"add the column {needed!r} to the dataset"
+    )
+    return RewardSignatureError(
+        f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset",
+        reward_name=name,
+        todo=f"{mend}{rename} ({held})",
+    )
 
 
 def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
@@ -180,53 +220,56 @@ def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None
 class _Guarded:
     def __init__(self, reward: Reward, limit: float) -> None:
         self.reward, self.limit, self.__name__ = reward, limit, reward_name(reward)
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __repr__(self) -> str:
         return f"guarded({self.__name__})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Scores:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
         try:
-            returned = self.reward(*args, **kwargs)
+            returned = self.reward(*copied(args), **self._given(args, kwargs))
         except RewardValueError:  # from an inner guard, which names its own function
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
-    def _failed(self, error: Exception, kwargs: Mapping[str, Any]) -> RewardCallError:
-        mend = "fix the reward where the traceback above ends, in its own code"
-        return RewardCallError(
-            f"The reward raised {type(error).__name__}: {error}",
-            reward_name=self.__name__,
-            value=error,
-            todo="; ".join([mend, *_hints(error, kwargs)]),
-        )
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
+        given: dict[str, Any] = copied(dict(kwargs))
+        if given.get("trainer_state") is not None:
+            given["trainer_state"] = copy.copy(given["trainer_state"])
+        if (log_metric := given.get("log_metric")) is not None:
+            given["log_metric"] = functools.partial(log_metric_checked, self.__name__, log_metric)
+        if (log_extra := given.get("log_extra")) is not None:
+            count = count_of(args, kwargs)
+            given["log_extra"] = functools.partial(log_extra_checked, self.__name__, log_extra, count)
+        return given
+
+    def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
+        columns = set(kwargs) - set(TRL_KEYWORDS)
+        if (silence := unreached(error)) is not None:
+            what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
+            mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
+        else:
+            what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+            mend = "; ".join([f"fix the reward {place(error)}", *hints(error, kwargs, columns)])
+        what = " ".join(what.split())  # a library's message may have lines of its own
+        return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
 
     def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
         return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
 
 class _AsyncGuarded(_Guarded):
-    async def __call__(self, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
         try:
-            returned = await self.reward(*args, **kwargs)
+            returned = await self.reward(*copied(args), **self._given(args, kwargs))
         except RewardValueError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
-
-
-def _hints(error: Exception, kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """The form of the call's arguments, for errors that mostly come from expecting another form."""
-    if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
-        if isinstance(kwargs["completions"][0], str):
-            yield "completions are strings here, as the prompts are"
-        else:
-            yield "completions are lists of messages here: completion[0]['content']"
-    if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
-        yield f"rewards get the columns {sorted(set(kwargs) - set(TRL_KEYWORDS))}"
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -239,10 +282,11 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = 1e6) -> Scores:
     """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
-    values = _as_list(returned, name)
+    values = _as_list(returned, name, None if count is None else count + 1)
     if count is not None and len(values) != count:
+        number = len(values) if hasattr(returned, "__len__") or len(values) < count else f"more than {count}"
         raise RewardValueError(
-            f"It returned {len(values)} values for {count} completions",
+            f"It returned {number} values for {count} completions",
             reward_name=name,
             value=returned,
             todo="return one number or None per completion, in their order",
@@ -250,7 +294,9 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
     return [_as_score(value, index, name, limit) for index, value in enumerate(values)]
 
 
-def _as_list(returned: Any, name: str) -> list[Any]:
+def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
+    """Of something without a length, which may never end, at most so many values."""
+
     def refuse(what: str, todo: str) -> RewardValueError:
         return RewardValueError(what, reward_name=name, value=returned, todo=todo)
 
@@ -274,13 +320,19 @@ def _as_list(returned: Any, name: str) -> list[Any]:
             "define the reward itself with async def",
         )
     if hasattr(returned, "tolist"):  # numpy, torch and pandas alike, without importing them
-        returned = returned.tolist()
+        try:
+            returned = returned.tolist()
+        except Exception as error:  # a sparse tensor, or one on the device "meta", has no numbers to give
+            raise refuse(
+                f"It returned a {type(returned).__name__} whose values cannot be read, {shown(returned)}",
+                "return a list of floats, or a dense tensor on the CPU or the GPU",
+            ) from error
     if not isinstance(returned, Iterable):
         raise refuse(
             f"It returned one {type(returned).__name__}, {shown(returned)}, for the whole batch",
             "return a list with one number per completion",
         )
-    return list(returned)
+    return list(returned if hasattr(returned, "__len__") else itertools.islice(returned, most))
 
 
 def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
@@ -290,7 +342,13 @@ def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
     def refuse(what: str, todo: str) -> RewardValueError:
         return RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
 
-    number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    try:
+        number = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+    except Exception as error:  # as above
+        raise refuse(
+            f"A reward must be one real number, and this {type(value).__name__} has none to give",
+            "return floats",
+        ) from error
     if not isinstance(number, numbers.Real):
         raise refuse(
             f"A reward must be one real number, and this one is a {type(number).__name__}",
@@ -377,7 +435,7 @@ class _Weighted:
         self.rewards, self.weights = rewards, weights
         parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(rewards, weights, strict=True))
         self.__name__ = name or "+".join(parts).replace("+-", "-")
-        self.judges = judges_of(*rewards)
+        self.judges, self.columns = judges_of(*rewards), columns_of(*rewards)
 
     def __call__(self, log_metric: Callable[[str, float], None] | None = None, **kwargs: Any) -> Scores:
         columns = [call_reward(reward, log_metric=log_metric, **kwargs) for reward in self.rewards]
@@ -439,6 +497,7 @@ class _Gated:
         self.aim = "both"
         # Nothing is paid without either of the two, so one that judges the answer decides.
         self.judges = "answer" if "answer" in map(judges_of, (by, reward)) else judges_of(by, reward)
+        self.columns = columns_of(by, reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         gate, scores = call_reward(self.by, **kwargs), call_reward(self.reward, **kwargs)
@@ -477,7 +536,7 @@ class _Mapped:
         self.reward, self.__name__ = reward, name
         self.scale, self.offset, self.low, self.high = scale, offset, low, high
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         return [None if s is None else self._map(s) for s in call_reward(self.reward, **kwargs)]
@@ -527,22 +586,22 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
 
 class _OnlyFor:
     def __init__(self, reward: Reward, columns: dict[str, frozenset[Any]]) -> None:
-        self.reward, self.columns = reward, columns
+        self.reward, self.only = reward, columns
         wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
         self.__name__ = f"{reward_name(reward)}[{wanted}]"
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), (*columns, *columns_of(reward))
 
     def __call__(self, **kwargs: Any) -> Scores:
         count = count_of((), kwargs) or 0
-        missing = [column for column in self.columns if column not in kwargs]
+        missing = [column for column in self.only if column not in kwargs]
         if missing:
             raise RewardValueError(
                 f"The dataset has no column '{missing[0]}'",
                 reward_name=self.__name__,
                 todo=f"add it, or name one of {sorted(set(kwargs) - set(TRL_KEYWORDS))} in only_for",
             )
-        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.columns.items())]
+        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.only.items())]
         scores = call_reward(self.reward, **take(kwargs, rows, count)) if rows else []
         return spread(scores, rows, count)
 
@@ -583,7 +642,7 @@ class _Cached:
         self.scores: dict[bytes, float | None] = {}
         self.hits = self.misses = 0
         self.aim = getattr(reward, "aim", "answer")
-        self.judges = judges_of(reward)
+        self.judges, self.columns = judges_of(reward), columns_of(reward)
 
     def __call__(self, **kwargs: Any) -> Scores:
         keys = _row_keys(kwargs)

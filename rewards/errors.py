@@ -48,7 +48,11 @@ class RewardCallError(RewardValueError, RuntimeError):
 
 def shown(value: object, width: int = 80) -> str:
     """``repr`` of a value, cut to ``width`` characters."""
-    text = repr(value)
+    return shortened(" ".join(repr(value).split()), width)
+
+
+def shortened(text: str, width: int = 300) -> str:
+    """A text cut to ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 

@@ -139,7 +139,14 @@ class Estimator:
         Raises:
             ConfigError: not a tensor of the rewards' shape, or a scored completion's advantage is not finite.
         """
-        advantages = self.function(rewards)
+        try:
+            advantages = self.function(rewards)
+        except Exception as error:
+            raise ConfigError(
+                f"an advantage estimator raised {type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                where=f"advantage_estimator={self.name!r}, called with rewards of shape {tuple(rewards.shape)}",
+                todo="compute with torch: it gets a tensor (groups, K), NaN where a completion has no score",
+            ) from error
         is_tensor = isinstance(advantages, torch.Tensor)
         found = f"shape {tuple(advantages.shape)}" if is_tensor else f"a {type(advantages).__name__}"
         wanted = f"shape {tuple(rewards.shape)}"
@@ -147,7 +154,7 @@ class Estimator:
             raise ConfigError(
                 f"an advantage estimator returned {found} for rewards of {wanted}",
                 where=f"advantage_estimator={self.name!r}",
-                todo="return one advantage per reward: (groups, K) in, (groups, K) out",
+                todo="return one advantage per reward, as a tensor: (groups, K) in, (groups, K) out",
             )
         if (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
             raise ConfigError(
@@ -156,6 +163,15 @@ class Estimator:
                 todo="look for a division by a spread of 0, and leave NaN rewards out with nanmean",
             )
         return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
+
+    def probe(self, num_generations: int) -> None:
+        """Call it with rewards as a run may have them, so that one that cannot be trained with is known before.
+
+        Raises:
+            ConfigError: as for a call.
+        """
+        rising = torch.arange(num_generations, dtype=torch.float32)
+        self(torch.stack([rising, torch.zeros(num_generations)]))
 
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -26,7 +26,7 @@ class RLOOKitError(Exception):
         if where:
             parts.append(f"Where: {where.rstrip('.')}.")
         if todo:
-            parts.append(f"What to do: {todo.rstrip('.')}.")
+            parts.append(f"What to do: {todo.rstrip('.')}{'' if todo.endswith('?') else '.'}")
         super().__init__("\n".join(parts))
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
+from rewards.compose import TRL_KEYWORDS
 from rloo_kit.errors import DatasetError, RewardError
 
 if TYPE_CHECKING:
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 
 USUAL_NAMES = ("question", "problem", "instruction", "query", "messages", "input", "text")
 """Columns under which published datasets keep their prompts."""
+
+TAKEN = ("self", *TRL_KEYWORDS)
+"""Columns that collide with what TRL passes to a reward, or are overwritten by it without a word."""
+
+UNSEEN = ("prompt", "completion")
+"""Columns that TRL does not pass to rewards."""
+
+RENDERED = 16  # prompts that are rendered before training
+SEEN = 40  # characters of a message that must be found in what is rendered
 
 
 @runtime_checkable
@@ -43,8 +54,9 @@ def check_dataset(
     """Check that a dataset has prompts, that none is empty, and that it fills one generation batch.
 
     Args:
-        dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is checked.
-        tokenizer: asked whether it can render conversations.
+        dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is checked, and that
+            there are enough of them; :func:`check_prompts` checks the others as they come.
+        tokenizer: asked whether it can render conversations, and whether the prompt is in what it renders.
         name: the argument's name, for messages.
 
     Raises:
@@ -52,17 +64,45 @@ def check_dataset(
     """
     if not isinstance(dataset, Dataset | IterableDataset):
         raise not_a_dataset(dataset, name, where="RLOOTrainer")
-    _check_columns(dataset.column_names, name)
-    needed = args.generation_batch_size // args.num_generations
-    if name == "train_dataset" and isinstance(dataset, Dataset) and len(dataset) < needed:
+    needed = args.generation_batch_size // args.num_generations if name == "train_dataset" else 1
+    known = isinstance(dataset, Dataset)
+    first = [] if known else list(dataset.take(needed))
+    _check_columns(dataset.column_names or (list(first[0]) if first else []), name)
+    rows = len(dataset) if known else len(first)
+    if rows < needed:
         raise DatasetError(
-            f"one generation batch takes {needed} prompts and the dataset has {len(dataset)}, so no step would run",
-            where=name,
+            f"one generation batch takes {needed} prompts and the dataset has {rows}, so no step would run"
+            if name == "train_dataset"
+            else "there is nothing to evaluate: the dataset has no rows",
+            where=name
+            if known
+            else f"{name}, a stream: an iterator that has been read to its end gives nothing more",
             todo="give more prompts (rows may repeat), or a smaller batch or accumulation",
         )
+    prompts = dataset["prompt"] if known else [row.get("prompt") for row in first[:1]]
+    check_prompts(prompts, tokenizer, name)
+    if tokenizer is not None and tokenizer.chat_template is not None:
+        for index, prompt in enumerate(prompts[:RENDERED]):
+            if not isinstance(prompt, str):
+                _check_rendered(prompt, tokenizer, args, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}")
+
+
+def check_prompts(prompts: Sequence[object], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    """Check that prompts are texts or conversations, all of one kind, and that none is empty.
+
+    Raises:
+        DatasetError: names the first that is not, as ``name[index]``.
+    """
     renders = tokenizer is None or tokenizer.chat_template is not None
-    for index, prompt in enumerate(_prompts(dataset)):
-        _check_prompt(prompt, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}", renders)
+    for index, prompt in enumerate(prompts):
+        where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
+        _check_prompt(prompt, where, renders)
+        if isinstance(prompt, str) != isinstance(prompts[0], str):
+            raise DatasetError(
+                "some prompts are texts and others are conversations",
+                where=f"{where}, and {name}[0] is a {'text' if isinstance(prompts[0], str) else 'conversation'}",
+                todo="make all of one kind: [{'role': 'user', 'content': text}]",
+            )
 
 
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
@@ -72,6 +112,8 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
+    elif isinstance(given, str):
+        todo = f"load it: datasets.load_dataset({given!r}, split='train')"
     elif library in ("pandas", "polars"):
         todo = f"datasets.Dataset.from_{library}(frame)"
     else:
@@ -79,22 +121,33 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     return DatasetError(f"{name} is a {type(given).__name__}, not a datasets.Dataset", where=where, todo=todo)
 
 
-def _check_columns(columns: Sequence[str] | None, name: str) -> None:
-    if columns is None:  # a stream that does not tell
-        return
-    where = f"{name}, whose columns are {sorted(columns)}"
+def _check_columns(columns: Sequence[str], name: str) -> None:
+    where = f"{name}, whose columns are {sorted(columns)}" if columns else f"{name}, which has no columns"
     if {"image", "images"} & set(columns):
         raise DatasetError(
             "the dataset has images, and rloo_kit trains text policies",
             where=where,
             todo="drop the column with dataset.remove_columns, or train with trl.RLOOTrainer",
         )
-    if "prompt" not in columns:
+    if "prompt" not in columns and columns:
         likeliest = next((repr(column) for column in USUAL_NAMES if column in columns), "its name")
         raise DatasetError(
             "the dataset has no column 'prompt'",
             where=where,
             todo=f"rename the column that holds the prompts: dataset.rename_column({likeliest}, 'prompt')",
+        )
+    for column in columns:
+        if column in TAKEN:
+            raise DatasetError(
+                f"the dataset has a column {column!r}, and rewards get another argument of that name",
+                where=where,
+                todo=f"rename it: dataset.rename_column({column!r}, 'given_{column}')",
+            )
+    if "tools" in columns:
+        warnings.warn(
+            f"{name} has a column 'tools': the policy does not see it, since the chat template gets the prompt alone. "
+            "Rewards get it. Write the tools into a system message, or give RLOOConfig(chat_template_kwargs=...).",
+            stacklevel=5,
         )
 
 
@@ -105,7 +158,7 @@ def _prompts(dataset: Dataset | IterableDataset) -> Sequence[Prompt]:
 
 def _check_prompt(prompt: object, where: str, renders: bool) -> None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        text = "".join(str(message.get("content") or "") for message in prompt)
+        text = "".join(_content(message, where) for message in prompt)
         if not renders:
             raise DatasetError(
                 "the prompts are conversations and the tokenizer has no chat template",
@@ -114,14 +167,74 @@ def _check_prompt(prompt: object, where: str, renders: bool) -> None:
             )
     elif isinstance(prompt, str):
         text = prompt
+    elif type(prompt).__module__.partition(".")[0] in ("numpy", "torch"):
+        raise DatasetError(
+            f"a prompt must be a string or a list of messages, and the dataset's format makes it a "
+            f"{type(prompt).__name__}",
+            where=where,
+            todo="give dataset.with_format(None)",
+        )
     else:
         raise DatasetError(
-            "a prompt must be a string or a list of messages",
+            f"a prompt must be a string or a list of messages, not a {type(prompt).__name__}",
             where=where,
             todo="give text, or [{'role': 'user', 'content': text}]",
         )
     if not text.strip():
         raise DatasetError("a prompt is empty", where=where, todo="drop such rows with dataset.filter")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DatasetError(
+            "a prompt has half of a surrogate pair, which is no character and cannot be tokenized",
+            where=where.encode("ascii", "backslashreplace").decode(),
+            todo="read the file with errors='replace', or drop the row with dataset.filter",
+        )
+
+
+def _content(message: object, where: str) -> str:
+    """A message's text.
+
+    Raises:
+        DatasetError: it has no role, or its content is not text.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise DatasetError(
+            "a message has no role",
+            where=where,
+            todo="give each message a role and a content: {'role': 'user', 'content': text}",
+        )
+    content = message.get("content")
+    if content is None and message["role"] == "assistant":  # it may call a tool instead
+        return ""
+    if not isinstance(content, str):
+        raise DatasetError(
+            f"the content of a message must be text, and one is a {type(content).__name__}",
+            where=where,
+            todo="join its parts: ''.join(part['text'] for part in content)",
+        )
+    return content
+
+
+def _check_rendered(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, args: trl.RLOOConfig, where: str
+) -> None:
+    """The chat template may leave a message out, as Qwen3's does one of an unknown role, and nothing says so."""
+    how = getattr(args, "chat_template_kwargs", None) or {}
+    try:
+        rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **how)
+    except Exception as error:  # a template raises what it likes
+        raise DatasetError(
+            f"the tokenizer's chat template cannot render a prompt: {error}",
+            where=where,
+            todo="look at tokenizer.chat_template, and at the roles of the prompt's messages",
+        ) from error
+    last = prompt[-1] if isinstance(prompt[-1], dict) else {}
+    role, content = last.get("role"), str(last.get("content") or "").strip()
+    if content[:SEEN] not in rendered:
+        raise DatasetError(
+            f"the tokenizer's chat template leaves out the prompt's last message, of role {role!r}",
+            where=where,
+            todo="use a role that tokenizer.chat_template knows, such as 'user', or mend the template",
+        )
 
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Prompt]]:
@@ -175,6 +288,12 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
         )
     if reward_weights is None:
         return
+    if isinstance(reward_weights, str) or not hasattr(reward_weights, "__len__"):
+        raise RewardError(
+            f"reward_weights must be a list of numbers, not a {type(reward_weights).__name__}",
+            where=f"{where}(reward_weights={reward_weights!r})",
+            todo="give one weight per function, in the same order: [1.0, 0.5]",
+        )
     where = f"{where}(reward_weights={list(reward_weights)})"
     if len(reward_weights) != len(reward_funcs):
         raise RewardError(
@@ -192,7 +311,7 @@ def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:
     columns = dataset.column_names
     if columns is None:
         columns = list(next(iter(itertools.islice(dataset, 1)), {})) or None
-    return None if columns is None else [column for column in columns if column != "prompt"]
+    return None if columns is None else [column for column in columns if column not in UNSEEN]
 
 
 def distinct(names: Sequence[str]) -> list[str]:

@@ -17,7 +17,10 @@ from rloo_kit.tasks.ladder import Task
 
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
 ARGS = types.SimpleNamespace(generation_batch_size=8, num_generations=4)  # two prompts a generation batch
-CHAT_TOKENIZER = types.SimpleNamespace(chat_template="{{ messages }}")
+EMPTY = [{"role": "user", "content": ""}]
+CHAT_TOKENIZER = types.SimpleNamespace(
+    chat_template="{{ messages }}", apply_chat_template=lambda prompt, **how: str(prompt)
+)
 BASE_TOKENIZER = types.SimpleNamespace(chat_template=None)
 
 
@@ -44,7 +47,7 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "images": (TWO.add_column("image", [1, 2]), ("has images", "remove_columns")),
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),
-    "an empty conversation": (prompts(CHAT, [{"content": ""}]), ("a prompt is empty", "train_dataset[1]")),
+    "an empty conversation": (prompts(CHAT, EMPTY), ("a prompt is empty", "train_dataset[1]")),
     "a number": (prompts(1, 2), ("a string or a list of messages", "train_dataset[0]['prompt'] = '1'")),
     "an empty first row of a stream": (stream(prompts("", "b")), ("a prompt is empty", "train_dataset[0]")),
 }  # fmt: skip

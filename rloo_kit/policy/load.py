@@ -8,32 +8,63 @@ works with and without a GPU.  It does not train; :mod:`rloo_kit.memory` plans t
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
+import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rloo_kit import catalogue
+from annotated_types import Gt
+
+from rloo_kit import catalogue, values
 from rloo_kit.catalogue import CATALOGUE, END_OF_TEXT, END_OF_TURN, PADS, PROJECTIONS, Checkpoint
-from rloo_kit.errors import ConfigError, OutOfMemoryError
+from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
 from rloo_kit.policy import source
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import quiet
+from rloo_kit.values import Count, Seed
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+DEFAULT_LENGTH = 4096  # tokens
 # From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
+
+HINTS = {
+    "max_seq_length": Count,
+    "load_in_4bit": bool,
+    "lora_rank": Count,
+    "lora_alpha": Annotated[float, Gt(0)] | None,
+    "gradient_checkpointing": Literal["unsloth"] | bool,
+    "seed": Seed,
+}
+ADVICE = {"max_seq_length": "4096 is the default", "lora_rank": "16 is the default"}
+
+INSTEAD = {
+    "full_finetuning": "remove it: load_policy trains a LoRA; the whole of a model is trained with trl.RLOOTrainer",
+    "lora_dropout": "remove it: dropout makes the on-policy ratio differ from 1",
+    "target_modules": "remove it: the LoRA is on the seven projections",
+    "use_gradient_checkpointing": "use gradient_checkpointing",
+    "random_state": "use seed",
+    "max_length": "use max_seq_length",
+    "load_in_8bit": "remove it: use load_in_4bit=True, or False for 16 bit",
+    "r": "use lora_rank",
+    "rank": "use lora_rank",
+    "alpha": "use lora_alpha",
+    "model_name": "give it first: load_policy(name)",
+}
+"""What ``load_policy`` does not take, though unsloth's functions do, and what to do instead."""
 
 
 def load_policy(
     name: str | os.PathLike[str] | None = None,
     *,
-    max_seq_length: int = 4096,
+    max_seq_length: int = DEFAULT_LENGTH,
     load_in_4bit: bool = True,
     lora_rank: int = 16,
     lora_alpha: int | None = None,
@@ -59,14 +90,17 @@ def load_policy(
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
         OutOfMemoryError: the weights do not fit; the message has the bytes and the smaller checkpoints.
-        ConfigError: a rank or length out of range, or a tokenizer without what training needs.
+        ConfigError: a setting out of range, or a tokenizer without what training needs.
+        ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
-    if lora_rank < 1 or max_seq_length < 1:
-        raise ConfigError(
-            "lora_rank and max_seq_length must be positive",
-            where=f"load_policy(lora_rank={lora_rank}, max_seq_length={max_seq_length})",
-            todo="give both at least 1; 16 and 4096 are the defaults",
-        )
+    given: dict[str, Any] = {
+        "max_seq_length": max_seq_length,
+        "load_in_4bit": load_in_4bit,
+        "lora_rank": lora_rank,
+    }
+    given |= {"lora_alpha": lora_alpha, "gradient_checkpointing": gradient_checkpointing, "seed": seed}
+    values.check(given, HINTS, "load_policy", ADVICE)
+    _check_further(kwargs)
     import_unsloth()
     found = source.resolve(name, load_in_4bit, kwargs.get("token"))
     with (
@@ -76,6 +110,11 @@ def load_policy(
     ):
         trained = source.trained_length(path, found.is_adapter, kwargs)
         longest = min(max_seq_length, trained or max_seq_length)
+        if longest < max_seq_length != DEFAULT_LENGTH:
+            warnings.warn(
+                f"max_seq_length is {longest}, not {max_seq_length}: the checkpoint was trained for no more tokens.",
+                stacklevel=2,
+            )
         model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
         template = tokenizer.chat_template
         checkpoint = found.checkpoint or catalogue.checkpoint_from_config(str(name), model.config, template)
@@ -83,6 +122,20 @@ def load_policy(
         if not found.is_adapter:
             model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
     return Policy(model, tokenizer, checkpoint)
+
+
+def _check_further(kwargs: dict[str, Any]) -> None:
+    """That no argument is a misspelt one of ``load_policy``, or one that it settles itself."""
+    ours = set(HINTS) | {"name", "token", "revision", "dtype", "device_map"}
+    for name, value in kwargs.items():
+        near = difflib.get_close_matches(name, ours - {name}, n=1, cutoff=0.8) if name not in ours else []
+        todo = INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else None)
+        if todo and value is not False:
+            raise ArgumentError(
+                f"load_policy takes no {name}",
+                where=f"load_policy({name}={values.shown(name, value)})",
+                todo=todo,
+            )
 
 
 def _load(

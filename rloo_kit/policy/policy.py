@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.policy import sampling
 from rloo_kit.policy.weights import check_finite
+from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
     import torch
@@ -105,21 +107,21 @@ class Policy:
         Args:
             n: completions per prompt; ``len(result) == n * len(prompts)``.
             max_new_tokens: where a completion is cut, in tokens.
-            temperature, top_p, top_k, min_p: as in TRL's config; of no effect when greedy.
+            temperature, top_p, top_k, min_p: as in TRL's config; not with greedy.
             greedy: take the most probable token each time.
             batch_size: rows in the model at once; None fits it to the free memory.
             seed: for this call only; the random state outside is left as it was.
 
         Raises:
-            ConfigError: a string given for the list of prompts, no prompts, a number out of range, or a prompt longer
-                than the policy was loaded for.
+            ConfigError: a string given for the list of prompts, no prompts, a number out of range, a temperature beside
+                greedy, or a prompt longer than the policy was loaded for.
         """
         _check_list(prompts)
-        _check_numbers(n, max_new_tokens, temperature, greedy, 1 if batch_size is None else batch_size)
+        how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+        _check_numbers(greedy, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, **how)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
-        how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
@@ -209,14 +211,26 @@ def _check_list(prompts: Sequence[Prompt]) -> None:
         )
 
 
-def _check_numbers(n: int, max_new_tokens: int, temperature: float, greedy: bool, batch_size: int) -> None:
-    if min(n, max_new_tokens, batch_size) < 1 or (temperature <= 0 and not greedy):
-        raise ConfigError(
-            "n, max_new_tokens and batch_size must be at least 1, and temperature above 0",
-            where=f"Policy.generate(n={n}, max_new_tokens={max_new_tokens}, batch_size={batch_size}, "
-            f"temperature={temperature})",
-            todo="for the most probable completion use greedy=True",
-        )
+def _check_numbers(greedy: bool, **given: object) -> None:
+    """That numbers are in range, and that greedy search is not asked to sample."""
+    hints: dict[str, Hint] = {
+        "n": Count,
+        "max_new_tokens": Count,
+        "batch_size": Count | None,
+        "seed": Seed | None,
+    }
+    hints |= {"temperature": Temperature, "top_p": PositiveShare, "top_k": Natural, "min_p": Share | None}
+    if greedy:
+        meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
+        for name, without_effect in meant.items():
+            if given.pop(name) not in without_effect:
+                raise ConfigError(
+                    f"greedy takes the most probable token each time, so {name} would have no effect",
+                    where="Policy.generate(greedy=True, ...), which evaluate calls",
+                    todo=f"greedy=False samples with this {name}; without it leave greedy=True",
+                )
+    advice = {"temperature": "for the most probable completion use greedy=True"}
+    values.check(given, hints, "Policy.generate", advice)
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:

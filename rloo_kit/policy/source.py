@@ -94,7 +94,13 @@ def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
 
 def _resolve_folder(folder: Path) -> Source:
     if (folder / ADAPTER_CONFIG).is_file():
-        base = json.loads((folder / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+        base = _read(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            raise PolicyNotFoundError(
+                "the adapter does not name its base",
+                where=f"load_policy, {folder / ADAPTER_CONFIG}",
+                todo="write the base's folder or hub id into base_model_name_or_path",
+            )
         checkpoint = CATALOGUE["tiny"] if _is_tiny(base) else find(base)
         return Source(str(folder), checkpoint, is_adapter=True)
     if not (folder / "config.json").is_file():
@@ -104,6 +110,25 @@ def _resolve_folder(folder: Path) -> Source:
             todo="give the folder that Policy.save or save_pretrained wrote, or a run's checkpoint-N inside it",
         )
     return Source(str(folder), None)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A configuration's JSON.
+
+    Raises:
+        PolicyNotFoundError: it is none, or is not in UTF-8, as an editor may have saved it.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, or of UTF-8
+        found = str(error)
+    if not isinstance(found, dict):
+        raise PolicyNotFoundError(
+            f"{file.name} is not a JSON object in UTF-8" + (f": {found}" if isinstance(found, str) else ""),
+            where=f"load_policy, {file}",
+            todo="save it again as UTF-8 without a byte-order mark, or copy the folder anew",
+        )
+    return found
 
 
 def _is_tiny(base: str) -> bool:
@@ -156,7 +181,7 @@ def _check_hub(repository: str, token: str | None) -> bool:
 def portable(path: str) -> Iterator[str]:
     """The path to load; for a tiny adapter from another machine, a copy that names this machine's base."""
     file = Path(path) / ADAPTER_CONFIG
-    config = json.loads(file.read_text()) if file.is_file() else {}
+    config = _read(file) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or ""
     if not _is_tiny(base) or Path(base) == tiny.checkpoint():
         yield path
@@ -165,7 +190,7 @@ def portable(path: str) -> Iterator[str]:
         copy = Path(scratch) / "adapter"
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
         config["base_model_name_or_path"] = str(tiny.checkpoint())
-        (copy / ADAPTER_CONFIG).write_text(json.dumps(config))
+        (copy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         yield str(copy)
 
 
@@ -193,6 +218,8 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
                     todo="put the base there, or write its place into that file",
                 )
             _check_hub(path, kwargs.get("token"))
+    if (file := Path(path) / "config.json").is_file():
+        _read(file)
     trusted = kwargs.get("trust_remote_code", False)
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, **asked)
     return getattr(config.get_text_config(), "max_position_embeddings", None)

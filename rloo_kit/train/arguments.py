@@ -7,17 +7,20 @@ rewards by :mod:`rloo_kit.inputs`.
 
 from __future__ import annotations
 
+import operator
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import torch
 import trl
+from peft import PeftConfig
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallback
 
 import rewards
 from rloo_kit import inputs
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.errors import ArgumentError, ConfigError, RewardError
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment
 from rloo_kit.train import guards
@@ -81,11 +84,26 @@ def _guarded_rewards(given: Arguments, limit: float) -> list[Any]:
     columns = inputs.reward_columns(given["train_dataset"])
     kept = (str, torch.nn.Module)  # reward models: TRL calls them itself
     guarded = [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
+    for func in funcs:
+        _check_reward_model(func)
     callables = [f for f in guarded if not isinstance(f, kept)]
     # TRL logs by name, and would average two rewards of one name into one line.
     for func, name in zip(callables, inputs.distinct([f.__name__ for f in callables]), strict=True):
         func.__name__ = name
     return guarded
+
+
+def _check_reward_model(reward: object) -> None:
+    if isinstance(reward, torch.nn.Module) and (not hasattr(reward, "config") or _generates(reward)):
+        raise RewardError(
+            "a reward model must be a transformers model for sequence classification with one output",
+            where=f"RLOOTrainer(reward_funcs={type(reward).__name__})",
+            todo="pass such a model, or a function that asks yours: def reward(completions, **kwargs)",
+        )
+
+
+def _generates(model: Any) -> bool:
+    return bool(getattr(model, "can_generate", bool)())
 
 
 def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Dataset:
@@ -112,10 +130,10 @@ def _check(given: Arguments) -> None:
     args = given["args"]
     if not isinstance(args, trl.RLOOConfig):
         _refuse_kind("args", args, "args=rloo_kit.RLOOConfig(...)")
-    if not isinstance(given.get("callbacks", []), list | tuple):
-        _refuse_kind("callbacks", given["callbacks"], "a list: callbacks=[callback]")
+    _check_kinds(given)
     _check_model(given)
     guards.check_config(args, Own.of(args), environment.process_count())
+    _check_needed(given, args)
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
     named = {"train_dataset": given["train_dataset"]}
@@ -125,9 +143,56 @@ def _check(given: Arguments) -> None:
             inputs.check_dataset(dataset, args, given.get("processing_class"), name)
 
 
-def _refuse_kind(name: str, value: object, todo: str) -> None:
+def _refuse_kind(name: str, value: object, todo: str, of: str = "") -> NoReturn:
     kind = type(value).__name__
-    raise ArgumentError(f"{name} cannot be a {kind}", where=f"RLOOTrainer({name}=...)", todo=todo)
+    raise ArgumentError(
+        f"{of or name} cannot be a {kind}", where=f"RLOOTrainer({name}=...)", todo=f"give {todo}"
+    )
+
+
+def _check_needed(given: Arguments, args: trl.RLOOConfig) -> None:
+    """What one argument asks of another."""
+    if args.eval_strategy != "no" and given.get("eval_dataset") is None:
+        raise ArgumentError(
+            "evaluation is asked for and there is no eval_dataset",
+            where=f"RLOOConfig(eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r})",
+            todo="pass RLOOTrainer(eval_dataset=task.held_out), or set eval_strategy='no'",
+        )
+    if isinstance(given["train_dataset"], datasets.IterableDataset) and args.max_steps < 0:
+        raise ConfigError(
+            "a stream does not say how long it is, so the run needs max_steps",
+            where=f"RLOOConfig(max_steps={args.max_steps}), train_dataset is a stream",
+            todo="set max_steps to the number of updates",
+        )
+    if args.sync_ref_model and (args.beta == 0 or hasattr(given["model"], "peft_config")):
+        raise ConfigError(
+            "sync_ref_model moves a reference of its own, and a LoRA's is its base; without beta there is none",
+            where=f"RLOOConfig(sync_ref_model=True, beta={args.beta})",
+            todo="remove sync_ref_model",
+        )
+
+
+def _check_kinds(given: Arguments) -> None:
+    callbacks = given.get("callbacks", [])
+    if not isinstance(callbacks, list | tuple):
+        _refuse_kind("callbacks", callbacks, "a list: callbacks=[callback]")
+    for one in callbacks:
+        if not isinstance(one, TrainerCallback) and not (
+            isinstance(one, type) and issubclass(one, TrainerCallback)
+        ):
+            _refuse_kind(
+                "callbacks", one, "a list of transformers.TrainerCallback objects", of="an item of callbacks"
+            )
+    optimizers = given.get("optimizers", (None, None))
+    if not isinstance(optimizers, tuple) or len(optimizers) != 2:
+        _refuse_kind("optimizers", optimizers, "a pair: optimizers=(optimizer, None)")
+    if not isinstance(given.get("peft_config"), PeftConfig | None):
+        _refuse_kind("peft_config", given["peft_config"], "a peft.LoraConfig, or leave it to load_policy")
+    if not isinstance(given["model"], str | torch.nn.Module):
+        _refuse_kind("model", given["model"], "model=rloo_kit.load_policy(...)")
+    tokenizer = given.get("processing_class")
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase | ProcessorMixin):
+        _refuse_kind("processing_class", tokenizer, "the tokenizer itself: processing_class=policy.tokenizer")
 
 
 def _check_model(given: Arguments) -> None:
@@ -152,4 +217,29 @@ def _check_model(given: Arguments) -> None:
             "the tokenizer has no end-of-sequence token, so no completion would ever end",
             where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
             todo="set tokenizer.eos_token, or load both with rloo_kit.load_policy",
+        )
+    if isinstance(model, str):
+        return
+    if tokenizer is not None:
+        _check_vocabulary(model, getattr(tokenizer, "tokenizer", tokenizer))
+    if given.get("peft_config") is None and not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(
+            "the model has no parameter to train: all are frozen",
+            where=f"RLOOTrainer(model={type(model).__name__})",
+            todo="load it with rloo_kit.load_policy, which attaches a LoRA; model.for_training() and "
+            "requires_grad_(True) thaw one",
+        )
+
+
+def _check_vocabulary(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Works around: a token without a row in the embedding is an IndexError, or on a GPU an assertion that leaves the
+    device unusable."""
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    token, last = max(tokenizer.get_vocab().items(), key=operator.itemgetter(1))
+    if rows is not None and last >= rows:
+        raise ConfigError(
+            f"the tokenizer has tokens that the model has no embedding for: {token!r} is {last}, and there are "
+            f"{rows} rows",
+            where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
+            todo="load tokenizer and model from one checkpoint; added tokens need model.resize_token_embeddings(...)",
         )

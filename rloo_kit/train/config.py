@@ -21,9 +21,10 @@ from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import guards
+from rloo_kit.train import fields, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
+from rloo_kit.train.refusals import explained
 
 import_unsloth()
 
@@ -129,20 +130,22 @@ class RLOOConfig(trl.RLOOConfig):
         known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
         given = modern_names(kwargs, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
         _keep_functions(given)
-        values = {**_own_defaults(type(self)), **given, **_precision(given)}
+        values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         own = Own(**{name: values.pop(name) for name in NAMES})
-        defaults = {item.name: item.default for item in dataclasses.fields(type(self))}
+        items = dataclasses.fields(type(self))
+        defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, environment.process_count())
         for doubt in guards.doubts(complete, own):
             warnings.warn(doubt, stacklevel=2)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
-        super().__init__(**values)
+        with explained("RLOOConfig", given):
+            super().__init__(**values)
 
     def __str__(self) -> str:
         """As transformers has it, one setting a line: no token, and no value from .env."""

@@ -7,26 +7,26 @@ the same inputs: benchmarks/results/bad_inputs.md.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import math
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from rloo_kit import advantages
+from rloo_kit import values
 from rloo_kit.errors import ConfigError
-from rloo_kit.train import losses
+from rloo_kit.session.imports import import_unsloth
+from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
 from rloo_kit.watch.health import checked
 
+import_unsloth()
+
+import torch  # noqa: E402 - unsloth first
+from transformers import GenerationConfig, get_scheduler  # noqa: E402
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK  # noqa: E402
+
 if TYPE_CHECKING:
     import trl
-
-NUMBERS = ("beta", "temperature", "top_p", "learning_rate", "epsilon")
-COUNTS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "num_iterations",
-    "max_completion_length",
-)
 
 
 def _refuse(what: str, where: str, todo: str) -> NoReturn:
@@ -44,83 +44,95 @@ def check_config(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
     Raises:
         ConfigError: the first value that is wrong.
     """
-    for name in NUMBERS:
-        value = getattr(args, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            _refuse(f"{name} must be a number", f"{name}={value!r}", f"write {name}=0.5, without quotes")
-    for name in COUNTS:
-        value = getattr(args, name)
-        if not isinstance(value, int) or value < 1:
-            _refuse(
-                f"{name} must be a whole number of at least 1",
-                f"{name}={value!r}",
-                f"set {name} to 1 or more",
-            )
-    _check_ranges(args, own)
+    given = {name: getattr(args, name) for name in vars(args) if not name.startswith("_")}
+    fields.checked(given | dataclasses.asdict(own))
     _check_clipping(args)
+    _check_generation(args)
     _check_choices(args, own)
     _check_best(args)
+    _check_folder(args)
     _check_batch(args, processes)
 
 
-def _check_ranges(args: trl.RLOOConfig, own: Own) -> None:
-    k = args.num_generations
-    if not isinstance(k, int) or k < 2:
-        _refuse(
-            "the leave-one-out baseline needs at least 2 completions per prompt",
-            f"num_generations={k}",
-            "set num_generations to 2 or more; 4 to 8 is usual",
-        )
-    for name, value, todo in (
-        ("beta", args.beta, "0.05 is the default; 0 switches the KL term off"),
-        ("learning_rate", args.learning_rate, "1e-5 is usual"),
-    ):
-        if not (math.isfinite(value) and value >= 0):
-            _refuse(f"{name} must be a finite number of at least 0", f"{name}={value}", todo)
-    if not own.reward_limit > 0:
-        _refuse("reward_limit must be positive", f"reward_limit={own.reward_limit}", "1e6 is the default")
-    if not (math.isfinite(args.temperature) and args.temperature > 0):
-        _refuse(
-            "temperature must be above 0: greedy completions of a prompt are all equal, and so are their rewards",
-            f"temperature={args.temperature}",
-            "set temperature=1.0",
-        )
-    if not 0 < args.top_p <= 1:
-        _refuse("top_p must lie in (0, 1]", f"top_p={args.top_p}", "1.0 restricts nothing")
-
-
 def _check_clipping(args: trl.RLOOConfig) -> None:
-    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if not (0 < args.epsilon < 1 and high > 0 and math.isfinite(high)):
-        _refuse(
-            "the ratio is clipped to [1 - epsilon, 1 + epsilon_high], and that range is empty or open",
-            f"epsilon={args.epsilon}, epsilon_high={args.epsilon_high}",
-            "0.2 for both is usual; 0.28 for epsilon_high is DAPO's",
-        )
     clip = args.reward_clip_range
-    if clip is not None and (len(clip) != 2 or not clip[0] < clip[1]):
+    if clip is not None and not clip[0] < clip[1]:
         _refuse(
             "the range that rewards are clipped to is inverted or empty, so every reward would be the same",
             f"reward_clip_range={clip}",
-            "give (low, high) with low < high, or None",
+            fields.ADVICE["reward_clip_range"],
+        )
+
+
+ONE_EACH = {
+    "do_sample": "remove it: completions are sampled, since greedy ones of a prompt are all equal",
+    "num_beams": "remove it: completions are sampled one by one, and a beam's are not samples of the policy",
+    "num_beam_groups": "remove it: completions are sampled one by one",
+    "num_return_sequences": "set num_generations: the trainer repeats each prompt so many times",
+    "max_new_tokens": "set max_completion_length",
+    "max_length": "set max_completion_length",
+    "min_length": "use min_new_tokens, which does not count the prompt",
+    "num_assistant_tokens": "remove it: completions are sampled from the policy alone",
+    "custom_generate": "remove it; fast_sampling=True is the kit's",
+    "return_dict_in_generate": "remove it: the trainer reads the token ids alone",
+    "pad_token_id": "set it in the tokenizer: tokenizer.pad_token",
+    "eos_token_id": "set it in model.generation_config.eos_token_id",
+    "bos_token_id": "set it in the tokenizer: tokenizer.bos_token",
+}
+"""What ``generation_kwargs`` must not say, since the trainer does, and what to do instead."""
+
+
+HARMLESS = ("cache_config", "use_cache", "prefill_chunk_size")
+"""Of ``generation_kwargs``: how the same distribution is computed."""
+
+
+def _check_generation(args: trl.RLOOConfig) -> None:
+    """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
+    given = fields.as_dict("generation_kwargs", args.generation_kwargs)
+    if args.use_vllm:
+        return
+    known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    for name, value in given.items():
+        if name in HARMLESS:
+            continue
+        if name in fields.hints():
+            todo = f"set RLOOConfig({name}=...) itself"
+        elif name in ONE_EACH:
+            todo = ONE_EACH[name]
+        elif name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            todo = f"did you mean {near[0]}?" if near else "remove it: GenerationConfig does not have it"
+        else:
+            continue
+        _refuse(
+            f"generation_kwargs cannot set {name}" + ("" if name in known else ", which does not exist"),
+            f"generation_kwargs={{{name!r}: {value!r}}}",
+            todo,
+        )
+    try:
+        GenerationConfig(**given, cache_implementation=args.cache_implementation)
+    except Exception as error:  # transformers raises by the setting
+        settings = given | (
+            {"cache_implementation": args.cache_implementation} if args.cache_implementation else {}
+        )
+        said = " ".join(str(error).split())[:300]
+        _refuse(
+            f"generate would refuse its settings: {said}", f"{settings}", "change or remove what it names"
         )
 
 
 def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
-    for name, value, allowed in (
-        ("advantage_estimator", own.advantage_estimator, tuple(advantages.ESTIMATORS)),
-        ("kl_placement", own.kl_placement, ("reward", "loss")),
-        ("kl_estimator", own.kl_estimator, tuple(advantages.KL_ESTIMATORS)),
-        ("loss_aggregation", own.loss_aggregation, losses.AGGREGATIONS),
-        ("prompt_sampling", own.prompt_sampling, ("uniform", "informative")),
-        ("skip_dead_groups", own.skip_dead_groups, (None, True, False)),
-    ):
-        if value not in allowed:
-            near = difflib.get_close_matches(str(value), map(str, allowed), n=1)
-            todo = f"{name}={near[0]!r}?" if near else f"{allowed[0]!r} is the default"
-            _refuse(f"{name} is none of {', '.join(map(str, allowed))}", f"{name}={value!r}", todo)
     if own.on_unhealthy not in HANDLERS:
         checked(own.on_unhealthy, where="RLOOConfig")
+    if args.fp16 and args.bf16:
+        _refuse(
+            "fp16 and bf16 are two precisions", "fp16=True, bf16=True", "leave both out: the device decides"
+        )
+    if args.dataloader_prefetch_factor is not None and not args.dataloader_num_workers:
+        where = f"dataloader_prefetch_factor={args.dataloader_prefetch_factor}, dataloader_num_workers=0"
+        _refuse("without workers no batch is fetched ahead", where, "remove dataloader_prefetch_factor")
+    _check_loggers(args)
+    _check_schedule(args)
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",
@@ -129,14 +141,63 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
         )
 
 
+def _check_loggers(args: trl.RLOOConfig) -> None:
+    known = ("all", "none", *sorted(INTEGRATION_TO_CALLBACK))
+    asked = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
+    for name in asked:
+        if name not in known:
+            near = values.nearest("report_to", name, Literal[known])
+            _refuse(
+                f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(known)}"
+            )
+
+
+def _check_schedule(args: trl.RLOOConfig) -> None:
+    """Works around: transformers makes scheduler and optimizer in ``train()``, and says what it was not given there."""
+    given = fields.as_dict("lr_scheduler_kwargs", args.lr_scheduler_kwargs)
+    if given:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+        try:
+            get_scheduler(args.lr_scheduler_type, optimizer, 0, 2, scheduler_specific_kwargs=given)
+        except Exception as error:  # of whichever scheduler it is
+            said = " ".join(str(error).split())[:300]
+            where = f"lr_scheduler_type={args.lr_scheduler_type!r}, lr_scheduler_kwargs={given}"
+            _refuse(
+                f"the schedule does not take its arguments: {said}", where, "remove what the message names"
+            )
+    for part in filter(None, (args.optim_args or "").replace(" ", "").split(",")):
+        if part.count("=") != 1:
+            where = f"optim_args={args.optim_args!r}"
+            _refuse(
+                f"optim_args are name=value, and {part!r} is not",
+                where,
+                "write optim_args='name=value,name=value'",
+            )
+
+
 def _check_best(args: trl.RLOOConfig) -> None:
     """Works around: transformers chooses the best checkpoint by the loss, which reads about 0 in every RLOO run."""
+    if args.load_best_model_at_end and args.eval_strategy == "no":
+        _refuse(
+            "the best checkpoint is that of the best evaluation, and there is none",
+            "load_best_model_at_end=True, eval_strategy='no'",
+            "set eval_strategy='steps' and eval_steps, or remove load_best_model_at_end",
+        )
     asked = args.load_best_model_at_end or args.save_strategy == "best"
     if asked and args.metric_for_best_model in ("loss", "eval_loss"):
         _refuse(
             "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run",
             f"metric_for_best_model={args.metric_for_best_model!r}",
             "metric_for_best_model='eval_reward', greater_is_better=True",
+        )
+
+
+def _check_folder(args: trl.RLOOConfig) -> None:
+    folder = Path(args.output_dir or ".").expanduser()
+    taken = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if taken.exists() and not taken.is_dir():
+        _refuse(
+            f"{taken} is a file, not a folder", f"output_dir={args.output_dir!r}", "give another output_dir"
         )
 
 
@@ -153,6 +214,12 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
             f"steps_per_generation={steps}, num_generations={k}",
             f"make batch x accumulation a multiple of {k}: {' or '.join(map(str, fitting))}",
         )
+
+
+def _bends(args: trl.RLOOConfig) -> dict[str, Any]:
+    """Settings in ``generation_kwargs`` that change what is sampled."""
+    given = {} if args.use_vllm else fields.as_dict("generation_kwargs", args.generation_kwargs)
+    return {name: value for name, value in given.items() if name not in HARMLESS}
 
 
 CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
@@ -174,9 +241,15 @@ def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
             "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
             "skip_dead_groups=True."
         )
+    if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:
+        found.append(
+            f"warmup_steps={args.warmup_steps:g} is no less than max_steps={args.max_steps}, so learning_rate is never "
+            "reached. Below 1 it is a share of the run: warmup_steps=0.1."
+        )
     # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
     asked = {name: getattr(args, name) for name in CUT}
     cut = [f"{name}={value}" for name, value in asked.items() if value not in (CUT[name], None)]
+    cut += [f"generation_kwargs {name}={value}" for name, value in _bends(args).items()]
     if cut:
         found.append(
             f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "

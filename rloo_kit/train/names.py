@@ -6,12 +6,12 @@ For :class:`rloo_kit.RLOOConfig` and the trainer, so that published recipes run 
 from __future__ import annotations
 
 import difflib
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from rloo_kit.errors import ArgumentError
+from rloo_kit.values import shown
 
 CONFIG_OLD = {
     "kl_coef": "beta",
@@ -103,14 +103,6 @@ def modern_names(
             )
         values[new] = value
     return values
-
-
-def shown(name: str, value: Any) -> str:
-    """A value for a message, cut short; never one that could be a secret."""
-    text = repr(value)
-    if re.search(r"token|key|secret|password", name, re.IGNORECASE) or "hf_" in text:
-        return "(not shown)"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _suggestion(name: str, known: set[str], where: str) -> str:

@@ -28,11 +28,13 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from accelerate.utils import gather_object  # noqa: E402
+from datasets import IterableDataset  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
 from rloo_kit.train.prompts import ByEpoch, InformativeSampler  # noqa: E402
 from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
+from rloo_kit.train.undisturbed import undisturbed  # noqa: E402
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,6 +57,7 @@ class RolloutTrainer(ResumableTrainer):
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
+        self._told: set[str] = set()
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
@@ -82,7 +85,11 @@ class RolloutTrainer(ResumableTrainer):
             ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
             processes, NaN where a reward does not apply.
         """
-        prompts = [example["prompt"] for example in examples]
+        prompts = [example.get("prompt") for example in examples]
+        if isinstance(self.train_dataset, IterableDataset):  # others were looked through before training
+            inputs.check_prompts(
+                prompts, self._tokenizer, f"train_dataset, step {self.state.global_step + 1}, batch"
+            )
         prompt_ids, completion_ids, completions = self._generate(prompts)
         scores = self._calculate_rewards(examples, prompts, completions, completion_ids)
         self._log_rollout(prompts, completions, scores)
@@ -186,7 +193,8 @@ class RolloutTrainer(ResumableTrainer):
         Returns:
             (completions, rewards) of all processes, NaN where a reward does not apply.
         """
-        scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
+        with undisturbed(self.model, self.reward_func_names, self._told):
+            scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
         self._check_models_rewards(scores)
         if self.model.training:
             self._report_unscored(scores)

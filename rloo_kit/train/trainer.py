@@ -26,6 +26,7 @@ from rloo_kit.train import losses, metrics, packing
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
+from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
@@ -33,16 +34,18 @@ from rloo_kit.train import arguments, claim, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
+from rloo_kit.train.refusals import explained  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
 from rloo_kit.train.saving import StepEnds  # noqa: E402
+from rloo_kit.train.streams import StreamEnds  # noqa: E402
 from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
 from rloo_kit.watch.live import LivePlot  # noqa: E402
 from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
     from peft import PeftModel
     from transformers import PreTrainedModel
 
@@ -108,8 +111,10 @@ class RLOOTrainer(RolloutTrainer):
             claim.make(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
+        self._estimator.probe(given["args"].num_generations)
         self._token_means = metrics.TokenMeans()
-        super().__init__(**given)
+        with explained("RLOOTrainer", vars(given["args"]) | given):
+            super().__init__(**given)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
@@ -156,6 +161,8 @@ class RLOOTrainer(RolloutTrainer):
         )
         self.add_callback(gradients.FiniteGradients(self.accelerator))
         self.add_callback(StepEnds(self))
+        if isinstance(self.train_dataset, IterableDataset):
+            self.add_callback(StreamEnds())
         if self._history is not None:
             self.add_callback(self._history)
 

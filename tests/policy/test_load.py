@@ -11,7 +11,7 @@ import torch
 
 import rloo_kit
 from rloo_kit import catalogue
-from rloo_kit.errors import ConfigError, OutOfMemoryError
+from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.policy import load as loading
 from rloo_kit.policy import source, tiny
 from rloo_kit.session import environment
@@ -77,9 +77,42 @@ def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any
     _step(policy)
     saved = policy.generate(prompts, **SHORT)
     assert saved != base, "the step changed nothing, so the comparison would say nothing"
-    reloaded = rloo_kit.load_policy(policy.save(tmp_path / "adapter"), max_seq_length=10**6)
+    with pytest.warns(UserWarning, match="max_seq_length is 4096, not 1000000"):
+        reloaded = rloo_kit.load_policy(policy.save(tmp_path / "adapter"), max_seq_length=10**6)
     assert reloaded.generate(prompts, **SHORT) == saved
     assert reloaded.model.max_seq_length == policy.model.config.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"lora_rank": "16"}, "write lora_rank=16"),
+        ({"lora_rank": 0}, "lora_rank must be a whole number of at least 1"),
+        ({"max_seq_length": 4096.5}, "max_seq_length must be a whole number"),
+        ({"lora_alpha": 0}, "lora_alpha must be"),
+        ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
+        ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
+        ({"seed": -1}, "seed must be"),
+        ({"full_finetuning": True}, "load_policy trains a LoRA"),
+        ({"r": 16}, "use lora_rank"),
+        ({"lora_dropout": 0.1}, "ratio differ from 1"),
+        ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
+    ],
+)
+def test_what_load_policy_cannot_take_is_refused_before_anything_is_loaded(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        rloo_kit.load_policy("tiny", **given)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
+def test_a_configuration_in_another_encoding_is_named(tmp_path: Path, file: str, encoding: str) -> None:
+    (tmp_path / file).write_text("{}", encoding=encoding)
+    with pytest.raises(PolicyNotFoundError, match=f"{file} is not a JSON object in UTF-8"):
+        rloo_kit.load_policy(tmp_path)
 
 
 def test_a_checkpoint_merged_in_16_bit_reads_back_as_base_plus_lora(tmp_path: Path) -> None:

@@ -45,9 +45,18 @@ def test_generate_refuses_what_cannot_be_sampled(policy: Any) -> None:
     for prompts in ("What is 1 + 1?", QUESTION, []):
         with pytest.raises(ConfigError, match="a list of prompts"):
             policy.generate(prompts)
-    for bad in ({"n": 0}, {"batch_size": -1}, {"temperature": 0.0}):
-        with pytest.raises(ConfigError, match=r"at least 1[\s\S]*greedy=True"):
-            policy.generate([QUESTION], **bad)
+    for name, bad in (("n", 0), ("batch_size", -1), ("temperature", 0.0), ("max_new_tokens", 2.5)):
+        with pytest.raises(ConfigError, match=rf"{name} must be[\s\S]*{name}={bad}"):
+            policy.generate([QUESTION], **{name: bad})
+
+
+def test_greedy_search_takes_no_temperature(policy: Any, task: Any) -> None:
+    for call in (
+        lambda: policy.generate([QUESTION], greedy=True, temperature=0.7),
+        lambda: rloo_kit.evaluate(policy, task, n=1, temperature=0.7),
+    ):
+        with pytest.raises(ConfigError, match=r"temperature would have no effect[\s\S]*greedy=False"):
+            call()
 
 
 def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, monkeypatch: Any) -> None:

@@ -215,9 +215,9 @@ def test_a_policys_greedy_output_is_transformers_own(policy: Any, task: Any, mon
     [
         ({"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05}, True),
         ({"fast_sampling": False}, False),
-        ({"generation_kwargs": {"num_beams": 2}}, False),
+        ({"generation_kwargs": {"suppress_tokens": [7]}}, False),
     ],
-    ids=["TRL's settings", "switched off", "beams"],
+    ids=["TRL's settings", "switched off", "further settings"],
 )
 def test_the_trainer_uses_this_decoding(
     make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool

@@ -8,6 +8,7 @@ import pickle
 import re
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,7 +96,9 @@ def test_an_exception_keeps_the_rewards_own_traceback_and_an_interrupt_passes_th
     def broken(completions, answer, **kwargs):
         raise answer[0]
 
-    with pytest.raises(RewardCallError, match=r"'broken'(.|\n)*in its own code\.$") as caught:
+    with pytest.raises(
+        RewardCallError, match=r"'broken'(.|\n)*at line \d+ of broken in test_guarded.py\.$"
+    ) as caught:
         guarded(broken)(completions=chats("4"), answer=[ZeroDivisionError()])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert inspect.getinnerframes(caught.value.__cause__.__traceback__)[-1].function == "broken"
@@ -130,6 +133,76 @@ def test_a_missing_column_raises_an_error_that_lists_the_columns():
 
     with pytest.raises(RewardCallError, match=r"rewards get the columns \['answer', 'level'\]"):
         guarded(reward)(prompts=["p"], completions=["a"], level=[1], answer=["a"], trainer_state=None)
+
+
+def test_a_missing_column_with_no_column_there_lists_none():
+    with pytest.raises(RewardCallError, match="rewards get no column of the dataset"):
+        guarded(lambda completions, **kwargs: kwargs["solution"])(completions=["a"])
+
+
+def needs_solution(completions, **kwargs):
+    return [float(one == "3") for one in kwargs["solution"]]
+
+
+needs_solution.columns = ("solution",)
+
+
+# the reward, as it is or composed; the dataset's columns; what the error says (None: it is accepted)
+NEEDS = {
+    "the column is there": (needs_solution, ["solution"], None),
+    "it is not there": (needs_solution, ["answer"], r"requires 'solution'[\s\S]*\(it has answer\)"),
+    "nothing is there": (needs_solution, [], "no column besides the prompts"),
+    "another is nearly called so": (
+        needs_solution,
+        ["solutions"],
+        "rename_column\\('solutions', 'solution'\\)",
+    ),
+    "a partial": (functools.partial(needs_solution), ["answer"], "requires 'solution'"),
+    "a sum": (rewards.weighted([needs_solution]), ["answer"], "requires 'solution'"),
+    "clipped": (rewards.clipped(needs_solution), ["answer"], "requires 'solution'"),
+    "gated": (rewards.gated(by=needs_solution, reward=len), ["answer"], "requires 'solution'"),
+    "for some rows": (rewards.only_for(needs_solution, level=1), ["solution"], "requires 'level'"),
+    "the columns are not known": (needs_solution, None, None),
+}
+
+
+@pytest.mark.parametrize(("reward", "columns", "says"), NEEDS.values(), ids=NEEDS)
+def test_a_column_that_a_reward_says_it_needs_is_named_before_any_call(reward, columns, says):
+    if says is None:
+        assert guarded(reward, columns=columns).columns == ("solution",)
+        return
+    with pytest.raises(RewardSignatureError, match=says):
+        guarded(reward, columns=columns)
+
+
+def test_a_reward_edits_its_own_lists_and_its_own_state():
+    def edits(completions, completion_ids, answer, trainer_state, **kwargs):
+        count = len(completions)
+        completions[0][0]["content"] = ""
+        completion_ids[0].clear()
+        answer.clear()
+        trainer_state.global_step = 0
+        return [0.0] * count
+
+    state = SimpleNamespace(global_step=7)
+    given = {"completions": chats("4", "5"), "completion_ids": [[1], [2]], "answer": ["4", "5"]}
+    before = repr(given)
+    assert guarded(edits)(**given, trainer_state=state) == [0.0, 0.0]
+    assert repr(given) == before
+    assert state.global_step == 7
+
+
+@pytest.mark.parametrize(
+    "kind", [ConnectionRefusedError, TimeoutError, type("ConnectError", (Exception,), {})]
+)
+def test_a_service_that_is_down_is_not_called_a_mistake_of_the_function(kind):
+    def judge(prompt, completion, description):
+        raise RuntimeError("no mark") from kind("port 8000")
+
+    reward = guarded(rewards.rubric_reward({"brief": "It is brief."}, judge))
+    with pytest.raises(RewardCallError, match=rf"did not answer \({kind.__name__}: port 8000\)") as caught:
+        reward(prompts=["?"], completions=["4"])
+    assert "fix the reward" not in str(caught.value)
 
 
 def test_an_async_reward_stays_async_and_is_guarded():

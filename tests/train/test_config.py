@@ -178,10 +178,10 @@ def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
     [
         ({"advantage_estimator": "rlo"}, "advantage_estimator='rloo'\\?"),
         ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
-        ({"kl_estimator": "k4"}, "k1, k2, k3"),
+        ({"kl_estimator": "k4"}, "'k1', 'k2', 'k3' or None"),
         ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
-        ({"prompt_sampling": "smart"}, "uniform, informative"),
-        ({"skip_dead_groups": "no"}, "None, True, False"),
+        ({"prompt_sampling": "smart"}, "'uniform' or 'informative'"),
+        ({"skip_dead_groups": "no"}, "True, False or None(.|\n)*write skip_dead_groups=False"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[str, Any], named: str) -> None:
@@ -208,6 +208,31 @@ def test_dividing_by_a_spread_that_is_the_kl_terms_is_warned_of() -> None:
         rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.0)
         rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, kl_placement="loss")
         rloo_kit.RLOOConfig(advantage_estimator="grpo", beta=0.05, skip_dead_groups=True)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "says"),
+    [
+        (lambda rewards: rewards.numpy(), "returned a ndarray"),
+        (lambda rewards: rewards.mean(1), "shape \\(2,\\)"),
+        (lambda rewards: __import__("numpy").divide(rewards, "2"), "raised "),
+        (lambda rewards: rewards / rewards.std(1, keepdim=True), "not finite"),
+    ],
+)
+def test_an_estimator_that_cannot_be_trained_with_is_refused_before_a_completion_is_sampled(
+    estimator: Any, says: str, make_trainer: Any
+) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        make_trainer(advantage_estimator=estimator)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_what_generation_kwargs_bend_is_spoken_of() -> None:
+    with pytest.warns(UserWarning, match="generation_kwargs suppress_tokens="):
+        rloo_kit.RLOOConfig(generation_kwargs={"suppress_tokens": [7]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOConfig(generation_kwargs={"use_cache": True})
 
 
 def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_saved() -> None:

@@ -1,0 +1,96 @@
+"""What reward functions must leave as it is: the model's mode, torch's gradients and random numbers, the folder.
+
+For the trainer, which calls functions that others wrote between sampling and the loss.  A judge that switches gradients
+off, or the policy to evaluation, would stop the run with an error that names neither; one that seeds torch would make
+every step draw the same completions.  The state is put back, and a warning names the functions, once a run.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class State:
+    """Of a process, between two calls."""
+
+    training: bool
+    trainable: tuple[str, ...]
+    gradients: bool
+    dtype: torch.dtype
+    seed: int
+    draws: tuple[torch.Tensor, ...]
+    folder: Path
+
+    @classmethod
+    def of(cls, model: torch.nn.Module) -> State:
+        """As it is now."""
+        return cls(
+            training=model.training,
+            trainable=tuple(name for name, p in model.named_parameters() if p.requires_grad),
+            gradients=torch.is_grad_enabled(),
+            dtype=torch.get_default_dtype(),
+            seed=torch.initial_seed(),
+            draws=(torch.get_rng_state(), *_gpu_draws()),
+            folder=Path.cwd(),
+        )
+
+    def restore(self, model: torch.nn.Module) -> list[str]:
+        """Put back what is different; return what it was, in words."""
+        now, found = State.of(model), []
+        if now.training != self.training:
+            model.train(self.training)
+            found.append(f"switched the model to {'evaluation' if self.training else 'training'}")
+        if now.trainable != self.trainable:
+            wanted = set(self.trainable)
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name in wanted)
+            found.append("changed which of the model's parameters are trained")
+        if now.gradients != self.gradients:
+            torch.set_grad_enabled(self.gradients)
+            found.append(f"switched torch's gradients {'off' if self.gradients else 'on'}")
+        if now.dtype != self.dtype:
+            torch.set_default_dtype(self.dtype)
+            found.append(f"set torch's default dtype to {now.dtype}")
+        if now.seed != self.seed:
+            torch.set_rng_state(self.draws[0])
+            if self.draws[1:]:
+                torch.cuda.set_rng_state_all(self.draws[1:])
+            found.append("seeded torch, so that every step would draw the same completions")
+        if now.folder != self.folder:
+            os.chdir(self.folder)
+            found.append(f"changed the process's folder to {now.folder}")
+        return found
+
+
+def _gpu_draws() -> list[torch.Tensor]:
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+@contextmanager
+def undisturbed(model: torch.nn.Module, names: Sequence[str], told: set[str]) -> Iterator[None]:
+    """Put back what the functions called inside have changed.
+
+    Args:
+        names: of the functions, for the warning.
+        told: what a warning has said in this run; added to.
+    """
+    before = State.of(model)
+    try:
+        yield
+    finally:
+        new = [what for what in before.restore(model) if what not in told]
+        told.update(new)
+        if new:
+            warnings.warn(
+                f"{'Reward' if len(names) == 1 else 'One of the rewards'} {', '.join(map(repr, names))} "
+                f"{' and '.join(new)}. It is put back after each call; let the function restore what it changes.",
+                stacklevel=2,
+            )
