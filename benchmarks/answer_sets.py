@@ -3,10 +3,10 @@
     python benchmarks/answer_sets.py            # writes benchmarks/results/answer_sets.md
     python benchmarks/answer_sets.py --misjudged   # shows each case that is misjudged, and writes nothing
 
-The sets stand in tests/rewards/answers, one case a line: kind, form asked for, question, gold answer, completion after
-the thought, and whether it is right.  Each was written from the documentation of the forms alone.  "before" is the first
-run on a set, by the version of the code that its writer's rules had not yet changed (answer_sets_first.json); "now" is
-this version.  A case that the gold answer cannot decide ("80 m/s" for a gold answer of 80) is set aside.
+The sets stand in tests/rewards/answers, one case a line: kind, form asked for, question, gold answer, completion
+after the thought, and whether it is right.  Each was written from the documentation of the forms alone.  "before" is
+the first run on a set, by a version of the code whose rules its cases had not yet changed (answer_sets_first.json);
+"now" is this version.  A case that the gold answer cannot decide ("80 m/s" for a gold answer of 80) is set aside.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def main() -> None:
     text = document(
         "Fresh answers",
         command_line(),
-        'Attacks and right answers by writers who had not read the rules. "asked for": the form that the case\'s prompt '
-        'asks for is named to `answer_reward(form=...)`. "auto": it is not, and cases in prose are added.',
+        'Attacks and right answers by writers who had not read the rules. "asked for": the form that the prompt asks '
+        'for is named to `answer_reward(form=...)`. "auto": it is not, and cases in prose are added. Sets A to C were '
+        'written before the rules of these forms, D after they had been mended on A to C: its "before" is the best '
+        "estimate for text that the rules have not seen.",
         table(head, "llrrrr", rows),
     )
     (RESULTS / "answer_sets.md").write_text(text)
@@ -69,7 +71,7 @@ def judged(path: Path) -> dict[str, Any]:
     misjudged = []
     for case in cases:
         for mode in modes(case):
-            form = case["form"] if mode == "asked for" else "auto"
+            form: Any = case["form"] if mode == "asked for" else "auto"
             wrong = is_right(case["text"], case["gold"], case["kind"], form=form) is not case["right"]
             count = counts[mode]["right" if case["right"] else "attack"]
             count[0], count[1] = count[0] + wrong, count[1] + 1

@@ -48,7 +48,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["Audit", "AuditFailed", "Band", "CASES", "Case", "Criterion", "FORMS", "QWEN3"]
+__all__ = ["CASES", "FORMS", "QWEN3", "Audit", "AuditFailed", "Band", "Case", "Criterion"]
 __all__ += ["RewardCallError", "RewardSignatureError", "RewardValueError", "ThinkTokens", "Thought"]
 __all__ += ["answer_reward", "audit", "cached", "check_signature", "clipped", "gated", "guarded"]
 __all__ += ["instruction", "length_reward", "only_for", "overlong_reward", "repetition_reward"]

@@ -17,7 +17,6 @@ from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.policy.policy import Completion, Policy
 from tests.conftest import right_after_thought
 
-
 MARKERS = {"<think>": QWEN3.open_id, "</think>": QWEN3.close_id}
 
 
@@ -170,7 +169,9 @@ def test_accuracy_is_the_mean_of_the_tasks_own_reward(task: Any, policy: Policy)
     assert result.accuracy is not None
     assert result.reward is not None
     assert result.accuracy.value == result.reward.value
-    with pytest.raises(ArgumentError, match=r"evaluate\(answer_of=\.\.\.\)[\s\S]*correct=rewards.answer_reward"):
+    with pytest.raises(
+        ArgumentError, match=r"evaluate\(answer_of=\.\.\.\)[\s\S]*correct=rewards.answer_reward"
+    ):
         evaluate(policy, task, answer_of=str)
 
 

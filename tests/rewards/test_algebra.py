@@ -47,8 +47,14 @@ def test_it_works_off_the_main_thread_and_after_a_fork():
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path):
     script = tmp_path / "train.py"
-    lines = ("import rewards", "print('once')", r"print(rewards.answer_reward('math')([r'\boxed{b+a}'], answer=['a+b']))")
+    lines = (
+        "import rewards",
+        "print('once')",
+        r"print(rewards.answer_reward('math')([r'\boxed{b+a}'], answer=['a+b']))",
+    )
     script.write_text("\n".join(lines))
     environment = os.environ | {"PYTHONPATH": str(Path(rewards.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=300
+    )
     assert done.stdout.split("\n")[:2] == ["once", "[1.0]"], done.stderr

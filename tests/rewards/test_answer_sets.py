@@ -36,7 +36,10 @@ def test_with_a_form_asked_for_no_attack_is_paid_and_hardly_a_right_answer_is_re
     assert refused <= 0.05 * right
 
 
-OLDER = [json.loads(line) for line in Path(__file__).with_name("fresh_answers.jsonl").read_text("utf-8").splitlines()]
+OLDER = [
+    json.loads(line)
+    for line in Path(__file__).with_name("fresh_answers.jsonl").read_text("utf-8").splitlines()
+]
 
 
 @pytest.mark.parametrize("kind", ["number", "math"])

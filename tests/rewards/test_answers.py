@@ -122,7 +122,18 @@ def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
     assert answer_reward(lambda text, gold: 0.5)(completions=["x"], answer=["y"]) == [0.5]
 
 
-LOOPS = ["The answer is 42. ", r"\boxed{42} ", r"\boxed{", "\n", "answer:\n", "<!--", "7", "(", "#### 42\n", "~~"]
+LOOPS = [
+    "The answer is 42. ",
+    r"\boxed{42} ",
+    r"\boxed{",
+    "\n",
+    "answer:\n",
+    "<!--",
+    "7",
+    "(",
+    "#### 42\n",
+    "~~",
+]
 
 
 @pytest.mark.parametrize("unit", LOOPS)
@@ -132,7 +143,10 @@ def test_of_a_completion_in_a_loop_only_the_end_and_a_few_statements_are_read(un
     for form in FORMS:
         assert len(answers.statements(text, form)) <= 2 * 21
     for kind in ("number", "math", "choice", "exact"):
-        assert answer_reward(kind)(completions=[text], answer=["x>y" if kind == "math" else "43"])[0] in (0.0, None)
+        assert answer_reward(kind)(completions=[text], answer=["x>y" if kind == "math" else "43"])[0] in (
+            0.0,
+            None,
+        )
 
 
 @given(st.text(max_size=200), st.text(max_size=20))

@@ -75,7 +75,8 @@ def test_the_tasks_own_gold_answers_are_used():
 
 def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
     class Dataset:
-        read: list[int] = []
+        def __init__(self):
+            self.read = []
 
         def __len__(self):
             return 1_000_000
@@ -84,8 +85,9 @@ def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
             self.read.append(row)
             return {"prompt": f"What is {row} + 1?", "answer": str(row + 1)}
 
-    audit(contains_gold, rows=Dataset(), cases=REPORTED, limit=4)
-    assert sorted(set(Dataset.read)) == [0, 250_000, 500_000, 750_000]
+    dataset = Dataset()
+    audit(contains_gold, rows=dataset, cases=REPORTED, limit=4)
+    assert sorted(set(dataset.read)) == [0, 250_000, 500_000, 750_000]
     stream = ({"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in itertools.count())
     assert {f.gold for f in audit(contains_gold, rows=stream, cases=REPORTED, limit=2).findings} == {"1", "2"}
 

@@ -79,7 +79,9 @@ def test_type_checkers_see_the_real_types_of_a_users_file(tmp_path):
 def test_an_editor_completes_the_names():
     jedi = pytest.importorskip("jedi")
     source = "import rewards\nrewards.answer_"
-    assert [name.name for name in jedi.Script(source, path=PACKAGE.parent / "mine.py").complete()] == ["answer_reward"]
+    assert [name.name for name in jedi.Script(source, path=PACKAGE.parent / "mine.py").complete()] == [
+        "answer_reward"
+    ]
     (call,) = jedi.Script("import rewards\nrewards.answer_reward(").get_signatures()
     assert "form" in [parameter.name for parameter in call.params]
 
