@@ -192,7 +192,9 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
     if not rows or "prompt" not in rows[0]:
         raise DatasetError(
             "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate",
-            where=f"evaluate, dataset of {len(rows)} rows with columns {sorted(rows[0]) if rows else []}",
+            where=f"evaluate, a dataset with the columns {', '.join(sorted(rows[0]))}"
+            if rows
+            else "evaluate, 0 rows",
             todo="give a dataset with the columns prompt and answer, such as task.held_out",
         )
     return rows
