@@ -92,8 +92,8 @@ class Finding:
 def judged(log: Log) -> list[Finding]:
     """The findings at a log's last entry, from the first tier that has any.
 
-    In a long run the windows that most rules compare hardly change from one entry to the next, and are compared at every
-    fifth; only what is told from one or two entries is looked for at each.
+    In a long run the windows that most rules compare hardly change from one entry to the next, and are compared at
+    every fifth; only what is told from one or two entries is looked for at each.
     """
     every = len(log) <= MEMORY or not len(log) % WINDOW
     for tier in TIERS:
