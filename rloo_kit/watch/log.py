@@ -14,12 +14,12 @@ import operator
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from rloo_kit.watch.chance import share_of_hits
 from rloo_kit.watch.known import Known
 from rloo_kit.watch.published import PUBLISHED
-from rloo_kit.watch.table import RATIO, Entry, Rows, Table, rounds, spread_name, term, term_names
+from rloo_kit.watch.table import RATIO, Entry, Figure, Rows, Table, rounds, spread_name, term, term_names
 
 if TYPE_CHECKING:
     from rewards.compose import Judges
@@ -71,8 +71,10 @@ def dead_share(entry: Entry) -> float | None:
     return 1.0 if entry.get("reward_std") == 0.0 else share
 
 
-FIGURES = {DEAD_SHARE: dead_share}
-"""Metrics that are read off several others."""
+@functools.lru_cache(maxsize=256)
+def _figure(name: str) -> Figure:
+    """What reads a metric off an entry; the share of dead groups is read off several."""
+    return dead_share if name == DEAD_SHARE else operator.methodcaller("get", name)
 
 
 @dataclass(frozen=True)
@@ -105,27 +107,26 @@ class Log:
 
     entries: Sequence[Entry]
     known: Known = field(default_factory=Known)
+    rows: Rows = field(init=False, repr=False)
+    """The entries as rows of a table, whose columns the parts of a log share."""
     _parts: dict[tuple[int, int], Log] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.entries, Rows):
-            object.__setattr__(self, "entries", Rows.of(self.entries))
-
-    @property
-    def rows(self) -> Rows:
-        """The entries as rows of a table, whose columns the parts of a log share."""
-        return cast("Rows", self.entries)
+        rows = self.entries if isinstance(self.entries, Rows) else Rows.of(self.entries)
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "entries", rows)
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self.rows.size
 
     def first(self, count: int) -> Log:
         """The first entries."""
-        return self._part(0, min(count, len(self)))
+        return self._part(0, min(count, self.rows.size))
 
     def last(self, count: int) -> Log:
         """The last entries."""
-        return self._part(max(0, len(self) - count), len(self))
+        size = self.rows.size
+        return self._part(size - count if size > count else 0, size)
 
     def _part(self, start: int, stop: int) -> Log:
         """Made once: the rules ask for the same few windows."""
@@ -183,11 +184,11 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
-        return self.rows.values(name, FIGURES.get(name) or operator.methodcaller("get", name))
+        return self.rows.values(name, _figure(name))
 
     def earliest(self, name: str) -> float:
         """A metric's first finite value in the run so far, NaN where there is none."""
-        figures = self.rows.table.column(name, operator.methodcaller("get", name)).figures
+        figures = self.rows.table.column(name, _figure(name)).figures
         return figures[0] if figures else math.nan
 
     def mean(self, name: str) -> float:

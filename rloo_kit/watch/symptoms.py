@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rloo_kit.watch import lost, rules, standing
-from rloo_kit.watch.log import Log
+from rloo_kit.watch.log import MEMORY, WINDOW, Log
 from rloo_kit.watch.sign import Sign
 
 Rule = Callable[[Log], Sign | None]
@@ -54,6 +54,9 @@ off, wrong, and without spread; and each of these explains why nothing was learn
 SYMPTOMS: dict[str, Rule] = {name: rule for tier in TIERS for name, rule in tier.items()}
 
 CUT = ("truncation", "truncation, policy worsened")
+AT_ONCE = {"non-finite figures", "KL explosion", "entropy explosion", "gradient spikes"}
+"""Symptoms that are told from one or two entries."""
+
 BETTER = {
     **dict.fromkeys(
         (name for name in SYMPTOMS if name.startswith("dead groups")), (*CUT, "format without answers")
@@ -87,9 +90,15 @@ class Finding:
 
 
 def judged(log: Log) -> list[Finding]:
-    """The findings at a log's last entry, from the first tier that has any."""
+    """The findings at a log's last entry, from the first tier that has any.
+
+    In a long run the windows that most rules compare hardly change from one entry to the next, and are compared at
+    every fifth; only what is told from one or two entries is looked for at each.
+    """
+    every = len(log) <= MEMORY or not len(log) % WINDOW
     for tier in TIERS:
-        signs = {name: sign for name, rule in tier.items() if (sign := rule(log))}
+        asked = tier if every else {name: tier[name] for name in AT_ONCE & tier.keys()}
+        signs = {name: sign for name, rule in asked.items() if (sign := rule(log))}
         signs = {name: sign for name, sign in signs.items() if not signs.keys() & {*BETTER.get(name, ())}}
         if signs:
             return [finding(name, sign) for name, sign in signs.items()]

@@ -81,11 +81,13 @@ class Rows(Sequence[Entry]):
         spans: pairs of places, in order.
     """
 
-    __slots__ = ("_size", "spans", "table")
+    __slots__ = ("size", "spans", "table")
 
     def __init__(self, table: Table, *spans: tuple[int, int]) -> None:
         self.table, self.spans = table, spans
-        self._size = sum(stop - start for start, stop in spans)
+        self.size = 0
+        for start, stop in spans:
+            self.size += stop - start
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Rows:
@@ -94,7 +96,7 @@ class Rows(Sequence[Entry]):
         return cls(table, (0, len(table.entries)))
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     @overload
     def __getitem__(self, index: int) -> Entry: ...
