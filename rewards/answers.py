@@ -21,6 +21,8 @@ from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
 from rewards.prose import (
     _ASCRIBES,
+    clause_in,
+    number_in,
     concluded,
     denies,
     labelled,
@@ -29,7 +31,7 @@ from rewards.prose import (
     tentative,
     without_contrast,
 )
-from rewards.quantities import Number, clause_in, number_in, plain, to_number
+from rewards.quantities import Number, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 from rewards.forms import BOX, MOST, SPAN, Statement
+from rewards.quantities import Number, signed, to_number
 
 _NOUNS = (
     "answer|result|solution|respuesta|resultado|resposta|antwort|ergebnis|lösung|réponse|reponse|résultat|"
@@ -301,3 +302,102 @@ def stands(statement: Statement, gold: str = "") -> bool:
         return False
     asked = after.lstrip(" $*)]\\").startswith(("?", "？", "؟"))
     return not (asked or _SECOND.match(after) or _IS_WRONG.match(after) or taken_back(after))
+
+
+# Words that may stand between a verb and its number; any other may change the value.
+_LEAD = (
+    r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|indeed|clearly|therefore|thus|so|then|now|equal to|equals?|to be|the|"
+    r"an?|number|value|integer|total|sum|there|about|altogether|in all|always|also|around|of (?=exactly)|a total of|"
+    r"approximately|roughly|still|left with|(?:area|length|width|height|price|cost|speed|average|mean|probability|perimeter|"
+    r"volume|distance|age|weight|mass|temperature|chance|value) of)\b)*"
+)
+_VERB = re.compile(
+    r"\b(?:leaves? \w+ with|is|are|was|were|be|equals?|gives?|gave|giving|makes?|made|making|yields?|gets?|got|has|have|had|costs?|takes?|needs?|"
+    r"leaves?|leaving|remains?|becomes?|totals?|comes to|amounts? to|results? in|earns?|pays?|adds? up to|sums? to|reach(?:es)?|"
+    r"obtain|find|a total of|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|on|in)|left with|turn(?:s|ed)|fills?|lasts?|to|es|est|ist|sind|beträgt|sont|son|vale)\b|['’]s\b|[=:≈是为有共得到はだ等]|就是|равн\w+|это",
+    re.IGNORECASE,
+)
+_SUBJECT = re.compile(
+    r"^(?:\W|\b(?:so|therefore|thus|hence|and|then|finally|the (?:value|number)|there (?:are|were|is))\b)*"
+    r"(?P<value>-?\s?[$€£]?\d[\d.,/]*(?:\s[^\W\d]+){0,3}?)\s+(?:is|are|was|were|did(?:n['’]t| not)|have|will)\s+"
+    r"(?!(?:not|never|wrong|incorrect|false|less|more|smaller|larger|greater|bigger|close|near|almost|too)\b)[^\d]*$",
+    re.IGNORECASE,
+)
+# Words before a number that make it a part of something else: "the square of 42", "page 42", "more than 42".
+_GOVERNS = re.compile(
+    r"\b(?:of|than|from|by|page|step|under|over|above|below|not|between|near|nearly|almost|until|before|after|since|"
+    r"in|on|for|with|per|chapter|section|question|problem|room|case|line|to|and|or|if|beyond|within|plus|minus|times|against|under|up|least|"
+    r"most|log|root|half|twice|double|triple|e\.g|example|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
+    re.IGNORECASE,
+)
+_CLAUSES = re.compile(
+    r"[;:]\s|,\s(?!\d{3}\b)|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]"
+)
+
+
+def number_in(sentence: str) -> Number | None:
+    """The number that a sentence states: the object or the subject of a verb, in the last clause that has a number.
+
+    >>> [str(number_in(s).value) for s in ("Adding 17 and 25 gives 42.", "42 is the sum of both.", "As 6 > 5, it is **42**.")]
+    ['42', '42', '42']
+    >>> number_in("From 17 to 25 there are less than 42.") or number_in("It is the square of 42.")
+    """
+    return _number_of(clause_in(sentence))
+
+
+def clause_in(sentence: str) -> str:
+    """The last clause of a sentence that states a number; the sentence itself if none does, "" for a list of numbers.
+
+    >>> clause_in("It isn't 41, so it has to be 42.")
+    'it has to be 42.'
+    """
+    clauses = [
+        clause.strip() for clause in _CLAUSES.split(_without_asides(sentence)) if re.search(r"\d", clause)
+    ]
+    listed = [clause for clause in clauses if not re.search(r"[^\W\d]{3}", clause)]
+    for i, clause in reversed(list(enumerate(clauses))):
+        if _number_of(clause) is not None or to_number(clause, decimal_comma=True) is not None:
+            others = listed if clause in listed else [c for c in clauses[i + 1 :] if c in listed]
+            return "" if any(other != clause for other in others) else clause
+    return sentence
+
+
+def _number_of(clause: str) -> Number | None:
+    verbs = list(_VERB.finditer(clause))
+    for start in [*(verb.end() for verb in reversed(verbs)), 0]:
+        tail = clause[start:]
+        lead = re.match(_LEAD, tail, re.IGNORECASE)
+        rest = tail[lead.end() :] if lead else tail
+        if re.match(r"[-+−]?\s?(?:[$€£\\(]*\.?\d|\\[dt]?frac)", rest) and (
+            number := to_number(_signed(tail, rest), decimal_comma=True)
+        ):
+            return number
+    if (subject := _SUBJECT.match(clause)) and (number := to_number(subject["value"], decimal_comma=True)):
+        return number
+    number = to_number(clause, decimal_comma=True)
+    if number is not None and "=" in clause:
+        return number
+    first = re.search(r"[-+]?\s?[$€£]?\d", clause)
+    if number is None or first is None or _GOVERNS.search(clause[: first.start()]):
+        return None
+    return number
+
+
+def _signed(tail: str, rest: str) -> str:
+    """The number with the currency that stood before it."""
+    money = re.search(r"(\\?[$€£])[\s*(]*$", tail[: len(tail) - len(rest)])
+    return (money[1] if (money and tail.count("$") == 1) or (money and money[1] != "$") else "") + rest
+
+
+def _without_asides(sentence: str) -> str:
+    """A sentence without what only explains its number: brackets, or "between 10 and 20" after it."""
+    sentence = signed(sentence)
+    sentence = re.sub(r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", "", sentence)
+    sentence = re.sub(r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2", sentence)
+    sentence = re.sub(r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1", sentence)
+    sentence = re.sub(
+        r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among) \d+(?:\.\d+)?(?: (?:and|to) \d+(?:\.\d+)?)?(?=\W*$)",
+        r"\1",
+        sentence,
+    )
+    return re.sub(r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", "", sentence)
