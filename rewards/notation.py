@@ -43,7 +43,7 @@ _VULGAR = re.compile("(?<=[0-9])? ?[¼½¾⅐-⅞]")
 
 # Commands that leave the value beside them alone: what stands on their two sides is separate.
 NEUTRAL = (
-    r"\\(?:approx|implies|(?:Long)?[rR]ightarrow|to|iff|therefore|because|equiv|qquad|quad|left(?!\s*\|)|right|item|"
+    r"\\(?:approx|implies|(?:Long)?[rR]ightarrow|to|iff|therefore|because|equiv|qquad|quad|pmod|left(?!\s*\|)|right|item|"
     r"noindent|centering|newline|par|end|hline|square|blacksquare|checkmark)(?![a-z])"
 )
 

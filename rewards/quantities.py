@@ -86,7 +86,6 @@ def plain(text: str) -> str:
     for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPERS.sub(r" \1 ", text)
     text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
-    text = re.sub(r"(?<=\d)\s+(?:equals|is equal to)\s+(?=[-\d])", " = ", text)
     text = _FRACTION.sub(lambda m: " " + _fraction(m[1] or m[2], m[3] or m[4]), text)
     text = _MIXED.sub(lambda m: f"{m[1]}{int(m[2]) * int(m[4]) + int(m[3])}/{m[4]}", text)
     return _NOISE.sub("", text).strip()
@@ -104,7 +103,7 @@ def signed(text: str) -> str:
 
 def is_unit(word: str) -> bool:
     """Whether a word is the name of a known unit, or of a scale such as "thousand"."""
-    return word.removesuffix("s") in _UNIT_OF or word in _UNIT_OF or word.removesuffix("s") in _SCALES
+    return any(name in _UNIT_OF or name in _SCALES for name in (word, word.removesuffix("s")))
 
 
 def changes_number(word: str) -> bool:
@@ -169,7 +168,7 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
     money = _MONEY.search(text)
     if decimal_comma or r"{,}" in text:
         text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
-    text = re.sub(r"(?<=\d)\s*(?:per ?cent|percentage points?)\b(?! of)", "%", plain(text)).rstrip(_STOPS)
+    text = re.sub(r"(?<=\d)\s*per ?cent\b(?! of)", "%", plain(text)).rstrip(_STOPS)
     if "=" in text:
         return _equation(text.split("="))
     if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(?:\s+[A-Za-z]+)*\s*", text):
@@ -198,13 +197,8 @@ def _unit(after: str) -> str | None:
     unit = word[1] if len(word[1]) == 1 else word[1].lower().removesuffix("s")
     if unit == "per" or (unit == "in" and after.strip().count(" ")):
         return ""
-    if (
-        len(unit) == 1
-        and unit.isascii()
-        and unit not in (_LETTERS if after[:1].isspace() else _LETTERS + "kM")
-    ):
-        return None
-    return unit
+    known = _LETTERS if after[:1].isspace() else _LETTERS + "kM"
+    return unit if len(unit) > 1 or unit in known or not unit.isascii() else None
 
 
 def _currency(money: re.Match[str] | None) -> str:
