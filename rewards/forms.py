@@ -161,6 +161,13 @@ _SIGN = re.compile(r"(?:^|[\s(])-\s?\$+\s*$|\b(?:minus|negative)\s*\$*\s*(?:\\\(
 _LIST_MARK = re.compile(r"\s*(?:[-*+•>]|\d{1,3}[.)])\s+")
 
 
+# Braces around a box that leave its value alone.
+_FRAME = re.compile(
+    r"(?:\\(?:text|math|b[fm]|boldsymbol|under(?:line|brace)|color|ensuremath|[mh]box|fcolorbox|colorbox)[a-z]*"
+    r"(?:\s*\{[^{}]*\})*\s*)$"
+)
+
+
 def _with_neighbours(text: str, since: int, start: int, end: int, content: str) -> str:
     """The box's value with what is attached to the box; ``since`` is where an earlier box ends."""
     before = _attached_before(text[since:start].rsplit("\n", 1)[-1])
@@ -197,7 +204,7 @@ def _attached_before(line: str) -> str:
     if line.lstrip().startswith("|"):  # a table's cell
         line = line.rsplit("|", 1)[-1]
     text = _WORDS.split(_ENDS.split(_THIN.sub("", line))[-1])[-1]
-    text = re.sub(r"[({\[]+\s*$", "", text)
+    text = _FRAME.sub("", re.sub(r"[({\[]+\s*$", "", text))
     return text.strip() if _OPERATOR_LEFT.search(text) else ""
 
 
@@ -209,14 +216,9 @@ def _enclosing(text: str, position: int) -> str | None:
         if text[place] in "{}" and text[place - 1 : place] != "\\":
             depth += 1 if text[place] == "}" else -1
             if depth < 0:
-                command = re.search(r"[\\^_][A-Za-z]*(?:\s*\{[^{}]*\})*\s*$", text[first:place])
-                if command and not _FRAME.match(command[0]):
+                head = text[first:place]
+                command = re.search(r"[\\^_][A-Za-z]*(?:\s*\{[^{}]*\})*\s*$", head)
+                if command and not _FRAME.search(head):
                     return text[first + command.start() : position]
                 depth = 0
     return None
-
-
-# Braces around a box that leave its value alone.
-_FRAME = re.compile(
-    r"\\(?:text|math|b[fm]|boldsymbol|under(?:line|brace)|color|ensuremath|[mh]box|fcolorbox|colorbox)"
-)

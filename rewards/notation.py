@@ -43,8 +43,9 @@ _VULGAR = re.compile("(?<=[0-9])? ?[¼½¾⅐-⅞]")
 
 # Commands that leave the value beside them alone: what stands on their two sides is separate.
 NEUTRAL = (
-    r"\\(?:approx|implies|(?:Long)?[rR]ightarrow|to|iff|therefore|because|equiv|qquad|quad|pmod|left(?!\s*\|)|right|item|"
-    r"noindent|centering|newline|par|end|hline|square|blacksquare|checkmark)(?![a-z])"
+    r"\\(?:approx|implies|[a-zA-Z]*arrow|to|iff|therefore|because|equiv|colon|qquad|quad|pmod|[hv]space|hfill|newline|"
+    r"left(?!\s*\|)|right|item|noindent|centering|par|end|hline|tag|notag|nonumber|label|qed|[lcd]?dots|checkmark|star|"
+    r"bullet|square|black[a-z]+|triangle[a-z]*)(?![a-z])"
 )
 
 
