@@ -20,7 +20,7 @@ from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
 from rewards.prose import (
-    _ASCRIBES,
+    ascribes,
     clause_in,
     number_in,
     concluded,
@@ -65,9 +65,9 @@ def _narrowed(statement: Statement, kind: str) -> Statement:
     """A statement in prose with its last clause alone, so that what an earlier one denies does not count."""
     if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
         letters = sorted(_letters(statement.value))
-        doubted = _ASCRIBES.search(statement.value) or re.search("[?？]", statement.value)
+        doubted = ascribes(statement.value) or re.search("[?？]", statement.value)
         return statement._replace(value=" ".join(letters)) if letters and not doubted else statement
-    if kind != "number" or _ASCRIBES.search(statement.value):
+    if kind != "number" or ascribes(statement.value):
         return statement
     clause = clause_in(without_contrast(statement.value))
     rest = statement.value.rpartition(clause)[2] if clause else ""

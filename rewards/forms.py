@@ -93,11 +93,12 @@ def explicit(text: str, form: str, *, last: bool = True) -> list[Statement]:
     if form == "boxed":
         return _boxed(text)
     pattern = _LINE if form == "####" else _TAG
-    found = [_statement(text, m[1].strip(), m.start(), m.end(), form) for m in pattern.finditer(text)]
+    found = [statement(text, m[1].strip(), m.start(), m.end(), form) for m in pattern.finditer(text)]
     return found[-1:] if last else found[: MOST + 1]
 
 
-def _statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
+def statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
+    """What a text states from ``start`` to ``end``, with the text around it."""
     return Statement(value, text[max(0, start - SPAN) : start], text[end : end + SPAN], form, start, end)
 
 
@@ -130,7 +131,7 @@ def _boxed(text: str) -> list[Statement]:
     found, last = [], 0
     for start, end, content in (boxes(text) or [])[: MOST + 1]:
         value = _with_neighbours(text, max(last, start - SPAN), start, end, content)
-        found.append(_statement(text, value, start, end, "boxed"))
+        found.append(statement(text, value, start, end, "boxed"))
         last = end
     return found
 
