@@ -191,14 +191,14 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
 
 def _unit(after: str) -> str | None:
     """The unit or the scale that follows a number, without a plural's s; None for an unknown, as in 3 x."""
-    word = re.match(r"\s*([^\W\d]+(?:/[a-z]+)?|°\s?[CFK]?)", after)
+    word = re.match(r"\s*(?!(?:is|are|was|were|has|have)\b)([^\W\d]+(?:/[a-z]+)?|°\s?[CFK]?)", after)
     if word is None:
         return ""
     unit = word[1] if len(word[1]) == 1 else word[1].lower().removesuffix("s")
     if unit == "per" or (unit == "in" and after.strip().count(" ")):
         return ""
     known = _LETTERS if after[:1].isspace() else _LETTERS + "kM"
-    return unit if len(unit) > 1 or unit in known or not unit.isascii() else None
+    return unit if len(word[1]) > 1 or unit in known or not unit.isascii() else None
 
 
 def _currency(money: re.Match[str] | None) -> str:
