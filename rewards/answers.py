@@ -1,7 +1,7 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-For datasets with gold answers.  ``rewards.forms`` finds the answer where the prompt asks for it, ``rewards.prose`` where
-it asks for nothing; a comparison then checks it against the gold answer, with ``rewards.quantities`` or
+For datasets with gold answers.  ``rewards.forms`` finds the answer where the prompt asks for it, ``rewards.prose``
+where it asks for nothing; a comparison then checks it against the gold answer, with ``rewards.quantities`` or
 ``rewards.algebra``.  A completion that states nothing, two answers or the opposite scores nothing: a list of all
 numbers, two boxes that differ, "not 42".
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rewards import algebra
@@ -20,16 +21,18 @@ from rewards.errors import RewardValueError, three_parts
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
 from rewards.prose import (
-    _ASCRIBES,
+    ascribes,
+    clause_in,
     concluded,
     denies,
     labelled,
+    number_in,
     reconsidered,
     stands,
     tentative,
     without_contrast,
 )
-from rewards.quantities import Number, clause_in, number_in, plain, to_number
+from rewards.quantities import Number, plain, to_number
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
 
@@ -50,59 +53,76 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
     labels = [_narrowed(label, kind) for label in labelled(text)]
     labels = [label for label in labels if _names_a_value(label, kind)]
     forms = {"auto": ("boxed", "####", "<answer>"), "prose": ()}.get(form, (form,))
-    found = [s for name in forms for s in explicit(text, name, last=form != "auto") if _fits(s, kind, form)]
+    found = [s for name in forms for s in explicit(text, name, last=form != "auto")]
+    if form == "auto":
+        found = [s for s in found if s.form != "####" or not _heads(s, kind)]
     found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
     if found:
-        return _kept(text, [*found, *(label for label in labels if stands(label))])
+        return _kept([*found, *filter(stands, labels)])
     if form not in ("auto", "prose"):
         return []
-    return _kept(text, labels) or [_narrowed(s, kind) for s in concluded(text, kind)]
+    return _kept(labels) or [_narrowed(s, kind) for s in concluded(text, kind)]
+
+
+def _in_prose(statement: Statement) -> bool:
+    return statement.form in ("label", "conclusion")
 
 
 def _narrowed(statement: Statement, kind: str) -> Statement:
     """A statement in prose with its last clause alone, so that what an earlier one denies does not count."""
-    if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
-        letters = sorted(_letters(statement.value))
-        doubted = _ASCRIBES.search(statement.value) or re.search("[?？]", statement.value)
-        return statement._replace(value=" ".join(letters)) if letters and not doubted else statement
-    if kind != "number" or _ASCRIBES.search(statement.value):
+    value = statement.value
+    if kind not in ("number", "choice") or ascribes(value):
         return statement
-    clause = clause_in(without_contrast(statement.value))
-    rest = statement.value.rpartition(clause)[2] if clause else ""
+    if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
+        letters = [] if re.search("[?？]", value) else sorted(_letters(value))
+        return statement._replace(value=" ".join(letters) or value)
+    clause = clause_in(without_contrast(value))
+    rest = value.rpartition(clause)[2] if clause else ""
     return statement._replace(value=clause, after=f"{rest} {statement.after}")
 
 
-def _kept(text: str, found: list[Statement]) -> list[Statement]:
+def _kept(found: list[Statement]) -> list[Statement]:
     """The statements in their order, without those taken back before a later one."""
     found = sorted(found, key=lambda statement: statement.start)
-    for i, (this, following) in enumerate(zip(found, found[1:], strict=False)):
-        found[i] = this._replace(after=this.after[: max(0, following.start - this.end)])
-    return [s for s in found[:-1] if not (reconsidered(s.after) or tentative(s))] + found[-1:]
+    kept = found[-1:]
+    for this, following in pairwise(found):
+        between = this.after[: max(0, following.start - this.end)]
+        if not (reconsidered(between) or tentative(this)):
+            kept.append(this._replace(after=between))
+    return kept
 
 
-def _fits(statement: Statement, kind: str, form: str) -> bool:
-    """Whether a line after #### is an answer rather than a heading, where the prompt asked for neither."""
-    heading = re.match(r"(?:step|part|case|solution|method|final|answer)\b", statement.value, re.IGNORECASE)
-    return form != "auto" or statement.form != "####" or (not heading and _names_a_value(statement, kind))
+def _heads(line: Statement, kind: str) -> bool:
+    """Whether a line after #### is a heading rather than an answer, where the prompt asked for no such line."""
+    heading = re.match(r"(?:step|part|case|solution|method|final|answer)\b", line.value, re.IGNORECASE)
+    return heading is not None or not _names_a_value(line, kind)
 
 
 def _names_a_value(statement: Statement, kind: str) -> bool:
     """A label before words alone, as in "the answer is simple", states no answer."""
     value = statement.value
-    if denies(value):
+    if kind == "exact" or denies(value):
         return True
     if kind == "number":
         return _number(statement) is not None
-    if kind == "choice":
-        return bool(_letters(value))
-    return kind == "exact" or bool(re.search(r"[\d\\^$]", value)) or len(value.split()) <= 3
+    return (
+        bool(_letters(value))
+        if kind == "choice"
+        else bool(re.search(r"[\d\\^$]", value)) or value.count(" ") < 3
+    )
 
 
 # -------------------------------------------------------------------------------- comparisons
 
+# What stands before the answer in a sentence.
+_COPULA = re.compile(
+    r"\b(?:is|are|was|were|called|named|as|at|point|interval|equals|gives|set|solutions?|to|by|in|with|get|have|be|que|es|"
+    r"est|ist|also)\b|['’]s\b|[:：为是]"
+)
+
 
 def _number(statement: Statement) -> Number | None:
-    if statement.form in ("label", "conclusion"):
+    if _in_prose(statement):
         return number_in(without_contrast(statement.value))
     return to_number(statement.value, decimal_comma=True)
 
@@ -112,166 +132,38 @@ def _number_is(statement: Statement, gold: str, tolerance: float, timeout: float
     return target is not None and found is not None and found.same(target, tolerance)
 
 
-def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
-    if to_number(readable(gold)) is not None:
-        # Algebra would accept "17 + 25" for 42, and so a copy of the question.
-        return _number_is(statement, gold, tolerance, timeout)
-    pairs = _pairs(statement, gold)
-    return any(gold == value or algebra.equal(gold, value, timeout) for gold, value in pairs)
-
-
-_BRACKETS = re.compile(r"^([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", re.DOTALL)
-_BASE = re.compile(r"[0-9A-F]_\{?\d")
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-
-
-def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
-    """What algebra has to compare, gold answer and answer; two equal texts where they are the same as written."""
-    pairs = (_pair(value, gold) for value in _formulas(statement))
-    return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
-
-
-_COPULA = re.compile(
-    r"\b(?:is|are|as|at|point|interval|equals|gives|yields|set|solutions?|to|by|in|with|get|have|be|que|es|est|ist|also)\b|[:：为是]"
-)
-_TAIL = re.compile(
-    r"(?:(?:\\?[A-Za-z]{1,2}(?![A-Za-z])|\\[A-Za-z]+|[\d+\-*/^_=<>()\[\]{},.|'!·…&\s]|\b(?:and|or)\b(?=\s+[-\dx])))+$"
-)
-
-
-def _formulas(statement: Statement) -> list[str]:
-    """The formulas that a statement may end in; in prose the last one in dollars, or what follows the verb."""
-    value = statement.value
-    if statement.form not in ("label", "conclusion"):
-        return [value]
-    value = without_contrast(value).rstrip(" .!*。")
-    inside = [next(filter(None, match.groups())) for match in _FORMULA.finditer(value)]
-    ends = _FORMULA.split(value)[-1] if inside else value
-    found = [value, re.split(r"(?:^|[\s*])(?:is|are|:)\s|['’]s\s", value)[-1], _COPULA.split(value)[-1]]
-    if inside and len(re.findall(r"\w+", ends)) <= 3:
-        joined = [m for m in _FORMULA.finditer(value)]
-        found = [
-            inside[-1],
-            value[joined[-2].start() :] if len(joined) > 1 else "",
-            inside[-1].rpartition("=")[2],
-        ]
-    elif ";" in value:
-        found += _formulas(statement._replace(value=value.split(";")[0]))
-    elif tail := _TAIL.search(value):
-        found += [tail[0], re.split(r"(?<![<>!])=", tail[0])[-1], tail[0].split(", ")[-1]]
-    return list(dict.fromkeys(part for part in found if part.strip()))
-
-
-def _pair(value: str, gold: str) -> algebra.Pair | None:
-    gold, value = _bare_formula(readable(gold)), _bare_formula(value)
-    if (r"\pm" in gold) != (r"\pm" in value):
-        gold, value = _both_signs(gold), _both_signs(value)
-    value = _in_the_golds_shape(value, gold)
-    brackets = {_ends(value), _ends(gold)}
-    same_brackets = len(brackets) == 1 or brackets == {"set", ""} or ("" in brackets and "," not in value)
-    if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
-        return gold, gold
-    if not same_brackets or any(mark.search(gold) is None and mark.search(value) for mark in (_BASE, _DOTS)):
-        return None
-    return gold, value
-
-
-def _bare_formula(text: str) -> str:
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n")
-    text = text.removeprefix(r"\[").removesuffix(r"\]").removeprefix(r"\(").removesuffix(r"\)").strip(" .*\n")
-    text = re.sub(
-        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
-    )
-    text = (
-        text.replace(r"\varnothing", r"\emptyset").replace(r"\{\}", r"\emptyset").replace(r"\ge ", r"\geq ")
-    )
-    return re.sub(r"\s+", " ", text)
-
-
-def _both_signs(text: str) -> str:
-    if text.count(r"\pm") != 1:
-        return text
-    plus = re.sub(r"(^|=)\s*\\pm\s*", r"\1", text)
-    return ", ".join(re.sub(r"\\pm\s*", sign, part) for sign, part in (("+", plus), ("-", text)))
-
-
-_OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
-_DOTS = re.compile(r"\\[lc]?dots|…|\.\.\.")
-
-
-def _in_the_golds_shape(value: str, gold: str) -> str:
-    """An answer without the names that the gold answer leaves out: "x = 2 or x = 3" for {2, 3}, "x = 2, y = 3" for (2, 3)."""
-    if "=" not in gold:
-        value = re.sub(
-            r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*",
-            "",
-            value,
-        )
-    if "," not in gold or (_ends(gold) and _ends(value)):
-        return value
-    parts = _OR.sub(", ", value).split(",")
-    named = [re.fullmatch(r"\s*([a-z])(?:_\{?\d\}?)?\s*=(.*)", part) for part in parts]
-    if "=" in gold and _ends(gold) == "":
-        return ", ".join(part.strip() for part in parts)
-    if not all(named):
-        return value if _ends(gold) not in ("", "set") else ", ".join(part.strip() for part in parts)
-    names = [match[1] for match in named if match]
-    values = ", ".join(match[2].strip() for match in named if match)
-    if len(set(names)) == 1 and _ends(gold) in ("", "set"):
-        return values if _ends(gold) == "" else rf"\{{{values}\}}"
-    if names == sorted(set(names)) and _ends(gold) == "()":
-        return f"({values})"
-    return value
-
-
-def _ends(text: str) -> str:
-    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
-    match = _BRACKETS.match(text)
-    if match is None or "," not in text:
-        return ""
-    return "set" if match[1] == "\\{" else match[1] + match[2]
+def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+    wanted, value = folded(gold), statement.value
+    if not _in_prose(statement) or folded(value) == wanted:
+        return folded(value) == wanted
+    first, *_, last = [value, *_COPULA.split(without_contrast(value))][1:] * 2
+    return wanted in (folded(first), folded(last))
 
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
-_LETTER_HEAD = re.compile(
-    r"^\W*(?:(?:option|choice|letter|answer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()", re.I
+_CHOICE_HEAD = re.compile(
+    r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter|[Aa]nswer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()"
 )
 
 
 def _letters(value: str) -> set[str]:
+    """The choices that a value names in clauses that deny nothing."""
     text = plain(value).strip()
     if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
         return {alone[1].upper()}
-    clauses = re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text)
-    kept = [clause for clause in clauses if not denies(clause)]
-    if not kept:
+    clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not denies(c)]
+    if not clauses:
         return set()
-    head = _LETTER_HEAD.match(text)
-    if (
-        head
-        and head[1].isupper()
-        and re.findall(r"\b([A-J])(?:[).:]|\b)", text[: head.end() + 40]) == [head[1]]
-    ):
-        return {head[1]}
-    return {match[1] or match[2] for clause in kept for match in _CHOICE.finditer(clause)} | (
-        {head[1]} if head and head[1].isupper() else set()
-    )
+    head = _CHOICE_HEAD.match(text)
+    if head and re.findall(r"\b[A-J]\b", text[: head.end() + 40]) == [head[1]]:
+        return {head[1]}  # "B: George Washington, not John Adams (A)"
+    found = {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
+    return found | {head[1]} if head else found
 
 
 def _choice_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
     return _letters(statement.value) == {re.sub(r"\W", "", gold).upper()}
-
-
-def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
-    wanted = folded(gold)
-    if folded(statement.value) == wanted:
-        return True
-    if statement.form not in ("label", "conclusion"):
-        return False
-    value = without_contrast(statement.value)
-    words = re.split(r"\b(?:is|are|was|were|called|named|es|est|ist|by)\b|['’]s\b|是", value)
-    return len(words) > 1 and wanted in (folded(words[-1]), folded(words[0]))
 
 
 def folded(text: str) -> str:
@@ -282,6 +174,116 @@ def folded(text: str) -> str:
     """
     text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！।").casefold()
     return re.sub(r"^(?:the|a|an)\s+", "", text)
+
+
+def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+    if to_number(readable(gold)) is not None:
+        # Algebra would accept "17 + 25" for 42, and so a copy of the question.
+        return _number_is(statement, gold, tolerance, timeout)
+    pairs = _pairs(statement, gold)
+    return any(gold == value or algebra.equal(gold, value, timeout) for gold, value in pairs)
+
+
+def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
+    """What algebra has to compare, gold answer and answer; two equal texts where they are the same as written."""
+    pairs = (_pair(value, gold) for value in _formulas(statement))
+    return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
+
+
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_TAIL = re.compile(
+    r"(?:(?:\\?[A-Za-z]{1,2}(?![A-Za-z])|\\[A-Za-z]+|[\d+\-*/^_=<>()\[\]{},.|'!·…&\s]|\b(?:and|or)\b(?=\s+[-\dx])))+$"
+)
+
+
+def _formulas(statement: Statement) -> list[str]:
+    """The formulas that a statement may end in; in prose the last one in dollars, or what follows the verb."""
+    value = statement.value
+    if not _in_prose(statement):
+        return [value]
+    value = without_contrast(value).rstrip(" .!*。")
+    formulas = list(_FORMULA.finditer(value))
+    if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
+        last = next(filter(None, formulas[-1].groups()))
+        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else "", last.rpartition("=")[2]]
+    else:
+        found = [value, _COPULA.split(value)[-1], re.split(r"(?:\b(?:is|are)|['’]s|:)\s", value)[-1]]
+        if ";" in value:
+            found += _formulas(statement._replace(value=value.split(";")[0]))
+        elif tail := _TAIL.search(value):
+            found += [tail[0], re.split(r"(?<![<>!])=", tail[0])[-1], tail[0].split(", ")[-1]]
+    return list(dict.fromkeys(part for part in found if part.strip()))
+
+
+_DOTS_OR_BASE = re.compile(r"\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
+
+
+def _pair(value: str, gold: str) -> algebra.Pair | None:
+    gold, value = _bare_formula(readable(gold)), _bare_formula(value)
+    if (r"\pm" in gold) != (r"\pm" in value):
+        gold, value = _both_signs(gold), _both_signs(value)
+    value = _in_the_golds_shape(value, gold)
+    if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
+        return gold, gold
+    ends = {_ends(value), _ends(gold)}
+    same_ends = len(ends) == 1 or ends == {"set", ""} or ("" in ends and "," not in value)
+    if not same_ends or (_DOTS_OR_BASE.search(value) and not _DOTS_OR_BASE.search(gold)):
+        return None
+    return gold, value
+
+
+def _bare_formula(text: str) -> str:
+    """A formula without layout and without a unit in text after it."""
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n")
+    text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n")
+    text = re.sub(
+        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
+    )
+    for other, usual in ((r"\varnothing", r"\emptyset"), (r"\{\}", r"\emptyset"), (r"\ge ", r"\geq ")):
+        text = text.replace(other, usual)
+    return re.sub(r"\s+", " ", text)
+
+
+def _both_signs(text: str) -> str:
+    """Two values for one with a double sign."""
+    if text.count(r"\pm") != 1:
+        return text
+    plus = re.sub(r"(^|=)\s*\\pm\s*", r"\1", text)
+    return ", ".join(re.sub(r"\\pm\s*", sign, part) for sign, part in (("+", plus), ("-", text)))
+
+
+_NAME = re.compile(
+    r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*"
+)
+_OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
+
+
+def _in_the_golds_shape(value: str, gold: str) -> str:
+    """An answer without the names that the gold answer leaves out.
+
+    "x = 2 or x = 3" is {2, 3} where that is the gold answer, and "x = 2, y = 3" is (2, 3).
+    """
+    if "=" not in gold:
+        value = _NAME.sub("", value)
+    ends = _ends(gold)
+    if "," not in gold or (ends and _ends(value)):
+        return value
+    parts = [part.strip() for part in _OR.sub(", ", value).split(",")]
+    named = [match for part in parts if (match := re.fullmatch(r"([a-z])(?:_\{?\d\}?)?\s*=(.*)", part))]
+    if ("=" in gold and not ends) or len(named) < len(parts):
+        return ", ".join(parts) if ends in ("", "set") else value
+    names, values = [match[1] for match in named], ", ".join(match[2].strip() for match in named)
+    if len(set(names)) == 1 and ends in ("", "set"):
+        return rf"\{{{values}\}}" if ends else values
+    return f"({values})" if names == sorted(set(names)) and ends == "()" else value
+
+
+def _ends(text: str) -> str:
+    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
+    match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
+    if match is None or "," not in text:
+        return ""
+    return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
 _KINDS: dict[str, Callable[[Statement, str, float, float], bool]] = {

@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, get_args
 
-from rewards.notation import closing_brace, readable
+from rewards.errors import three_parts
+from rewards.notation import NEUTRAL, closing_brace, readable
 from rewards.quantities import changes_number, is_unit
 
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
@@ -43,8 +44,6 @@ def instruction(form: str) -> str:
 
 def check_form(form: str, where: str) -> None:
     """Raise ValueError if there is no such form."""
-    from rewards.errors import three_parts
-
     if form not in FORMS:
         named = ", ".join(f'"{name}"' for name in FORMS)
         raise ValueError(
@@ -91,26 +90,20 @@ def explicit(text: str, form: str, *, last: bool = True) -> list[Statement]:
     if form == "whole":
         value = text.strip()
         return [Statement(value, "", "", form, 0, len(text))] if value else []
-    found = {"boxed": _boxed, "####": _lines, "<answer>": _tags}[form](text)
-    return found[-1:] if last and form != "boxed" else found
+    if form == "boxed":
+        return _boxed(text)
+    pattern = _LINE if form == "####" else _TAG
+    found = [statement(text, m[1].strip(), m.start(), m.end(), form) for m in pattern.finditer(text)]
+    return found[-1:] if last else found[: MOST + 1]
 
 
-def _statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
-    before = text[max(0, start - SPAN) : start]
-    return Statement(value, before, text[end : end + SPAN], form, start, end)
+def statement(text: str, value: str, start: int, end: int, form: str) -> Statement:
+    """What a text states from ``start`` to ``end``, with the text around it."""
+    return Statement(value, text[max(0, start - SPAN) : start], text[end : end + SPAN], form, start, end)
 
 
 _LINE = re.compile(r"^[ \t]{0,9}####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-
-
-def _lines(text: str) -> list[Statement]:
-    return [_statement(text, m[1].strip(), m.start(), m.end(), "####") for m in _LINE.finditer(text)]
-
-
-def _tags(text: str) -> list[Statement]:
-    return [_statement(text, m[1].strip(), m.start(), m.end(), "<answer>") for m in _TAG.finditer(text)]
-
+_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 
 # ------------------------------------------------------------------------------------- boxes
 
@@ -135,72 +128,65 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def _boxed(text: str) -> list[Statement]:
-    found = (boxes(text) or [])[: MOST + 1]
-    ends = [0, *(end for _, end, _ in found)]
-    return [
-        _statement(
-            text, _with_neighbours(text, max(last, start - SPAN), start, end, content), start, end, "boxed"
-        )
-        for last, (start, end, content) in zip(ends, found, strict=False)
-    ]
+    found, last = [], 0
+    for start, end, content in (boxes(text) or [])[: MOST + 1]:
+        value = _with_neighbours(text, max(last, start - SPAN), start, end, content)
+        found.append(statement(text, value, start, end, "boxed"))
+        last = end
+    return found
 
 
 # What ends the expression that a box belongs to, on either side.
 _ENDS = re.compile(
-    r"\$+|\\[\[\]()]|\\\\|&|\n|\*\*|:|(?<![!<>])=|≈|→|⇒|\\(?:approx|implies|Rightarrow|Longrightarrow|rightarrow|"
-    r"to|iff|therefore|equiv|quad|qquad|left(?!\s*\|)|right|because)(?![a-z])|[.,;?](?=\s)"
+    rf"{NEUTRAL}|\$+|\\[\[\]()\\]|\\(?:begin|end)\s?\{{[^{{}}]*\}}|[&\n:≈→⇒]|\*\*|(?<![!<>])=|[.,;?](?=\s)"
 )
-_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf)\s*\{[^{}]*\}|(?<![\\A-Za-z])[^\W\d_]{2,}")
+# Words, and space of other kinds.
+_WORDS = re.compile(
+    r"\\text\w{0,2}\s*\{[^{}]*\}|(?<![\\A-Za-z])[^\W\d_]{2,}|\\\$|[€£¥₹~]|\\(?: |(?:bf|bm)(?![a-z]))"
+)
 _THIN = re.compile(r"\\[,;:!]\s?")
-_SPACES = re.compile(r"\\ |~|\\(?:bf|bm)(?![a-z])|\\begin\s?\{[^{}]*\}(?:\{[^{}]*\})?")
-_CURRENCY = re.compile(r"\\\$|[€£¥₹]")
 _OPERATOR_LEFT = re.compile(
-    r"(?:[-+*/^_!<>≤≥≠¬±∓#%|}]|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|log|ln|lg|exp|sin|cos|tan|sum|sqrt|"
-    r"approx|sim|in|notin|not|neg|bmod|mod|min|max|pi|int|mid|propto|overline|bar|partial|int|det|gcd)(?![a-z])(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*\s*)\s*$|[A-Za-z0-9)\]]$|\d\.$"
+    r"(?:[-+*/^_!<>≤≥≠¬±∓#%|}]|\\[A-Za-z]+(?:\s*[_^]\s*(?:\{[^{}]*\}|\w))*)\s*$|[A-Za-z0-9)\]]$|\d\.$"
 )
 _OPERATOR_RIGHT = re.compile(
-    r"\s*(?:[*/^_<>≤≥≠±∓!]|[-+](?=\s*[\d\\(])|[-+](?=\s*[a-zA-Z](?![a-zA-Z]))|:\d|\\(?:times|cdot|div|pm|mp|neq?|leq?|geq?|lt|gt|bmod|"
-    r"mod|over|choose|sqrt|[dt]?frac|log|ln|pi|sin|cos|tan|in|sim|cup|cap)(?![a-z]))|[A-Za-z0-9({]|\.\d|,\d"
+    rf"\s*(?:[*/^_<>≤≥≠±∓!]|[-+](?=\s*(?:[\d\\(]|[a-zA-Z](?![a-zA-Z])))|:\d|(?!{NEUTRAL})\\[A-Za-z]+)"
+    r"|[A-Za-z0-9({]|[.,]\d"
 )
-# Braces around a box that leave its value alone.
-_FRAMES = re.compile(
-    r"\\(?:text\w*|math\w*|bf|bm|boldsymbol|underline|displaystyle|color|textcolor|large|ensuremath|mbox|hbox|"
-    r"underbrace|fcolorbox|colorbox)(?:\s*\{[^{}]*\})*\s*$"
-)
-_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})|\s?°")
 _UNIT = re.compile(
-    r"[\s$]*(?:\\[,;: !]|~)*\s*(?:\\(?:text\w*|math\w*|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*\{?-?\d\}?)?|\\?(%))"
+    r"[\s$]*(?:\\[,;: !]|~)*\s*(?:\\(?:text\w*|math\w*|mbox)\s*\{([^{}]*)\}(?:\s*\^\s*\{?-?\d\}?)?|\\?(%)|"
+    r"(\^\s*\{?\s*\\circ\s*\}?|°))"
 )
 _WORD = re.compile(r"[\s$)]*([A-Za-zµ¢€]+(?:/[a-z]+)?)(?:\s+(?:of|in base \d+|[a-z]+))?", re.IGNORECASE)
 _NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}
 _SIGN = re.compile(r"(?:^|[\s(])-\s?\$+\s*$|\b(?:minus|negative)\s*\$*\s*(?:\\\()?\s*$", re.IGNORECASE)
+_LIST_MARK = re.compile(r"\s*(?:[-*+•>]|\d{1,3}[.)])\s+")
+
+
+# Braces around a box that leave its value alone.
+_FRAME = re.compile(
+    r"(?:\\(?:text|math|b[fm]|boldsymbol|under(?:line|brace)|color|ensuremath|[mh]box|fcolorbox|colorbox)[a-z]*"
+    r"(?:\s*\{[^{}]*\})*\s*)$"
+)
 
 
 def _with_neighbours(text: str, since: int, start: int, end: int, content: str) -> str:
     """The box's value with what is attached to the box; ``since`` is where an earlier box ends."""
-    before = _attached_before(text[since:start])
+    before = _attached_before(text[since:start].rsplit("\n", 1)[-1])
     right = text[end : end + 80].split("\n\n")[0]
-    if not before and re.search(r"(?<!\\)\(\s*$", text[:start]):
-        right = re.sub(r"^\s*\)", "", right)
-    enclosing = _enclosing(text, start)
-    if enclosing is not None:
+    if (enclosing := _enclosing(text, start)) is not None:
         return f"{enclosing}{content}{right}"
     bare = re.fullmatch(r"[\d.,{}\\! ]+", content) is not None
     right = re.sub(r"^_(?:10|\{10\})(?!\d)", "", right)
-    if degrees := _DEGREES.match(right):
-        content, right = content + r"^\circ ", right[degrees.end() :]
     if unit := _UNIT.match(right):
-        content, right = f"{content} {unit[1] or '%'}", right[unit.end() :]
+        content, right = f"{content} {unit[1] or unit[2] or '°'}", right[unit.end() :]
     elif (word := _WORD.match(right)) and not BOX.match(right.lstrip("$ ")) and _alters(word[1]):
         content, right = content + " " + word[0].strip(" $)"), right[word.end() :]
-    attached = re.sub(r"^[})]+", "", right)
-    if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|\.\d|,\d", right.lstrip("})")):
-        return (
-            f"{before} | {content} | {right[:20]}"  # a digit beside a box makes no number that anybody boxed
-        )
-    operator = None if BOX.match(attached) else _OPERATOR_RIGHT.match(attached)
-    attached = operator[0] + _ENDS.split(attached[operator.end() :], maxsplit=1)[0] if operator else ""
-    return before + (content if bare or not (before or attached) else f"({content})") + attached
+    right = re.sub(r"^[})]+", "", right)
+    if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|[.,]\d", right):
+        return f"{before} | {content} | {right[:20]}"  # with a digit beside it the box holds half a number
+    operator = None if BOX.match(right) else _OPERATOR_RIGHT.match(right)
+    after = operator[0] + _ENDS.split(right[operator.end() :], maxsplit=1)[0] if operator else ""
+    return before + (content if bare or not (before or after) else f"({content})") + after
 
 
 def _alters(word: str) -> bool:
@@ -208,22 +194,18 @@ def _alters(word: str) -> bool:
     return (is_unit(word.lower()) and word not in _NO_UNITS) or changes_number(word)
 
 
-def _attached_before(text: str) -> str:
-    """The part of an expression before a box; empty where the box begins it."""
-    line = text.rsplit("\n", 1)[-1]
-    if re.fullmatch(r"\s*(?:[-*+•>]|\d{1,3}[.)])\s+", line):  # a list's mark
+def _attached_before(line: str) -> str:
+    """The part of an expression before a box in its line; empty where the box begins it."""
+    if _LIST_MARK.fullmatch(line) or re.search(r"\w\s*[-–—]\s+\$*$", line):  # a dash between words
         return ""
-    if re.search(r"(?<![\\A-Za-z])[A-Za-z]+$", line):  # a word of which the box is the end
-        return re.split(r"[\s$]", line)[-1]
-    if _SIGN.search(line) and not re.search(r"\w\s-\s\$+$", line):
+    if glued := re.search(r"(?<![\\A-Za-z])[A-Za-z]+$", line):  # a word of which the box is the end
+        return glued[0]
+    if _SIGN.search(line):
         return "-"
     if line.lstrip().startswith("|"):  # a table's cell
         line = line.rsplit("|", 1)[-1]
-    text = _CURRENCY.sub(" ", _SPACES.sub(" ", _THIN.sub("", line)))
-    text = _WORDS.split(_ENDS.split(text)[-1])[-1]
-    text = re.sub(r"[({\[]+\s*$", "", text)
-    if re.fullmatch(r"\s*[-–—]\s+", text) and re.search(r"[^\W\d]\s*[-–—]\s+$", line):  # a dash between words
-        return ""
+    text = _WORDS.split(_ENDS.split(_THIN.sub("", line))[-1])[-1]
+    text = _FRAME.sub("", re.sub(r"[({\[]+\s*$", "", text))
     return text.strip() if _OPERATOR_LEFT.search(text) else ""
 
 
@@ -237,8 +219,7 @@ def _enclosing(text: str, position: int) -> str | None:
             if depth < 0:
                 head = text[first:place]
                 command = re.search(r"[\\^_][A-Za-z]*(?:\s*\{[^{}]*\})*\s*$", head)
-                if command is None or _FRAMES.search(head):
-                    depth = 0
-                    continue
-                return text[first + command.start() : position]
+                if command and not _FRAME.search(head):
+                    return text[first + command.start() : position]
+                depth = 0
     return None

@@ -10,31 +10,43 @@ import re
 import unicodedata
 
 _HIDDEN = re.compile(
-    r"<!--.{0,500}?-->|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|<\|[a-z_]+\|>"
-    r"|^[ \t]{0,9}%[^\n]*|\\(?:tiny|small|large|Large|LARGE|huge|Huge|displaystyle|color\s?\{\w*\}|textcolor\s?\{\w*\})(?![a-z])"
+    r"<!--.{0,500}?-->|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|<\|[a-z_]+\|>|^[ \t]{0,9}%[^\n]*"
+    r"|\\(?:tiny|small|[lL]arge|LARGE|[hH]uge|displaystyle|(?:text)?color\s?\{\w*\})(?![a-z])"
     r"|[\u00ad\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
-    re.S | re.M,
+    re.DOTALL | re.MULTILINE,
 )
-_STRUCK = re.compile(
-    r"~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|.[\u0335-\u0338]|"
-    r"\[(?:s|strike)\].{0,500}?\[/(?:s|strike)\]",
-    re.S,
-)
+_STRUCK = re.compile(r"~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|.[\u0335-\u0338]", re.DOTALL)
 # Commands whose argument a reader does not see, or sees crossed out.
-_WITHOUT = re.compile(r"\\(?:[hv]?phantom|[xbh]?cancel|sout|st|xout)\s*\{")
-_FENCED = re.compile(r"```.*?```", re.S)
+_WITHOUT = re.compile(r"\\(?:[hv]?phantom|[xb]?cancel|sout|xout)\s*\{")
+_FENCED = re.compile(r"```.*?```", re.DOTALL)
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _SPELLINGS = str.maketrans(
     {chr(0xFF01 + n): chr(0x21 + n) for n in range(94)}
     | dict.fromkeys("−‐‑‒–﹣", "-")
-    | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "⁄": "/", "∕": "/", "٪": "%"}
-    | {"٫": ".", "٬": ",", "≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "∞": r"\infty "}
-    | {"∪": r"\cup ", "∅": r"\emptyset "}
+    | {
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": "/",
+        "⁄": "/",
+        "∕": "/",
+        "٪": "%",
+        "٫": ".",
+        "٬": ",",
+    }
+    | {"≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∅": r"\emptyset "}
 )
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")
 _ROOT = re.compile(r"√\s?(\d+|[A-Za-z]|\([^()]{0,80}\))")
 _VULGAR = re.compile("(?<=[0-9])? ?[¼½¾⅐-⅞]")
+
+# Commands that leave the value beside them alone: what stands on their two sides is separate.
+NEUTRAL = (
+    r"\\(?:approx|implies|[a-zA-Z]*arrow|to|iff|therefore|because|equiv|colon|qquad|quad|pmod|[hv]space|hfill|newline|"
+    r"left(?!\s*\|)|right|item|noindent|centering|par|end|hline|tag|notag|nonumber|label|qed|[lcd]?dots|checkmark|star|"
+    r"bullet|square|black[a-z]+|triangle[a-z]*)(?![a-z])"
+)
 
 
 def readable(text: str) -> str:
