@@ -173,7 +173,7 @@ def folded(text: str) -> str:
     True
     """
     text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！।").casefold()
-    return re.sub(r"^(?:the|a|an)\s+", "", text)
+    return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
 
 
 def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
@@ -201,7 +201,8 @@ def _formulas(statement: Statement) -> list[str]:
     value = statement.value
     if not _in_prose(statement):
         return [value]
-    value = without_contrast(value).rstrip(" .!*。")
+    value = re.sub(r"\s\((?:about|approximately|≈)[^()]*\)$", "", without_contrast(value).rstrip(" .!*。"))
+    value = re.sub(r"\s(?:(?:cubic|square) \w+|units?)$|, which\b.*$", "", value)
     formulas = list(_FORMULA.finditer(value))
     if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
         last = next(filter(None, formulas[-1].groups()))
@@ -215,7 +216,7 @@ def _formulas(statement: Statement) -> list[str]:
     return list(dict.fromkeys(part for part in found if part.strip()))
 
 
-_DOTS_OR_BASE = re.compile(r"\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
+_DOTS_OR_BASE = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
 
 
 def _pair(value: str, gold: str) -> algebra.Pair | None:

@@ -517,7 +517,11 @@ def in_form(case: Case, form: str) -> Case:
     kept = mark in text if mark else _ALONE.search(text)
     # Of several lines or tags the last one counts, so that it alone is what was answered.
     several = mark not in ("", _MARKS["boxed"]) and text.count(mark) > 1
-    return replace(case, completion=text, answer=case.answer if not several and (kept or case.answer != PAYS) else CONTESTED)
+    return replace(
+        case,
+        completion=text,
+        answer=case.answer if not several and (kept or case.answer != PAYS) else CONTESTED,
+    )
 
 
 #: Names that stand for tokens, not text; ``rewards.audit`` turns them into ids.

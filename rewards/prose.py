@@ -136,7 +136,7 @@ _LEAD = re.compile(
 _VERB = re.compile(
     r"\b(?:leaves? \w+ with|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|in)|left with|comes to|is|are|was|were|be|equals?|"
     r"gives?|giving|makes?|yields?|gets?|got|has|have|had|costs?|takes?|needs?|leaves?|leaving|remains?|becomes?|totals?|"
-    r"earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|reach(?:es)?|a total of|to|es|est|ist|sind|sont|son|это)\b"
+    r"earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|shows?|saved?|reach(?:es)?|a total of|to|es|est|ist|sind|sont|son|это)\b"
     r"|['’]s\b|[=:≈是为有共得到はだ等]",
     re.IGNORECASE,
 )
@@ -148,7 +148,10 @@ _ASIDES = (
     (r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", ""),
     (r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2"),
     (r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1"),
-    (r"(?<=\d )((?:[^\W\d]+ ){0,4}?)(?:between|from|among) [\d.]+(?: (?:and|to) [\d.]+)?(?=\W*$)", r"\1"),
+    (
+        r"(?<=[\d*] )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|after|within) [\d.]+(?: (?:and|to) [\d.]+)?(?: \w+)?(?=\W*$)",
+        r"\1",
+    ),
     (r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", ""),
 )
 
@@ -212,7 +215,7 @@ _DENIES = re.compile(
 # Idioms that deny nothing.
 _IDIOMS = re.compile(
     r"\bnot (?:hard|difficult|only|surpris\w+)\b|\b(?:no|without a?) ?(?:doubt|problem|need|more|longer)\b"
-    r"|\bif and only if\b|\bnot\b[^.;:]{1,60}?\bbut\b"
+    r"|\bif and only if\b|\bcan(?:no|['’])t be (?:simplified|reduced|factored)\b|\bnot\b[^.;:]{1,60}?\bbut\b"
     r"|\b(?!true\b|case\b|fact\b)\w+ (?:that|which|who) (?:is|are|has|have|does|do)(?: not|n['’]t)\b",
     re.IGNORECASE,
 )
@@ -262,7 +265,7 @@ _SECOND = re.compile(
 _WRONG = (
     r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|off by|"
     r"(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|the (?:choice|guess|opinion) of|"
-    r"not(?:[.,;!]| (?:right|correct|the|true|it|so|my|what|[\d$\\]))|eliminated|excluded|ruled out|rejected|withdrawn|"
+    r"not(?:[.,;!]| (?:right|correct|the|true|it|so|my|what))|eliminated|excluded|ruled out|rejected|withdrawn|"
     r"too (?:high|low|large|small|big))"
 )
 _WHICH = re.compile(r"^[\s$*)\]\\\"'”’.,°%]*(?:which )?")
@@ -276,7 +279,7 @@ _TAKEN_BACK = re.compile(
     r"(?:that|this|it|answer|value|result|above|box|number|one|line|letter|option)"
     rf"(?:['’]s| (?:is|was|are|were|(?:would|must) be|looks|seems|turns out(?: to be)?)) {_WRONG}|"
     r"(?:not|n['’]t)(?: be)? (?:right|correct|the (?:\w+ )?answer|true|sure|confident)|"
-    r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected)|pigs fly|quatsch|stimmt (?:\w+ )?nicht|falsch|me equivoqu|"
+    r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected)|pigs fly|quatsch|stimmt (?:\w+ )?nicht|falsch|\w+ equivoc\w+|me equivoqu|"
     r"incorrecto|me suis tromp|c'est faux)|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
     re.IGNORECASE,
 )
@@ -345,7 +348,12 @@ def _undercut(statement: Statement) -> bool:
     *earlier, clause = _CLAUSE.split(plain)
     if denies(clause) or _SUPPOSES.search(clause) or _BEFORE.search(before):
         return True
-    return bool(earlier and not re.search(r"\w", clause) and _EXAMPLE.search(earlier[-1]))
+    goes_on = not re.search(r"\w", clause) or re.match(
+        r"\W*that\b", clause
+    )  # "Suppose, for contradiction, that"
+    return bool(
+        goes_on and any(_EXAMPLE.search(part) for part in earlier[-1 - bool(re.search(r"\w", clause)) :])
+    )
 
 
 def _disowned(after: str, value: str) -> bool:

@@ -143,6 +143,9 @@ def _same_unit(mine: str, gold: str) -> bool:
     """A missing unit matches any; "km" matches "kilometers", and "metres" matches "meters"."""
     if not mine or not gold:
         return True
+    (mine, _, power), (gold, _, wanted) = mine.partition("^"), gold.partition("^")
+    if power != wanted and mine in _UNIT_OF and gold in _UNIT_OF:
+        return False  # square metres for metres
     short, long = sorted((mine, gold), key=len)
     letters = iter(long)
     if mine in _UNIT_OF and gold in _UNIT_OF:
@@ -173,6 +176,7 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
         return _equation(text.split("="))
     if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(?:\s+[A-Za-z]+)*\s*", text):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
+    power = re.search(r"(?:[A-Za-z]\s*\^\s*\{?\s*)([23])", text)
     found = list(_NUMBER.finditer(text := _UNIT_POWER.sub(r"\1", text)))
     if len(found) != 1:
         return None
@@ -186,7 +190,9 @@ def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
         return None
     if unit in _SCALES:
         return number._replace(value=number.value * _SCALES[unit], unit=_currency(money))
-    return number._replace(unit=unit if unit in _UNIT_OF else _currency(money) or unit)
+    if unit in _UNIT_OF:
+        return number._replace(unit=f"{unit}^{power[1]}" if power else unit)
+    return number._replace(unit=_currency(money) or unit)
 
 
 def _unit(after: str) -> str | None:
