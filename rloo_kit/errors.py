@@ -62,7 +62,7 @@ class NonFiniteError(RLOOKitError, FloatingPointError):
 
 
 class RunFolderError(RLOOKitError, OSError):
-    """A run's folder that cannot be written to: another run's, full, or read-only."""
+    """A folder that a run or an adapter cannot be written to: another run's, full, or read-only."""
 
 
 class PolicyNotFoundError(RLOOKitError, FileNotFoundError):

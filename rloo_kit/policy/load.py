@@ -20,7 +20,7 @@ from rloo_kit import catalogue, values
 from rloo_kit.catalogue import CATALOGUE, END_OF_TEXT, END_OF_TURN, PADS, PROJECTIONS, Checkpoint
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
-from rloo_kit.policy import source
+from rloo_kit.policy import folder, source
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
@@ -115,7 +115,10 @@ def load_policy(
                 f"max_seq_length is {longest}, not {max_seq_length}: the checkpoint was trained for no more tokens.",
                 stacklevel=2,
             )
-        model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
+        with folder.matching(found.path, found.is_adapter):
+            model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
+        if found.is_adapter:
+            folder.check_loaded(model, found.path)
         template = tokenizer.chat_template
         checkpoint = found.checkpoint or catalogue.checkpoint_from_config(str(name), model.config, template)
         _complete_tokens(model, tokenizer)

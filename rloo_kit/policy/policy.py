@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.policy import sampling
+from rloo_kit.policy.folder import check_target, replacing
 from rloo_kit.policy.weights import check_finite
 from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
@@ -78,7 +78,16 @@ class Policy:
         """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
 
         ``template`` are arguments of the chat template, such as ``enable_thinking=False``.
+
+        Raises:
+            ConfigError: a conversation, and the tokenizer has no chat template.
         """
+        if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
+            raise ConfigError(
+                "the prompts are conversations and the tokenizer has no chat template",
+                where=f"{type(self.tokenizer).__name__} of {self!r}",
+                todo="use an instruct or chat checkpoint, or give plain strings as prompts",
+            )
         how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
         rows = []
         for prompt in prompts:
@@ -171,35 +180,23 @@ class Policy:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
 
         Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
-        into place, so it is never half-written; an earlier one of the same name is replaced.
+        into place, so it is never half-written; an earlier adapter of the same name is replaced.  "~" is the
+        user's home, and a link goes on pointing to its folder.
 
         Raises:
-            ConfigError: the folder is a run's, a checkpoint, or has other folders in it, which would be deleted.
+            ConfigError: the place is a file, or a folder that holds more than an adapter, which would be deleted.
             NonFiniteError: a trained weight is NaN or infinite.
+            RunFolderError: the disk is full, or the folder cannot be written to.
         """
-        _check_target(Path(folder))
-        check_finite(self.model, f"Policy.save({str(folder)!r})", lambda: "save from before, or load it anew")
-        target = Path(folder)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            fresh = Path(scratch) / "adapter"
+        named = Path(os.path.expanduser(folder))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        where = f"Policy.save({os.fspath(folder)!r})"
+        target = Path(os.path.realpath(named))
+        check_target(target, where)
+        check_finite(self.model, where, lambda: "save from before, or load it anew")
+        with replacing(target, where) as fresh:
             self.model.save_pretrained(str(fresh), selected_adapters=["default"])
             self.tokenizer.save_pretrained(str(fresh))
-            if target.exists():
-                target.replace(Path(scratch) / "old")
-            fresh.replace(target)
-        return target
-
-
-def _check_target(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    folders = {name for name in names if (folder / name).is_dir() and name != "ref"}
-    if more := sorted(folders | names & {"trainer_state.json", "optimizer.pt"}):
-        raise ConfigError(
-            f"the folder holds more than an adapter, and would be replaced: {', '.join(more[:3])}",
-            where=f"Policy.save({str(folder)!r})",
-            todo="name a folder of its own, such as out/adapter",
-        )
+        return named
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:

@@ -20,9 +20,9 @@ from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
 from rloo_kit.policy import tiny
+from rloo_kit.policy.folder import ADAPTER_CONFIG, check_whole
 from rloo_kit.session.environment import within
 
-ADAPTER_CONFIG = "adapter_config.json"
 HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
 
@@ -94,13 +94,27 @@ def _no_folder(name: str, folder: Path) -> PolicyNotFoundError:
 
 def _resolve_folder(folder: Path) -> Source:
     if (folder / ADAPTER_CONFIG).is_file():
-        base = _read(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+        config = _read(folder / ADAPTER_CONFIG)
+        base = config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
             raise PolicyNotFoundError(
                 "the adapter does not name its base",
                 where=f"load_policy, {folder / ADAPTER_CONFIG}",
                 todo="write the base's folder or hub id into base_model_name_or_path",
             )
+        if Path(base).is_dir() and folder.samefile(base) and not (folder / "config.json").is_file():
+            raise PolicyNotFoundError(
+                "the adapter names itself as its base",
+                where=f"load_policy, {folder / ADAPTER_CONFIG}",
+                todo="write the base's folder or hub id into base_model_name_or_path",
+            )
+        for name in (
+            "tokenizer.json",
+            "tokenizer_config.json",
+        ):  # transformers takes the base's for a damaged one
+            if (folder / name).is_file():
+                _read(folder / name)
+        check_whole(folder, config)
         checkpoint = CATALOGUE["tiny"] if _is_tiny(base) else find(base)
         return Source(str(folder), checkpoint, is_adapter=True)
     if not (folder / "config.json").is_file():

@@ -138,8 +138,10 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
         return ()
     file = env_file.find(path)
     if file is None:
-        if os.fspath(path) != ".env":
-            notes.append(f"{os.fspath(path)} was not found here or in a folder above.")
+        if "=" in os.fspath(path):  # a line of such a file, given by mistake, may hold a token
+            notes.append("dotenv is the name of a file, not a line of one: nothing was read.")
+        elif os.fspath(path) != ".env":
+            notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return ()
     known, loaded = settings(), []
     for name, value in env_file.read(file).items():

@@ -46,7 +46,7 @@ def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]
     """
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
+        path = _place(source)
         folder = path if path.is_dir() else path.parent
         history = entries_of(_log_in(path, caller), f"{caller}, {path}")
     elif isinstance(source, list | tuple):
@@ -75,8 +75,14 @@ def settings_of(source: Source) -> Any | None:
         return source.args
     if not isinstance(source, str | os.PathLike):
         return None
-    folder = Path(source) if Path(source).is_dir() else Path(source).parent
+    path = _place(source)
+    folder = path if path.is_dir() else path.parent
     return arguments.beside(folder) or arguments.beside(last_whole_checkpoint(folder) or folder)
+
+
+def _place(source: str | os.PathLike[str]) -> Path:
+    """The path with the user's home for "~", as the trainer takes ``output_dir``."""
+    return Path(os.path.expanduser(source))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def training_steps(history: Sequence[Entry]) -> list[Entry]:

@@ -1,0 +1,259 @@
+"""What a user has already is kept: files beside a save, the adapter before it, and secrets.
+
+Each case is something that a notebook's user did, or that happened to them.
+"""
+
+import json
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import rloo_kit
+from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
+from rloo_kit.hidden import without_hidden
+from rloo_kit.policy import source
+from rloo_kit.policy.folder import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS
+from rloo_kit.policy.policy import Policy
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+@pytest.fixture
+def adapter(policy: Policy, tmp_path: Path) -> Path:
+    """A saved adapter, in a folder of its own."""
+    return policy.save(tmp_path / "saved" / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("a file", None),
+        ("notes", ["thesis.txt"]),
+        ("a model", ["config.json", "model.safetensors"]),
+        ("a README alone", ["README.md"]),
+        ("a tokenizer alone", ["tokenizer.json"]),
+        ("notes beside an adapter", [ADAPTER_CONFIG, WEIGHTS, "notes.md"]),
+        ("a checkpoint", [ADAPTER_CONFIG, WEIGHTS, "rng_state.pth"]),
+    ],
+)
+def test_a_save_over_what_is_no_adapter_is_refused(
+    name: str, files: list[str] | None, policy: Policy, tmp_path: Path
+) -> None:
+    place = tmp_path / name
+    if files is None:
+        place.write_text("mine")
+    else:
+        place.mkdir()
+        for file in files:
+            (place / file).write_text("mine")
+    before = contents(tmp_path)
+    with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a folder of its own"):
+        policy.save(place)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("here", ["", "."])
+def test_the_working_folder_is_not_replaced(
+    here: str, policy: Policy, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="the folder in which this process works"):
+        policy.save(here)
+    assert Path.cwd() == tmp_path
+
+
+def test_the_home_a_link_and_a_relative_path_are_where_they_say(
+    policy: Policy, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert policy.save("~/adapter") == tmp_path / "home" / "adapter"
+    (tmp_path / "link").symlink_to(tmp_path / "large disk")
+    policy.save("link")
+    policy.save("link")
+    assert (tmp_path / "link").is_symlink()
+    assert policy.save("out/adapter") == Path("out/adapter")
+    for folder in ("home/adapter", "large disk", "out/adapter"):
+        assert (tmp_path / folder / WEIGHTS).is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "link", "large disk", "out"}
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_the_adapter_before_it(policy: Policy, adapter: Path, full_disk: None) -> None:
+    before = contents(adapter.parent)
+    with pytest.raises(RunFolderError, match=r"what was there before is as it was[\s\S]*still in memory"):
+        policy.save(adapter)
+    with pytest.raises(RunFolderError, match=r"(?!.*as it was)cannot be written"):
+        policy.save(adapter.parent / "new")
+    assert contents(adapter.parent) == before
+
+
+def test_a_place_that_cannot_be_made_is_named(policy: Policy, adapter: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"cannot be written[\s\S]*README.md/deeper"):
+        policy.save(adapter / "README.md" / "deeper")
+
+
+@pytest.mark.parametrize("move", [1, 2])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_save_interrupted_while_it_moves_leaves_the_adapter_before_it(
+    move: int, error: type[BaseException], policy: Policy, adapter: Path, monkeypatch: Any
+) -> None:
+    before, moves, really = contents(adapter.parent), iter(range(1, 9)), Path.replace
+
+    def replace(self: Path, target: Path) -> Path:
+        if next(moves) == move:
+            raise error
+        return really(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises((error, RunFolderError)):
+        policy.save(adapter)
+    assert contents(adapter.parent) == before
+
+
+def test_what_is_saved_after_a_failed_run_reads_back(
+    make_trainer: Any, policy: Policy, tmp_path: Path
+) -> None:
+    def breaks(completions: Any, completion_ids: Any, **_: Any) -> list[float]:
+        if trainer.state.global_step:
+            raise KeyboardInterrupt
+        return [float(len(ids) + sum(ids) % 7) for ids in completion_ids]
+
+    trainer = make_trainer(breaks, max_steps=2, learning_rate=1e-2)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    saved = load_file(policy.save(tmp_path / "adapter") / WEIGHTS)
+    assert any(weight.any() for name, weight in saved.items() if "lora_B" in name), "a step was taken"
+    again = rloo_kit.load_policy(tmp_path / "adapter")
+    for name, weight in saved.items():
+        assert torch.equal(
+            again.model.get_parameter(name.replace(".weight", ".default.weight")), weight.float()
+        )
+
+
+def _configured(**changes: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        file = folder / ADAPTER_CONFIG
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def _weighed(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Path], object]:
+    return lambda folder: save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+def _written(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _only_pickled(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / PICKLED).write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+
+
+BEFORE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut short": (lambda f: os.truncate(f / WEIGHTS, 5000), "weights cannot be read[\\s\\S]*5000 bytes"),
+    "one byte short": (
+        lambda f: os.truncate(f / WEIGHTS, (f / WEIGHTS).stat().st_size - 1),
+        "cannot be read",
+    ),
+    "empty": (_written(WEIGHTS, b""), "weights cannot be read"),
+    "a pointer": (_written(WEIGHTS, b"version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
+    "gone": (lambda f: (f / WEIGHTS).unlink(), "has no weights"),
+    "another rank": (_configured(r=4), "have rank 16, and its configuration says 4"),
+    "no template": (_written(TEMPLATE, b"\n"), "chat template is empty"),
+    "a damaged tokenizer": (_written("tokenizer.json", b'{"model'), "tokenizer.json is not a JSON object"),
+    "its own base": (lambda f: _configured(base_model_name_or_path=str(f))(f), "names itself as its base"),
+    "NaN": (_weighed(lambda w: {n: t * float("nan") for n, t in w.items()}), "not finite"),
+}
+LOADED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half": (_weighed(lambda w: dict(list(w.items())[:21])), "21 are missing, and 0 would be dropped"),
+    "renamed": (_weighed(lambda w: {f"x.{n}": t for n, t in w.items()}), "42 are missing, and 42"),
+    "fewer layers": (_configured(target_modules=["q_proj"]), "0 are missing, and 36 would be dropped"),
+    "another base's": (
+        _weighed(lambda w: {n: t[:, :-1].clone() if "lora_A" in n else t for n, t in w.items()}),
+        "not of its base",
+    ),
+    "pickled code": (_only_pickled, "could run code"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_damaged_adapter_is_refused_before_anything_is_loaded(name: str, adapter: Path) -> None:
+    change, says = BEFORE[name]
+    change(adapter)
+    with pytest.raises((PolicyNotFoundError, NonFiniteError), match=says) as raised:
+        source.resolve(adapter, True, None)
+    assert str(adapter) in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+@pytest.mark.parametrize("name", LOADED)
+def test_an_adapter_of_which_only_a_part_would_be_loaded_is_refused(name: str, adapter: Path) -> None:
+    change, says = LOADED[name]
+    change(adapter)
+    with pytest.raises(PolicyNotFoundError, match=says):
+        rloo_kit.load_policy(adapter)
+
+
+def test_an_adapter_without_a_tokenizer_takes_its_bases(policy: Policy, adapter: Path) -> None:
+    for file in (*adapter.glob("tokenizer*"), adapter / TEMPLATE):
+        file.unlink()
+    again = rloo_kit.load_policy(adapter)
+    assert again.tokenize(["1 + 1"]) == policy.tokenize(["1 + 1"])
+
+
+def test_a_conversation_without_a_chat_template_says_what_to_do(policy: Policy, monkeypatch: Any) -> None:
+    monkeypatch.setattr(policy.tokenizer, "chat_template", None)
+    with pytest.raises(ConfigError, match="no chat template"):
+        policy.generate([[{"role": "user", "content": "1 + 1"}]])
+
+
+TOKEN = "hf_" + "aB3" * 11
+
+
+@pytest.mark.parametrize(
+    "name", [TOKEN, f"https://me:{TOKEN}@huggingface.co/a/b", "https://me:word@host/a/b"]
+)
+def test_a_token_given_as_a_name_is_not_repeated(name: str) -> None:
+    with pytest.raises(PolicyNotFoundError) as raised:
+        rloo_kit.load_policy(name)
+    assert TOKEN not in str(raised.value)
+    assert "me:word" not in str(raised.value)
+    assert "(not shown)" in str(raised.value)
+
+
+def test_what_only_looks_like_a_token_is_shown() -> None:
+    for text in ("hf_hub", "hf-internal-testing/tiny", "https://huggingface.co/a@b", "/data/hf_models/a"):
+        assert without_hidden(text) == text
+
+
+def test_a_line_of_a_dotenv_file_given_as_its_name_is_not_repeated(capsys: Any) -> None:
+    env = rloo_kit.prepare("DB_PASSWORD=hunter2", offline=True)
+    assert "hunter2" not in capsys.readouterr().out + "".join(env.warnings)
+    assert any("not a line of one" in warning for warning in env.warnings)
+
+
+def test_a_runs_folder_in_the_home_is_found(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "run").mkdir()
+    log = {"log_history": [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}]}
+    (tmp_path / "run" / "trainer_state.json").write_text(json.dumps(log))
+    assert "0.700" in str(rloo_kit.plot("~/run"))
+    assert "healthy" in str(rloo_kit.diagnose("~/run"))
