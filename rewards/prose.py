@@ -52,7 +52,8 @@ _CONTRAST = re.compile(
 )
 _LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
 _CHECK = re.compile(
-    r"^\s*\((?=.*[a-z]{2})(?:[^()]|\([^()]*\))*\)\W*$|^\W*(?:check|verif|proof|to (?:check|verify)|note|hint|source|step \d|"
+    r"^\s*\((?=.*[a-z]{2})(?:[^()]|\([^()]*\))*\)\W*$|^\W*(?:check|verif|proof|to (?:check|verify)|note|hint|"
+    r"source|step \d|"
     r"let me (?:check|verify)|try(?:ing)? |don['’]t|remember|if you)",
     re.IGNORECASE,
 )
@@ -115,28 +116,34 @@ def without_contrast(value: str) -> str:
 
 # Words directly before a value that make another one of it: "more than 42", "twice 42", "step 42".
 _MODIFIES = (
-    r"at least|at most|up to|over|under|above|below|beyond|between|within|either|than|half(?: of)?|twice|double|triple|"
+    r"at least|at most|up to|over|under|above|below|beyond|between|within|either|than|half(?: of)?|twice|double|"
+    r"triple|"
     r"exceeds?|near|almost|nearly|(?:root|log\w*|factorial|square|reciprocal) of|page|chapter|section|step|question|"
     r"part|line|room|equation|example|case|exercise|problem"
 )
 _BEFORE = re.compile(rf"\b(?:{_MODIFIES})\s*(?:the |an? |\$|\\\(|\*|\s)*$", re.IGNORECASE)
 # In a sentence prepositions do the same: "the square of 42", "in 42".
 _GOVERNS = re.compile(
-    rf"\b(?:{_MODIFIES}|of|from|by|not|until|before|after|since|in|on|for|with|per|to|and|or|if|plus|minus|times|against|"
+    rf"\b(?:{_MODIFIES}|of|from|by|not|until|before|after|since|in|on|for|with|per|to|and|or|if|plus|minus|"
+    rf"times|against|"
     r"up|least|most|log|root|e\.g|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
     re.IGNORECASE,
 )
 # Words between a verb and its number that do not change it.
 _LEAD = re.compile(
-    r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|clearly|thus|so|then|now|also|still|there|about|around|"
+    r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|clearly|thus|so|then|now|also|still|there|"
+    r"about|around|"
     r"approximately|roughly|always|altogether|in all|equals?|equal to|to be|the|an?|number|value|integer|total|sum|"
     r"of (?=exactly)|(?:total|value|area|length|price|cost|speed|average|probability|volume|distance|age) of)\b)*",
     re.IGNORECASE,
 )
 _VERB = re.compile(
-    r"\b(?:leaves? \w+ with|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|in)|left with|comes to|is|are|was|were|be|equals?|"
-    r"gives?|giving|makes?|yields?|gets?|got|has|have|had|costs?|takes?|needs?|leaves?|leaving|remains?|becomes?|totals?|"
-    r"earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|shows?|saved?|reach(?:es)?|a total of|to|es|est|ist|sind|sont|son|это)\b"
+    r"\b(?:leaves? \w+ with|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|in)|left with|comes to|is|are|was|were|"
+    r"be|equals?|"
+    r"gives?|giving|makes?|yields?|gets?|got|has|have|had|costs?|takes?|needs?|leaves?|leaving|remains?|"
+    r"becomes?|totals?|"
+    r"earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|shows?|saved?|reach(?:es)?|a total of|to|es|est|"
+    r"ist|sind|sont|son|это)\b"
     r"|['’]s\b|[=:≈是为有共得到はだ等]",
     re.IGNORECASE,
 )
@@ -149,7 +156,8 @@ _ASIDES = (
     (r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2"),
     (r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1"),
     (
-        r"(?<=[\d*] )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|after|within) [\d.]+(?: (?:and|to) [\d.]+)?(?: \w+)?(?=\W*$)",
+        r"(?<=[\d*] )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|after|within) [\d.]+(?: (?:and|"
+        r"to) [\d.]+)?(?: \w+)?(?=\W*$)",
         r"\1",
     ),
     (r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", ""),
@@ -205,9 +213,12 @@ def _number_of(clause: str) -> Number | None:
 # A clause with one of these does not commit to its value: it denies, doubts or refuses.
 _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|impossible|unlike|"
-    r"hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|joke|kidding|ain['’]t|myth|opposite|anything|"
-    r"contrary|fails?|far off|far cry|(?:apart|aside|far) from|cross(?:ed)? (?:off|out)|eliminated|excluded?|ruled? out|"
-    r"(?:other|rather) than|instead of|(?:any\w*|every\w*|all) but|mistake to|nicht|kein\w*|pas|não|non|не|нет|niet|geen|"
+    r"hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|joke|kidding|ain['’]t|myth|"
+    r"opposite|anything|"
+    r"contrary|fails?|far off|far cry|(?:apart|aside|far) from|cross(?:ed)? (?:off|out)|eliminated|excluded?|"
+    r"ruled? out|"
+    r"(?:other|rather) than|instead of|(?:any\w*|every\w*|all) but|mistake to|nicht|kein\w*|pas|não|non|не|нет|"
+    r"niet|geen|"
     r"ikke|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不(?!等)|没|沒|非|无|無|ない|ません|間違|ошиб|"
     r"아니|않|\\n(?:e|eq|ot|eg)\b|[≠¬]|!=",
     re.IGNORECASE,
@@ -224,8 +235,10 @@ _SAID = (
     r"suggest(?:s|ed)|announced|replied|swears?|bets?|told \w+)"
 )
 _SUPPOSES = re.compile(
-    r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|were|might|could|"
-    r"would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|textbook|forum|user \w+|poster|"
+    r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|were|"
+    r"might|could|"
+    r"would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|textbook|forum|"
+    r"user \w+|poster|"
     rf"solution manual|assistants?|others?|people) \w+|\w+ {_SAID})\b"
     r"|(?:['’]s|s['’]|\b(?:tempting|naive|common|first|initial|intermediate|his|her|their|possible|obvious|expected|"
     r"official|alleged|candidate|sample|example))\s*$",
@@ -235,12 +248,15 @@ _EXAMPLE = re.compile(
     r"\b(?:suppose|imagine|pretend|hypothetical|for (?:instance|example)|e\.g)", re.IGNORECASE
 )
 _ASCRIBES = re.compile(
-    r"\b(?:disagree\w*|says?|said|claim\w*|thinks?|suppos\w+|imagine|pretend|утверждает|言う|neighbou?r|classmate|everyone|"
-    r"(?:most|some|many|several) (?:people|students|others)|insert|trap|format|(?:score|reward|grade|verdict)\s*[:=])(?!\w)",
+    r"\b(?:disagree\w*|says?|said|claim\w*|thinks?|suppos\w+|imagine|pretend|утверждает|言う|neighbou?r|classmate|"
+    r"everyone|"
+    r"(?:most|some|many|several) (?:people|students|others)|insert|trap|format|(?:score|reward|grade|"
+    r"verdict)\s*[:=])(?!\w)",
     re.IGNORECASE,
 )
 _TENTATIVE = re.compile(
-    r"\b(?:at first|(?:i|first) (?:first )?(?:thought|guess\w*)|initially|going to say|tempt\w+|would (?:be|give|have))\b",
+    r"\b(?:at first|(?:i|first) (?:first )?(?:thought|guess\w*)|initially|going to say|tempt\w+|would (?:be|"
+    r"give|have))\b",
     re.IGNORECASE,
 )
 # A value with one of these is a bound, a choice or a grade; in prose words such as "over" say other things, too.
@@ -259,19 +275,23 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _SECOND = re.compile(
-    r"^[\s$,)]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|approximately|just)))",
+    r"^[\s$,)]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|"
+    r"approximately|just)))",
     re.IGNORECASE,
 )
 _WRONG = (
     r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|off by|"
-    r"(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|the (?:choice|guess|opinion) of|"
+    r"(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|the (?:choice|"
+    r"guess|opinion) of|"
     r"not(?:[.,;!]| (?:right|correct|the|true|it|so|my|what))|eliminated|excluded|ruled out|rejected|withdrawn|"
     r"too (?:high|low|large|small|big))"
 )
 _WHICH = re.compile(r"^[\s$*)\]\\\"'”’.,°%]*(?:which )?")
 _TAKEN_BACK = re.compile(
-    r"\b(?:disregard|(?:scratch|strike|forget|ignore) (?:that|this|it|the (?:above|answer|box))|never ?mind|make that|"
-    r"(?:take|cross) (?:that|it) (?:back|out)|on (?:second thoughts?|reflection|closer)|chang\w+ my (?:mind|answer)|oops|"
+    r"\b(?:disregard|(?:scratch|strike|forget|ignore) (?:that|this|it|the (?:above|answer|box))|never ?mind|"
+    r"make that|"
+    r"(?:take|cross) (?:that|it) (?:back|out)|on (?:second thoughts?|reflection|closer)|chang\w+ my (?:mind|"
+    r"answer)|oops|"
     r"my (?:mistake|bad)|correction|(?:kidd|jok|bluff)ing|i (?:was|am|'m) (?:wrong|mistaken|lying)|"
     r"i (?:forgot|overlooked|mis\w+ed|misread|meant|disagree|reject|retract)|withdr\w+|"
     r"i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|"
@@ -279,7 +299,8 @@ _TAKEN_BACK = re.compile(
     r"(?:that|this|it|answer|value|result|above|box|number|one|line|letter|option)"
     rf"(?:['’]s| (?:is|was|are|were|(?:would|must) be|looks|seems|turns out(?: to be)?)) {_WRONG}|"
     r"(?:not|n['’]t)(?: be)? (?:right|correct|the (?:\w+ )?answer|true|sure|confident)|"
-    r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected)|pigs fly|quatsch|stimmt (?:\w+ )?nicht|falsch|\w+ equivoc\w+|me equivoqu|"
+    r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected)|pigs fly|quatsch|stimmt (?:\w+ )?nicht|falsch|"
+    r"\w+ equivoc\w+|me equivoqu|"
     r"incorrecto|me suis tromp|c'est faux)|неверно|ошиб|беру свои|错误|错了|不对|不正确|錯|間違|틀렸|غلط|गलत",
     re.IGNORECASE,
 )
