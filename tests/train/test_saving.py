@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
@@ -325,7 +326,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
     make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"(?s)could not be written: Not a directory.*file/run"):
+    with pytest.raises(ConfigError, match=r"(?s)is a file, not a folder.*file/run"):
         make_trainer(output_dir=str(tmp_path / "file" / "run"))
 
     def read_only(**_: object) -> None:
@@ -375,19 +376,31 @@ def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoi
 # --- finite weights ---------------------------------------------------------------------------------------
 
 
+def unguarded(trainer: Any, **settings: float) -> Any:
+    """The trainer with settings of its optimizer that a configuration would be refused for."""
+
+    class Spoil(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            for group in optimizer.param_groups:
+                group.update(settings)
+
+    trainer.add_callback(Spoil())
+    return trainer
+
+
 def test_a_step_that_makes_weights_nan_ends_the_run_before_it_is_saved(
     make_trainer: Any, fresh_policy: Any, run: Path
 ) -> None:
     with pytest.raises(
         NonFiniteError, match=r"(?s)of 42 trained tensors are not finite.*step 1.*start again"
     ):
-        make_trainer(model=fresh_policy, adam_epsilon=0.0).train()
+        unguarded(make_trainer(model=fresh_policy), eps=0.0).train()
     assert list(run.glob("checkpoint-*")) == []
 
 
 def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:
     make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SAVING).train()
-    trainer = make_trainer(max_steps=3, weight_decay=float("nan"), **SAVING)
+    trainer = unguarded(make_trainer(max_steps=3, **SAVING), weight_decay=float("nan"))
     with pytest.raises(NonFiniteError, match="trained tensors are not finite") as caught:
         trainer.train(resume_from_checkpoint=True)
     assert f"resume_from_checkpoint='{run / 'checkpoint-1'}'" in caught.value.todo
