@@ -223,7 +223,7 @@ class SavingTrainer(trl.RLOOTrainer):
         return result
 
     def _find_best_again(self) -> None:
-        """Works around: in a run's folder that was moved or renamed transformers forgets where the best checkpoint is but
+        """Works around: in a run's folder that was moved transformers forgets where the best checkpoint is, but
         not its metric, so that save_total_limit deletes it and no later one takes its place."""
         state = self.state
         if state.best_model_checkpoint is not None or not state.best_global_step:
@@ -236,7 +236,7 @@ class SavingTrainer(trl.RLOOTrainer):
             return
         if self.args.load_best_model_at_end:
             warnings.warn(
-                f"the best checkpoint, of step {step}, is not in {self.folder}: the best is now that of the steps to come",
+                f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now",
                 stacklevel=2,
             )
         state.best_global_step, state.best_metric = None, None
