@@ -35,6 +35,12 @@ def make(output_dir: str | os.PathLike[str]) -> None:
         RunFolderError: it cannot be made.
     """
     folder = Path(output_dir).absolute()
+    if folder.is_symlink() and not folder.exists():
+        raise RunFolderError(
+            "the run's folder is a link to one that does not exist",
+            where=f"output_dir {folder} -> {folder.readlink()}",
+            todo="make that folder, mount its disk, or choose another output_dir",
+        )
     with explained(folder, "the run's folder"):
         folder.mkdir(parents=True, exist_ok=True)
 

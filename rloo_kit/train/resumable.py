@@ -10,13 +10,14 @@ import os
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory import shortage
 from rloo_kit.session.imports import import_unsloth
+from rloo_kit.watch import arguments, run_folder
 from rloo_kit.watch import checkpoint as checkpoint_file
-from rloo_kit.watch import run_folder
 
 import_unsloth()
 
@@ -25,6 +26,7 @@ from peft import get_peft_model_state_dict  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import TrainerState  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpoints, gradients  # noqa: E402
@@ -38,6 +40,14 @@ if TYPE_CHECKING:
 
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
+
+NOT_TO_CHANGE = (
+    *("seed", "data_seed", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon"),
+    *("lr_scheduler_type", "advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation"),
+    *("prompt_sampling", "reward_weights"),
+)
+"""Settings that make a resumed run another one than that which was stopped, and nothing fails."""
 
 
 class ResumableTrainer(SavingTrainer):
@@ -80,6 +90,8 @@ class ResumableTrainer(SavingTrainer):
             return self._already_done(folder)
         self._start_afresh()
         self._recall_prompts(folder)
+        if folder and self.accelerator.is_main_process and (changed := changed_settings(self.args, folder)):
+            print(f"settings that differ from the checkpoint's: {changed}")
         shortage.warn_if_too_large(self.memory_plan)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
@@ -98,6 +110,7 @@ class ResumableTrainer(SavingTrainer):
 
     def _checkpoint_to_resume(self, asked: str | bool | None) -> Path | None:
         """The checkpoint to start from, with the run's folder put in order."""
+        run_folder.check_asked(asked)
         if self.args.should_save:
             checkpoints.clear_up(self.folder)
         found = Path(asked).absolute() if asked and asked is not True else None
@@ -163,11 +176,16 @@ class ResumableTrainer(SavingTrainer):
         self._history.restore(state, trained)
 
     def _load_callback_state(self) -> None:
-        """Works around: restore_callback_states_from_checkpoint puts another history in place of the one in use."""
+        """Works around: restore_callback_states_from_checkpoint puts another history in place of the one in use; and a
+        callback with a state that the checkpoint's run did not have ends the run when it is to be saved."""
         super()._load_callback_state()
+        self._find_best_again()
         if self._history is not None:
             self.remove_callback(PromptHistory)
             self.add_callback(self._history)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
     def _keep_what_is_done(self) -> None:
         """Works around: a run that is stopped loses all steps since the last checkpoint.
@@ -257,6 +275,18 @@ class ResumableTrainer(SavingTrainer):
         for name, parameter in target.named_parameters():
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
+
+
+def changed_settings(args: object, folder: Path) -> str:
+    """What of :data:`NOT_TO_CHANGE` is not as the checkpoint's run had it; empty where all is, or it is not known."""
+    saved = vars(arguments.beside(folder) or SimpleNamespace())
+    pairs = [(name, getattr(args, name, None), saved.get(name)) for name in NOT_TO_CHANGE if name in saved]
+    plain = (int, float, str, list, type(None))
+    return ", ".join(
+        f"{name}={now!r} (it was {then!r})"
+        for name, now, then in pairs
+        if isinstance(now, plain) and isinstance(then, plain) and now != then
+    )
 
 
 def _check_adapter(folder: Path, model: PreTrainedModel) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -220,6 +221,41 @@ class SavingTrainer(trl.RLOOTrainer):
                 if folder != best:
                     checkpoints.delete(folder)
         return result
+
+    def _find_best_again(self) -> None:
+        """Works around: in a run's folder that was moved transformers forgets where the best checkpoint is, but
+        not its metric, so that save_total_limit deletes it and no later one takes its place."""
+        state = self.state
+        if state.best_model_checkpoint is not None or not state.best_global_step:
+            return
+        step = state.best_global_step
+        if found := [one for one in checkpoints.ours(self.folder) if checkpoint.step_of(one) == step]:
+            state.best_model_checkpoint = self.shown(found[-1])
+            if self.accelerator.is_main_process:
+                print(f"the best checkpoint so far is {state.best_model_checkpoint}")
+            return
+        if self.args.load_best_model_at_end:
+            warnings.warn(
+                f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now",
+                stacklevel=2,
+            )
+        state.best_global_step, state.best_metric = None, None
+
+    def _load_best_model(self) -> None:
+        """Works around: the best checkpoint is noted by the path it was written to.  In a run's folder that was moved
+        or renamed since, or after os.chdir, transformers would not find it and keep the last weights."""
+        noted, mine = self.state.best_model_checkpoint, self._best(self.folder)
+        place = mine if mine and checkpoint.is_ours(mine) else Path(str(noted))
+        if not place.is_dir():
+            warnings.warn(
+                f"load_best_model_at_end: {noted} is gone, so the policy keeps the weights of step "
+                f"{self.state.global_step}, the last one",
+                stacklevel=2,
+            )
+            return
+        self.state.best_model_checkpoint = str(place)
+        super()._load_best_model()
+        self.state.best_model_checkpoint = self.shown(place)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As transformers', of finite weights alone.

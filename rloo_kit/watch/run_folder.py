@@ -147,6 +147,22 @@ def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
     return newest_whole(output_dir)[0]
 
 
+def check_asked(asked: object) -> None:
+    """Refuse a ``resume_from_checkpoint`` that names nothing: an empty one would start at step 0 without a word.
+
+    Raises:
+        ConfigError: it is no truth value and no path.
+    """
+    named = isinstance(asked, str | os.PathLike) and os.fspath(asked)
+    if asked is not None and not isinstance(asked, bool) and not named:
+        raise ConfigError(
+            f"a checkpoint is named by its folder, not by {asked!r}",
+            where="train(resume_from_checkpoint=...)",
+            todo="give True for the newest whole one in output_dir, or a path such as 'out/run/checkpoint-50'; "
+            "or leave it out to start at step 0",
+        )
+
+
 def check(folder: Path, output_dir: str | Path | None = None) -> None:
     """Refuse a folder that cannot be resumed from.
 
