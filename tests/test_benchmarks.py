@@ -21,6 +21,7 @@ from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
 from runs import VARIANTS, Evaluated, Result, Spec
 
+from rewards import answer_reward
 from rloo_kit.evaluation.intervals import Interval
 
 ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer", "rest")
@@ -168,7 +169,7 @@ NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 class TestRuns:
     def test_the_reward_is_the_quickstarts_and_counts_groups_without_spread(self) -> None:
-        reward = one_run.Reward(lambda completion: completion[0]["content"][-2:], k=2)
+        reward = one_run.Reward(answer_reward(form="whole"), k=2)
         texts = ["</think>42", "42", "</think>43", "</think></think>42", "</think>42", "</think>42"]
         completions = [[{"role": "assistant", "content": text}] for text in texts]
         assert reward(completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]

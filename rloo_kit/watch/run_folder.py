@@ -77,7 +77,7 @@ def settings_of(source: Source) -> Any | None:
         return None
     path = _place(source)
     folder = path if path.is_dir() else path.parent
-    return arguments.beside(folder) or arguments.beside(last_whole_checkpoint(folder) or folder)
+    return arguments.beside(folder) or arguments.beside(_newest_with_log(folder))
 
 
 def _place(source: str | os.PathLike[str]) -> Path:
@@ -93,8 +93,7 @@ def training_steps(history: Sequence[Entry]) -> list[Entry]:
 def _log_in(path: Path, caller: str) -> object:
     file = path / STATE if path.is_dir() else path
     if path.is_dir() and not file.is_file():
-        logs = (f for f in reversed(checkpoints(path)) if saved_step(f) == step_of(f))
-        file = next(logs, path) / STATE
+        file = _newest_with_log(path) / STATE
     try:
         history = json.loads(file.read_text(encoding="utf-8"))["log_history"]
     except UNREADABLE as error:
@@ -104,6 +103,10 @@ def _log_in(path: Path, caller: str) -> object:
             todo=f"name a {STATE}, a checkpoint, or an output_dir that has one of them",
         ) from error
     return history
+
+
+def _newest_with_log(folder: Path) -> Path:
+    return next((f for f in reversed(checkpoints(folder)) if saved_step(f) == step_of(f)), folder)
 
 
 def checkpoints(output_dir: str | Path) -> list[Path]:
