@@ -260,8 +260,10 @@ _TENTATIVE = re.compile(
     re.IGNORECASE,
 )
 # A value with one of these is a bound, a choice or a grade; in prose words such as "over" say other things, too.
-_CONDITION = r"\b(?:if|unless|provided|either|between|assuming|or|oder|ou|или|at least|at most|score|reward|"
-r"grade|verdict"
+_CONDITION = (
+    r"\b(?:if|unless|provided|either|between|assuming|or|oder|ou|или|at least|at most|score|reward|"
+    r"grade|verdict"
+)
 _CONDITIONAL = re.compile(rf"{_CONDITION})\b|[?？؟±≠]|或", re.IGNORECASE)
 _BOUNDED = re.compile(
     rf"(?<!\\){_CONDITION}|(?:more|less|fewer|greater|larger|smaller|bigger) than|up to|over|under|above|below|near|"
