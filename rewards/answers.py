@@ -142,9 +142,6 @@ def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float)
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
-_CHOICE_HEAD = re.compile(
-    r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter|[Aa]nswer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()"
-)
 
 
 def _letters(value: str) -> set[str]:
@@ -155,11 +152,7 @@ def _letters(value: str) -> set[str]:
     clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not denies(c)]
     if not clauses:
         return set()
-    head = _CHOICE_HEAD.match(text)
-    if head and re.findall(r"\b[A-J]\b", text[: head.end() + 40]) == [head[1]]:
-        return {head[1]}  # "B: George Washington, not John Adams (A)"
-    found = {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
-    return found | {head[1]} if head else found
+    return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
 def _choice_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
@@ -205,13 +198,13 @@ def _formulas(statement: Statement) -> list[str]:
     formulas = list(_FORMULA.finditer(value))
     if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
         last = next(filter(None, formulas[-1].groups()))
-        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else "", last.rpartition("=")[2]]
+        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else ""]
     else:
-        found = [value, _COPULA.split(value)[-1], re.split(r"(?:\b(?:is|are)|['’]s|:)\s", value)[-1]]
+        found = [value, _COPULA.split(value)[-1]]
         if ";" in value:
             found += _formulas(statement._replace(value=value.split(";")[0]))
         elif tail := _TAIL.search(value):
-            found += [tail[0], re.split(r"(?<![<>!])=", tail[0])[-1], tail[0].split(", ")[-1]]
+            found.append(re.split(r"(?<![<>!])=", tail[0])[-1])
     return list(dict.fromkeys(part for part in found if part.strip()))
 
 
@@ -220,10 +213,8 @@ _DOTS_OR_BASE = re.compile(r"\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
 
 def _pair(value: str, gold: str) -> algebra.Pair | None:
     gold, value = _bare_formula(readable(gold)), _bare_formula(value)
-    if (r"\pm" in gold) != (r"\pm" in value):
-        gold, value = _both_signs(gold), _both_signs(value)
     value = _in_the_golds_shape(value, gold)
-    if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
+    if value == gold:
         return gold, gold
     ends = {_ends(value), _ends(gold)}
     same_ends = len(ends) == 1 or ends == {"set", ""} or ("" in ends and "," not in value)
@@ -244,38 +235,20 @@ def _bare_formula(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def _both_signs(text: str) -> str:
-    """Two values for one with a double sign."""
-    if text.count(r"\pm") != 1:
-        return text
-    plus = re.sub(r"(^|=)\s*\\pm\s*", r"\1", text)
-    return ", ".join(re.sub(r"\\pm\s*", sign, part) for sign, part in (("+", plus), ("-", text)))
-
-
 _NAME = re.compile(
     r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*"
 )
-_OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
 
 
 def _in_the_golds_shape(value: str, gold: str) -> str:
-    """An answer without the names that the gold answer leaves out.
-
-    "x = 2 or x = 3" is {2, 3} where that is the gold answer, and "x = 2, y = 3" is (2, 3).
-    """
+    """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
     if "=" not in gold:
         value = _NAME.sub("", value)
-    ends = _ends(gold)
-    if "," not in gold or (ends and _ends(value)):
-        return value
-    parts = [part.strip() for part in _OR.sub(", ", value).split(",")]
-    named = [match for part in parts if (match := re.fullmatch(r"([a-z])(?:_\{?\d\}?)?\s*=(.*)", part))]
-    if ("=" in gold and not ends) or len(named) < len(parts):
-        return ", ".join(parts) if ends in ("", "set") else value
-    names, values = [match[1] for match in named], ", ".join(match[2].strip() for match in named)
-    if len(set(names)) == 1 and ends in ("", "set"):
-        return rf"\{{{values}\}}" if ends else values
-    return f"({values})" if names == sorted(set(names)) and ends == "()" else value
+    parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
+    names = [part[1] for part in parts if part]
+    if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
+        return f"({', '.join(part[2].strip() for part in parts if part)})"
+    return value
 
 
 def _ends(text: str) -> str:

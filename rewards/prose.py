@@ -256,8 +256,7 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _SECOND = re.compile(
-    r"^[\s$,)]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|approximately|just)))",
-    re.IGNORECASE,
+    r"^[\s$,)]*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|just))", re.IGNORECASE
 )
 _WRONG = (
     r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|off by|"
