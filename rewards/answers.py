@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards import algebra
 from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
@@ -105,11 +106,9 @@ def _names_a_value(statement: Statement, kind: str) -> bool:
         return True
     if kind == "number":
         return _number(statement) is not None
-    return (
-        bool(_letters(value))
-        if kind == "choice"
-        else bool(re.search(r"[\d\\^$]", value)) or value.count(" ") < 3
-    )
+    if kind == "choice":
+        return bool(_letters(value))
+    return re.search(r"[\d\\^$]", value) is not None or value.count(" ") < 3
 
 
 # -------------------------------------------------------------------------------- comparisons
@@ -136,8 +135,8 @@ def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float)
     wanted, value = folded(gold), statement.value
     if not _in_prose(statement) or folded(value) == wanted:
         return folded(value) == wanted
-    first, *_, last = [value, *_COPULA.split(without_contrast(value))][1:] * 2
-    return wanted in (folded(first), folded(last))
+    parts = _COPULA.split(without_contrast(value))
+    return len(parts) > 1 and wanted in (folded(parts[0]), folded(parts[-1]))
 
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
@@ -150,8 +149,6 @@ def _letters(value: str) -> set[str]:
     if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
         return {alone[1].upper()}
     clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not denies(c)]
-    if not clauses:
-        return set()
     return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
@@ -169,12 +166,15 @@ def folded(text: str) -> str:
     return re.sub(r"^(?:the|a|an)\s+", "", text)
 
 
+def _numeric(gold: str) -> bool:
+    return to_number(readable(gold)) is not None
+
+
 def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
-    if to_number(readable(gold)) is not None:
+    if _numeric(gold):
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
         return _number_is(statement, gold, tolerance, timeout)
-    pairs = _pairs(statement, gold)
-    return any(gold == value or algebra.equal(gold, value, timeout) for gold, value in pairs)
+    return any(g == value or algebra.equal(g, value, timeout) for g, value in _pairs(statement, gold))
 
 
 def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
@@ -282,7 +282,7 @@ def gold_text(gold: str) -> str:
 def readable_gold(gold: str, kind: str) -> bool:
     """Whether a gold answer is of this kind; if not, completions of its row cannot be judged."""
     if kind == "number":
-        return to_number(readable(gold)) is not None
+        return _numeric(gold)
     return kind != "choice" or re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
 
 
@@ -303,35 +303,33 @@ def is_right(
     """
     same = _KINDS[kind]
     made = statements(answer, form, kind)
-    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]|\\pm", gold) else "")}.get(
-        kind, ""
-    )
+    several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
+    words = gold + several if kind in ("exact", "math") else ""
     return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
 
 
+@dataclass
 class _AnswerReward:
-    aim = "answer"
-    judges: Judges = "answer"
+    kind: str | Callable[[str, Any], Any]
+    form: Form
+    column: str
+    tokens: ThinkTokens
+    tokenizer: Any
+    tolerance: float
+    right: float
+    wrong: float
+    timeout: float
 
-    def __init__(
-        self,
-        kind: str | Callable[[str, Any], Any],
-        form: Form,
-        column: str,
-        tokens: ThinkTokens,
-        tokenizer: Any,
-        tolerance: float,
-        right: float,
-        wrong: float,
-        timeout: float,
-    ) -> None:
-        self.kind, self.form, self.column, self.tokens, self.tokenizer = kind, form, column, tokens, tokenizer
-        self.tolerance, self.right, self.wrong, self.timeout = tolerance, right, wrong, timeout
-        self.columns = (column,)
-        self.__name__ = "answer_reward"
+    aim: ClassVar[str] = "answer"
+    judges: ClassVar[Judges] = "answer"
+    __name__ = "answer_reward"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
         if self.column not in kwargs:
@@ -348,17 +346,11 @@ class _AnswerReward:
             for completion, row_ids, gold in zip(completions, ids, kwargs[self.column], strict=True)
         ]
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            texts = [(text, gold) for found, gold in rows if gold is not None for text in found]
-            algebra.equals(
-                (
-                    pair
-                    for text, gold in texts
-                    if to_number(readable(gold)) is None
-                    for statement in statements(text, self.form, "math")
-                    for pair in _pairs(statement, gold)
-                ),
-                self.timeout,
-            )
+            texts = [
+                (t, gold) for found, gold in rows if gold is not None and not _numeric(gold) for t in found
+            ]
+            stated = [(s, gold) for t, gold in texts for s in statements(t, self.form, "math")]
+            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
@@ -372,16 +364,11 @@ class _AnswerReward:
 
     def _one(self, texts: Sequence[str], gold: Any) -> float:
         if callable(self.kind):
-            return min(self._custom(text, gold) for text in texts)
-        right = all(
-            is_right(text, gold, self.kind, self.tolerance, self.form, self.timeout) for text in texts
-        )
-        return self.right if right else self.wrong
-
-    def _custom(self, text: str, gold: Any) -> float:
-        assert callable(self.kind)
-        verdict = self.kind(text, gold)
-        return (self.right if verdict else self.wrong) if isinstance(verdict, bool) else float(verdict)
+            given = (self.kind(text, gold) for text in texts)
+            scores = {True: self.right, False: self.wrong}
+            return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
+        verdicts = (is_right(t, gold, self.kind, self.tolerance, self.form, self.timeout) for t in texts)
+        return self.right if all(verdicts) else self.wrong
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""
