@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards import algebra
 from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
@@ -105,11 +106,9 @@ def _names_a_value(statement: Statement, kind: str) -> bool:
         return True
     if kind == "number":
         return _number(statement) is not None
-    return (
-        bool(_letters(value))
-        if kind == "choice"
-        else bool(re.search(r"[\d\\^$]", value)) or value.count(" ") < 3
-    )
+    if kind == "choice":
+        return bool(_letters(value))
+    return re.search(r"[\d\\^$]", value) is not None or value.count(" ") < 3
 
 
 # -------------------------------------------------------------------------------- comparisons
@@ -136,15 +135,12 @@ def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float)
     wanted, value = folded(gold), statement.value
     if not _in_prose(statement) or folded(value) == wanted:
         return folded(value) == wanted
-    first, *_, last = [value, *_COPULA.split(without_contrast(value))][1:] * 2
-    return wanted in (folded(first), folded(last))
+    parts = _COPULA.split(without_contrast(value))
+    return len(parts) > 1 and wanted in (folded(parts[0]), folded(parts[-1]))
 
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
-_CHOICE_HEAD = re.compile(
-    r"\W*(?:(?:[Oo]ption|[Cc]hoice|[Ll]etter|[Aa]nswer)\W+)?\(?([A-J])\)?(?:[).:,]|\s*$|\s+\()"
-)
 
 
 def _letters(value: str) -> set[str]:
@@ -153,13 +149,7 @@ def _letters(value: str) -> set[str]:
     if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
         return {alone[1].upper()}
     clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not denies(c)]
-    if not clauses:
-        return set()
-    head = _CHOICE_HEAD.match(text)
-    if head and re.findall(r"\b[A-J]\b", text[: head.end() + 40]) == [head[1]]:
-        return {head[1]}  # "B: George Washington, not John Adams (A)"
-    found = {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
-    return found | {head[1]} if head else found
+    return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
 def _choice_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
@@ -176,12 +166,15 @@ def folded(text: str) -> str:
     return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
 
 
+def _numeric(gold: str) -> bool:
+    return to_number(readable(gold)) is not None
+
+
 def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
-    if to_number(readable(gold)) is not None:
+    if _numeric(gold):
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
         return _number_is(statement, gold, tolerance, timeout)
-    pairs = _pairs(statement, gold)
-    return any(gold == value or algebra.equal(gold, value, timeout) for gold, value in pairs)
+    return any(g == value or algebra.equal(g, value, timeout) for g, value in _pairs(statement, gold))
 
 
 def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
@@ -206,13 +199,13 @@ def _formulas(statement: Statement) -> list[str]:
     formulas = list(_FORMULA.finditer(value))
     if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
         last = next(filter(None, formulas[-1].groups()))
-        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else "", last.rpartition("=")[2]]
+        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else ""]
     else:
-        found = [value, _COPULA.split(value)[-1], re.split(r"(?:\b(?:is|are)|['’]s|:)\s", value)[-1]]
+        found = [value, _COPULA.split(value)[-1]]
         if ";" in value:
             found += _formulas(statement._replace(value=value.split(";")[0]))
         elif tail := _TAIL.search(value):
-            found += [tail[0], re.split(r"(?<![<>!])=", tail[0])[-1], tail[0].split(", ")[-1]]
+            found.append(re.split(r"(?<![<>!])=", tail[0])[-1])
     return list(dict.fromkeys(part for part in found if part.strip()))
 
 
@@ -221,10 +214,8 @@ _DOTS_OR_BASE = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
 
 def _pair(value: str, gold: str) -> algebra.Pair | None:
     gold, value = _bare_formula(readable(gold)), _bare_formula(value)
-    if (r"\pm" in gold) != (r"\pm" in value):
-        gold, value = _both_signs(gold), _both_signs(value)
     value = _in_the_golds_shape(value, gold)
-    if value == gold or (folded(value) == folded(gold) and not re.search(r"\d", value)):
+    if value == gold:
         return gold, gold
     ends = {_ends(value), _ends(gold)}
     same_ends = len(ends) == 1 or ends == {"set", ""} or ("" in ends and "," not in value)
@@ -245,38 +236,20 @@ def _bare_formula(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def _both_signs(text: str) -> str:
-    """Two values for one with a double sign."""
-    if text.count(r"\pm") != 1:
-        return text
-    plus = re.sub(r"(^|=)\s*\\pm\s*", r"\1", text)
-    return ", ".join(re.sub(r"\\pm\s*", sign, part) for sign, part in (("+", plus), ("-", text)))
-
-
 _NAME = re.compile(
     r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*"
 )
-_OR = re.compile(r"\s*(?:\\text\s*\{\s*(?:or|and)\s*\}|,?\s*\b(?:or|and)\b|\\(?:lor|vee|cup)\b)\s*")
 
 
 def _in_the_golds_shape(value: str, gold: str) -> str:
-    """An answer without the names that the gold answer leaves out.
-
-    "x = 2 or x = 3" is {2, 3} where that is the gold answer, and "x = 2, y = 3" is (2, 3).
-    """
+    """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
     if "=" not in gold:
         value = _NAME.sub("", value)
-    ends = _ends(gold)
-    if "," not in gold or (ends and _ends(value)):
-        return value
-    parts = [part.strip() for part in _OR.sub(", ", value).split(",")]
-    named = [match for part in parts if (match := re.fullmatch(r"([a-z])(?:_\{?\d\}?)?\s*=(.*)", part))]
-    if ("=" in gold and not ends) or len(named) < len(parts):
-        return ", ".join(parts) if ends in ("", "set") else value
-    names, values = [match[1] for match in named], ", ".join(match[2].strip() for match in named)
-    if len(set(names)) == 1 and ends in ("", "set"):
-        return rf"\{{{values}\}}" if ends else values
-    return f"({values})" if names == sorted(set(names)) and ends == "()" else value
+    parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
+    names = [part[1] for part in parts if part]
+    if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
+        return f"({', '.join(part[2].strip() for part in parts if part)})"
+    return value
 
 
 def _ends(text: str) -> str:
@@ -310,7 +283,7 @@ def gold_text(gold: str) -> str:
 def readable_gold(gold: str, kind: str) -> bool:
     """Whether a gold answer is of this kind; if not, completions of its row cannot be judged."""
     if kind == "number":
-        return to_number(readable(gold)) is not None
+        return _numeric(gold)
     return kind != "choice" or re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
 
 
@@ -331,35 +304,33 @@ def is_right(
     """
     same = _KINDS[kind]
     made = statements(answer, form, kind)
-    words = {"exact": gold, "math": gold + (r" or \in" if re.search(r"[,()\[\]{}]|\\pm", gold) else "")}.get(
-        kind, ""
-    )
+    several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
+    words = gold + several if kind in ("exact", "math") else ""
     return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
 
 
+@dataclass
 class _AnswerReward:
-    aim = "answer"
-    judges: Judges = "answer"
+    kind: str | Callable[[str, Any], Any]
+    form: Form
+    column: str
+    tokens: ThinkTokens
+    tokenizer: Any
+    tolerance: float
+    right: float
+    wrong: float
+    timeout: float
 
-    def __init__(
-        self,
-        kind: str | Callable[[str, Any], Any],
-        form: Form,
-        column: str,
-        tokens: ThinkTokens,
-        tokenizer: Any,
-        tolerance: float,
-        right: float,
-        wrong: float,
-        timeout: float,
-    ) -> None:
-        self.kind, self.form, self.column, self.tokens, self.tokenizer = kind, form, column, tokens, tokenizer
-        self.tolerance, self.right, self.wrong, self.timeout = tolerance, right, wrong, timeout
-        self.columns = (column,)
-        self.__name__ = "answer_reward"
+    aim: ClassVar[str] = "answer"
+    judges: ClassVar[Judges] = "answer"
+    __name__ = "answer_reward"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
         if self.column not in kwargs:
@@ -376,17 +347,11 @@ class _AnswerReward:
             for completion, row_ids, gold in zip(completions, ids, kwargs[self.column], strict=True)
         ]
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            texts = [(text, gold) for found, gold in rows if gold is not None for text in found]
-            algebra.equals(
-                (
-                    pair
-                    for text, gold in texts
-                    if to_number(readable(gold)) is None
-                    for statement in statements(text, self.form, "math")
-                    for pair in _pairs(statement, gold)
-                ),
-                self.timeout,
-            )
+            texts = [
+                (t, gold) for found, gold in rows if gold is not None and not _numeric(gold) for t in found
+            ]
+            stated = [(s, gold) for t, gold in texts for s in statements(t, self.form, "math")]
+            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
@@ -400,16 +365,11 @@ class _AnswerReward:
 
     def _one(self, texts: Sequence[str], gold: Any) -> float:
         if callable(self.kind):
-            return min(self._custom(text, gold) for text in texts)
-        right = all(
-            is_right(text, gold, self.kind, self.tolerance, self.form, self.timeout) for text in texts
-        )
-        return self.right if right else self.wrong
-
-    def _custom(self, text: str, gold: Any) -> float:
-        assert callable(self.kind)
-        verdict = self.kind(text, gold)
-        return (self.right if verdict else self.wrong) if isinstance(verdict, bool) else float(verdict)
+            given = (self.kind(text, gold) for text in texts)
+            scores = {True: self.right, False: self.wrong}
+            return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
+        verdicts = (is_right(t, gold, self.kind, self.tolerance, self.form, self.timeout) for t in texts)
+        return self.right if all(verdicts) else self.wrong
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""

@@ -173,8 +173,6 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
     """The box's value with what is attached to the box; ``since`` is where an earlier box ends."""
     before = _attached_before(text[since:start].rsplit("\n", 1)[-1])
     right = text[end : end + 80].split("\n\n")[0]
-    if (enclosing := _enclosing(text, start)) is not None:
-        return f"{enclosing}{content}{right}"
     bare = re.fullmatch(r"[\d.,{}\\! ]+", content) is not None
     right = re.sub(r"^_(?:10|\{10\})(?!\d)", "", right)
     if unit := _UNIT.match(right):
@@ -207,19 +205,3 @@ def _attached_before(line: str) -> str:
     text = _WORDS.split(_ENDS.split(_THIN.sub("", line))[-1])[-1]
     text = _FRAME.sub("", re.sub(r"[({\[]+\s*$", "", text))
     return text.strip() if _OPERATOR_LEFT.search(text) else ""
-
-
-def _enclosing(text: str, position: int) -> str | None:
-    """The command whose argument a box is, as in a fraction, with the text up to the box; None outside of any."""
-    first = max(text.rfind("\n\n", 0, position), position - SPAN, 0)
-    depth = 0
-    for place in range(position - 1, first - 1, -1):
-        if text[place] in "{}" and text[place - 1 : place] != "\\":
-            depth += 1 if text[place] == "}" else -1
-            if depth < 0:
-                head = text[first:place]
-                command = re.search(r"[\\^_][A-Za-z]*(?:\s*\{[^{}]*\})*\s*$", head)
-                if command and not _FRAME.search(head):
-                    return text[first + command.start() : position]
-                depth = 0
-    return None

@@ -63,7 +63,7 @@ def readable(text: str) -> str:
     text = _without_commands(_STRUCK.sub("", _HIDDEN.sub("", text)))
     outside = _FENCED.sub("\n", text)
     text = outside if outside.strip() else text
-    text = _VULGAR.sub(lambda m: " " + unicodedata.normalize("NFKC", m[0].strip()), text)
+    text = _VULGAR.sub(lambda m: " " + unicodedata.normalize("NFKC", m[0].strip()), text, count=99)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
     text = _RAISED.sub(lambda m: "^{" + m[0].translate(_DIGITS) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + m[0].translate(_DIGITS) + "}", text).translate(_SPELLINGS)

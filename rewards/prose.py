@@ -32,6 +32,7 @@ _LABEL = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _BARE = 4000  # characters of a text without a label
+_LONG = 1000  # characters of a statement
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
 _SENTENCE = re.compile(
     r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[a-z])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])"
@@ -101,6 +102,8 @@ def concluded(text: str, kind: str = "number") -> list[Statement]:
         *others, value = [cell for cell in value.split("|") if cell.strip()] or [""]
         if any(re.fullmatch(r"[\W\d]+", cell) for cell in others):
             return []  # one of several numbers
+    if len(value) > _LONG:
+        return []
     value = without_contrast(_SAYS_WHY.sub("", value).rstrip("! "))
     before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
     return [Statement(value, before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
@@ -193,7 +196,8 @@ def clause_in(sentence: str) -> str:
 
 
 def _number_of(clause: str) -> Number | None:
-    for start in [*(verb.end() for verb in reversed(list(_VERB.finditer(clause)))), 0]:
+    verbs = list(_VERB.finditer(clause))[-9:]
+    for start in [*(verb.end() for verb in reversed(verbs)), 0]:
         tail = clause[start:]
         lead = _LEAD.match(tail)
         rest = tail[lead.end() :] if lead else tail
@@ -278,9 +282,7 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _SECOND = re.compile(
-    r"^[\s$,)]*(?:\{|(?:\\text\s*\{)?\s*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|"
-    r"approximately|just)))",
-    re.IGNORECASE,
+    r"^[\s$,)]*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|just))", re.IGNORECASE
 )
 _WRONG = (
     r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|off by|"
@@ -353,6 +355,8 @@ def stands(statement: Statement, gold: str = "") -> bool:
 
     If the gold answer is itself a bound or a pair of values, the statement may be one too.
     """
+    if len(statement.value) > _LONG:
+        return False
     value = _IDIOMS.sub("", without_contrast(statement.value))
     bounds = _CONDITIONAL if statement.form in ("label", "conclusion") and not gold else _BOUNDED
     if any(sign.search(value) and not sign.search(gold) for sign in (_DENIES, bounds)):
