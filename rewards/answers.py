@@ -43,24 +43,25 @@ from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, spli
 def statements(text: str, form: str = "auto", kind: str = "number") -> list[Statement]:
     """Every statement of an answer that counts; empty where a text keeps to another form, or states none.
 
-    With "auto" the box decides, else the line, else the tag, else prose; of those that are there none may differ.
-    Labels in prose ("the answer is 41") count beside any form, as far as they name a value.
+    With "auto" and "prose" boxes, lines and tags count, and none may differ; without any of them, prose does.  Labels
+    in prose ("the answer is 41") count beside any form, as far as they name a value; with "prose" also denied ones.
     """
     text = seen(text)
+    if boxes(text) is None:  # cut off within one
+        return []
     if form == "whole":
         return explicit(text, "whole")
-    if boxes(text) is None:
-        return []
     labels = [_narrowed(label, kind) for label in labelled(text)]
     labels = [label for label in labels if _names_a_value(label, kind)]
-    forms = {"auto": ("boxed", "####", "<answer>"), "prose": ()}.get(form, (form,))
-    found = [s for name in forms for s in explicit(text, name, last=form != "auto")]
-    if form == "auto":
+    free = form in ("auto", "prose")
+    forms = ("boxed", "####", "<answer>") if free else (form,)
+    found = [s for name in forms for s in explicit(text, name, last=not free)]
+    if free:
         found = [s for s in found if s.form != "####" or not _heads(s, kind)]
     found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
     if found:
-        return _kept([*found, *filter(stands, labels)])
-    if form not in ("auto", "prose"):
+        return _kept([*found, *(labels if form == "prose" else filter(stands, labels))])
+    if not free:
         return []
     return _kept(labels) or [_narrowed(s, kind) for s in concluded(text, kind)]
 

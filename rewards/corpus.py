@@ -494,8 +494,8 @@ def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
 
 
 _STATED = re.compile(
-    r"(?:(?:So|Therefore), )?[Tt]he (?:final )?answer is (?:\*\*)?(\{[a-z_]+\}|\(\{gold\}\))(?:\*\*)?\.?"
-    r"|(?:\*\*)?Answer:(?:\*\*)? (\{[a-z_]+\})"
+    r"(?:(?:So|Therefore), )?[Tt]he (?:final )?answer is (?:\*\*)?(\{[a-z_]+\}|\(\{gold\}\))(?:\*\*)?(?![\w,%!]| [a-z/(])\.?"
+    r"|(?:\*\*)?Answer:(?:\*\*)? (\{[a-z_]+\})(?![\w,%!]| [a-z/(])"
 )
 _WRITTEN = {"boxed": r"\boxed{%s}", "####": "\n#### %s\n", "<answer>": "<answer>%s</answer>", "whole": "%s"}
 _ALONE = re.compile(r"^(?!.*\{typed)(?:.*\{(?:close|think)\})?\s*\{gold\}\s*\{end\}$", re.DOTALL)
@@ -515,13 +515,10 @@ def in_form(case: Case, form: str) -> Case:
     text = _STATED.sub(lambda match: _WRITTEN[form] % (match[1] or match[2]), case.completion)
     mark = _MARKS.get(form, "")
     kept = mark in text if mark else _ALONE.search(text)
-    # Of several lines or tags the last one counts, so that it alone is what was answered.
-    several = mark not in ("", _MARKS["boxed"]) and text.count(mark) > 1
-    return replace(
-        case,
-        completion=text,
-        answer=case.answer if not several and (kept or case.answer != PAYS) else CONTESTED,
-    )
+    # Of several lines or tags the last one counts, and a box beside them is a part of the working.
+    beside = form in ("####", "<answer>") and (text.count(mark) > 1 or _MARKS["boxed"] in text)
+    contested = beside or (case.answer == PAYS and not kept)
+    return replace(case, completion=text, answer=CONTESTED if contested else case.answer)
 
 
 #: Names that stand for tokens, not text; ``rewards.audit`` turns them into ids.

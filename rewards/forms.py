@@ -138,7 +138,7 @@ def _boxed(text: str) -> list[Statement]:
 
 # What ends the expression that a box belongs to, on either side.
 _ENDS = re.compile(
-    rf"{NEUTRAL}|\$+|\\[\[\]()\\]|\\(?:begin|end)\s?\{{[^{{}}]*\}}|[&\n:≈→⇒]|\*\*|(?<![!<>])=|[.,;?](?=\s)"
+    rf"{NEUTRAL}|\$+|\\[\[\]()\\]|\\(?:begin|end)\s?\{{[^{{}}]*\}}|[&\n:≈→⇒]|\\in(?![a-z])|</?\w+>|\*\*|(?<![!<>])=|[.,;?](?=\s)"
 )
 # Words, and space of other kinds.
 _WORDS = re.compile(

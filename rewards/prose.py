@@ -71,7 +71,7 @@ def _labels(text: str) -> Iterator[Statement]:
         end = match.end() + SPAN if following is None else min(match.end() + SPAN, following.start())
         ahead = re.sub(r"^[*_ ]*\n" + _LIST_MARK.pattern[1:], "\n", text[match.end() : end])
         span = next((part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")), "")
-        value = _REASON.sub("", span).lstrip("*_ ")
+        value = _REASON.sub("", span).lstrip("*_ ").rstrip("! ")
         if not BOX.search(span) and value.strip():  # a box is a statement of its own
             end = match.end() + ahead.find(span) + len(span)
             yield statement(text, value, match.start(), end, "label")
@@ -196,6 +196,8 @@ def clause_in(sentence: str) -> str:
 
 
 def _number_of(clause: str) -> Number | None:
+    if "=" in clause and re.fullmatch(r"[\W\d]+", clause):  # an equation of numbers may be false
+        return to_number(clause, decimal_comma=True)
     verbs = list(_VERB.finditer(clause))[-9:]
     for start in [*(verb.end() for verb in reversed(verbs)), 0]:
         tail = clause[start:]
@@ -217,7 +219,7 @@ def _number_of(clause: str) -> Number | None:
 # A clause with one of these does not commit to its value: it denies, doubts or refuses.
 _DENIES = re.compile(
     r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|impossible|unlike|"
-    r"hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|joke|kidding|ain['’]t|myth|"
+    r"differ(?:s|ent)?|besides|hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|joke|kidding|ain['’]t|myth|"
     r"opposite|anything|"
     r"contrary|fails?|far off|far cry|(?:apart|aside|far) from|cross(?:ed)? (?:off|out)|eliminated|excluded?|"
     r"ruled? out|"
