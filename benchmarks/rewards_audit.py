@@ -124,8 +124,8 @@ def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:
         "right one does; a refusal is one that deserves the reward and earns under half.  The cases, with\n"
         "the reason for each, are in `rewards/corpus.py`.  They were committed before `answer_reward` was\n"
         "written (one was added since, and the long text rewritten), but by the same author.  So read the\n"
-        "independent corpus below as well, and `tests/rewards/test_answers_fresh.py`: cases written after the\n"
-        "rules and without looking at them, with how many the rules failed at first sight.",
+        "independent corpus below as well, and [answer_sets.md](answer_sets.md): cases by writers who had not\n"
+        "read the rules, with how many the rules failed at first sight.",
         summary(audits),
         "trl's accuracy rewards take LaTeX alone, by design, and math-verify reads expressions in LaTeX alone:\n"
         "most of their refusals are answers in plain prose.",
