@@ -227,8 +227,9 @@ def _pair(value: str, gold: str) -> algebra.Pair | None:
 
 def _bare_formula(text: str) -> str:
     """A formula without layout and without a unit in text after it."""
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n")
-    text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n")
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
+    text = re.sub(r"^\\text\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
+    text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
     text = re.sub(
         r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
     )

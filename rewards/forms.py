@@ -182,7 +182,7 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
     right = re.sub(r"^[})]+", "", right)
     if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|[.,]\d", right):
         return f"{before} | {content} | {right[:20]}"  # with a digit beside it the box holds half a number
-    operator = None if BOX.match(right) else _OPERATOR_RIGHT.match(right)
+    operator = None if BOX.match(right.lstrip("$ ")) else _OPERATOR_RIGHT.match(right)
     after = operator[0] + _ENDS.split(right[operator.end() :], maxsplit=1)[0] if operator else ""
     return before + (content if bare or not (before or after) else f"({content})") + after
 
