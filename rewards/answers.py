@@ -228,7 +228,7 @@ def _pair(value: str, gold: str) -> algebra.Pair | None:
 def _bare_formula(text: str) -> str:
     """A formula without layout and without a unit in text after it."""
     text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
-    text = re.sub(r"^\\text\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
+    text = re.sub(r"^\\(?:text|boxed)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
     text = re.sub(
         r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
@@ -247,6 +247,8 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
     if "=" not in gold:
         value = _NAME.sub("", value)
+    if "," in gold and not _ends(gold):
+        value = re.sub(r"\s(?:and|or)\s", ", ", value)
     parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
     names = [part[1] for part in parts if part]
     if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
