@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from tables import RESULTS, command_line, document, table
 
-from rewards.answers import is_right
+from rewards import answer_reward
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "rewards" / "answers"
 FIRST = RESULTS / "answer_sets_first.json"
@@ -69,10 +70,17 @@ def judged(path: Path) -> dict[str, Any]:
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     counts = {mode: {"attack": [0, 0], "right": [0, 0]} for mode in ("asked for", "auto")}
     misjudged = []
+    groups: dict[tuple[str, Any, str], list[dict[str, Any]]] = defaultdict(
+        list
+    )  # a batch for each reward, as in training
     for case in cases:
         for mode in modes(case):
-            form: Any = case["form"] if mode == "asked for" else "auto"
-            wrong = is_right(case["text"], case["gold"], case["kind"], form=form) is not case["right"]
+            groups[case["kind"], case["form"] if mode == "asked for" else "auto", mode].append(case)
+    for (kind, form, mode), batch in groups.items():
+        reward = answer_reward(kind, form=form)
+        texts, golds = ([case[key] for case in batch] for key in ("text", "gold"))
+        for case, score in zip(batch, reward(completions=texts, answer=golds), strict=True):
+            wrong = (score == 1.0) is not case["right"]
             count = counts[mode]["right" if case["right"] else "attack"]
             count[0], count[1] = count[0] + wrong, count[1] + 1
             if wrong:
