@@ -35,7 +35,7 @@ _BARE = 4000  # characters of a text without a label
 _LONG = 1000  # characters of a statement
 # A full stop between digits is a decimal point; one after white space or a lone digit numbers a list.
 _SENTENCE = re.compile(
-    r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[a-z])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])"
+    r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[-a-z*+=\\/])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])"
     r"|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
 )
 _BECAUSE = r"[,;]?\s*\b(?:because|given that|as required|as (?:we|you) can"
@@ -151,7 +151,7 @@ _VERB = re.compile(
     re.IGNORECASE,
 )
 _CLAUSES = re.compile(
-    r"[;:]\s|,\s(?!\d{3}\b)|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]"
+    r"[;:]\s|,\s|\s[—–]\s|\s-\s(?=[a-z])|\b(?:so|which|then|thus|hence|therefore|while)\b|[，；：]"
 )
 # What only explains a number, and what stands for it.
 _ASIDES = (
@@ -187,7 +187,7 @@ def clause_in(sentence: str) -> str:
     for aside, kept in _ASIDES:
         text = re.sub(aside, kept, text)
     clauses = [clause.strip() for clause in _CLAUSES.split(text) if re.search(r"\d", clause)]
-    listed = [clause for clause in clauses if not re.search(r"[^\W\d]{3}", clause)]
+    listed = [clause for clause in clauses if not re.search(r"[^\W\d]{3}|[<>]", clause)]
     for i, clause in reversed(list(enumerate(clauses))):
         if _number_of(clause) or to_number(clause, decimal_comma=True):
             others = listed if clause in listed else [c for c in clauses[i + 1 :] if c in listed]

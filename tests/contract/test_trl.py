@@ -53,6 +53,7 @@ RESUMING = {
     "_load_callback_state": "b08121261b7f",
     "_load_from_checkpoint": "3ceae24659dd",
     "_load_optimizer_and_scheduler": "574f91b51261",
+    "_load_best_model": "67458131026b",
 }
 PINNED = {
     **{(Stock, name): digits for name, digits in OVERRIDDEN.items()},
