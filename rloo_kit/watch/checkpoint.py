@@ -106,7 +106,7 @@ def seal(folder: Path, told: Mapping[str, object]) -> None:
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file at once: whoever reads it, also after a crash, finds the old text or the new one."""
+    """Write a file at once: a reader, also after a crash, finds the old text or the new one."""
     number, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as opened:
