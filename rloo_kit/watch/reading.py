@@ -1,4 +1,4 @@
-"""What a log's entries say, whichever trainer wrote them: figures as numbers, a step for each, or which entry cannot be read.
+"""What a log's entries say, of any trainer: figures as numbers, a step for each, or which entry cannot be read.
 
 For :mod:`.run_folder`.  A log may have been through a table, an editor or another program: a figure written as text is
 read, null and what is missing are left out, and what is no figure where one belongs is refused with the entry's number.
