@@ -119,10 +119,9 @@ def without_contrast(value: str) -> str:
 
 # Words directly before a value that make another one of it: "more than 42", "twice 42", "step 42".
 _MODIFIES = (
-    r"at least|at most|up to|over|under|above|below|beyond|between|within|either|than|half(?: of)?|twice|double|"
-    r"triple|"
-    r"exceeds?|near|almost|nearly|(?:root|log\w*|factorial|square|reciprocal) of|page|chapter|section|step|question|"
-    r"part|line|room|equation|example|case|exercise|problem"
+    r"at least|at most|up to|over|under|above|below|beyond|between|within|either|than|half(?: of)?|twice|"
+    r"double|triple|exceeds?|near|almost|nearly|(?:root|log\w*|factorial|square|reciprocal) of|page|chapter|"
+    r"section|step|question|part|line|room|equation|example|case|exercise|problem"
 )
 _BEFORE = re.compile(rf"\b(?:{_MODIFIES})\s*(?:the |an? |\$|\\\(|\*|\s)*$", re.IGNORECASE)
 # In a sentence prepositions do the same: "the square of 42", "in 42".
@@ -135,18 +134,16 @@ _GOVERNS = re.compile(
 # Words between a verb and its number that do not change it.
 _LEAD = re.compile(
     r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|clearly|thus|so|then|now|also|still|there|"
-    r"about|around|"
-    r"approximately|roughly|always|altogether|in all|equals?|equal to|to be|the|an?|number|value|integer|total|sum|"
+    r"about|around|approximately|roughly|always|altogether|in all|equals?|equal to|to be|the|an?|number|value|"
+    r"integer|total|sum|"
     r"of (?=exactly)|(?:total|value|area|length|price|cost|speed|average|probability|volume|distance|age) of)\b)*",
     re.IGNORECASE,
 )
 _VERB = re.compile(
-    r"\b(?:leaves? \w+ with|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|in)|left with|comes to|is|are|was|were|"
-    r"be|equals?|"
-    r"gives?|giving|makes?|yields?|gets?|got|has|have|had|costs?|takes?|needs?|leaves?|leaving|remains?|"
-    r"becomes?|totals?|"
-    r"earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|shows?|saved?|reach(?:es)?|a total of|to|es|est|"
-    r"ist|sind|sont|son|это)\b"
+    r"\b(?:leaves? \w+ with|(?:lands?|arrives?|ends?(?: up)?) (?:at|with|in)|left with|comes to|is|are|was|"
+    r"were|be|equals?|gives?|giving|makes?|yields?|gets?|got|has|have|had|costs?|takes?|needs?|leaves?|"
+    r"leaving|remains?|becomes?|totals?|earns?|pays?|finds?|obtains?|turn(?:s|ed)|fills?|lasts?|shows?|saved?|"
+    r"reach(?:es)?|a total of|to|es|est|ist|sind|sont|son|это)\b"
     r"|['’]s\b|[=:≈是为有共得到はだ等]",
     re.IGNORECASE,
 )
@@ -218,14 +215,12 @@ def _number_of(clause: str) -> Number | None:
 
 # A clause with one of these does not commit to its value: it denies, doubts or refuses.
 _DENIES = re.compile(
-    r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|impossible|unlike|"
-    r"differ(?:s|ent)?|besides|hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|joke|kidding|ain['’]t|myth|"
-    r"opposite|anything|"
-    r"contrary|fails?|far off|far cry|(?:apart|aside|far) from|cross(?:ed)? (?:off|out)|eliminated|excluded?|"
-    r"ruled? out|"
-    r"(?:other|rather) than|instead of|(?:any\w*|every\w*|all) but|mistake to|nicht|kein\w*|pas|não|non|не|нет|"
-    r"niet|geen|"
-    r"ikke|nie|nem|değil|bukan|tidak|không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不(?!等)|没|沒|非|无|無|ない|ません|間違|ошиб|"
+    r"\b(?:not|cannot|never|no|none|neither|nor|without|except|unless|wrong|incorrect|false|untrue|impossible|"
+    r"unlike|differ(?:s|ent)?|besides|hardly|barely|scarcely|refus\w+|reject\w*|doubt\w*|claim\w*|mistaken\w*|"
+    r"joke|kidding|ain['’]t|myth|opposite|anything|contrary|fails?|far off|far cry|(?:apart|aside|far) from|"
+    r"cross(?:ed)? (?:off|out)|eliminated|excluded?|ruled? out|(?:other|rather) than|instead of|(?:any\w*|"
+    r"every\w*|all) but|mistake to|nicht|kein\w*|pas|não|non|не|нет|niet|geen|ikke|nie|nem|değil|bukan|tidak|"
+    r"không|ليس|ليست|لا)\b|n['’]t\b|नहीं|不(?!等)|没|沒|非|无|無|ない|ません|間違|ошиб|"
     r"아니|않|\\n(?:e|eq|ot|eg)\b|[≠¬]|!=",
     re.IGNORECASE,
 )
@@ -241,10 +236,9 @@ _SAID = (
     r"suggest(?:s|ed)|announced|replied|swears?|bets?|told \w+)"
 )
 _SUPPOSES = re.compile(
-    r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|were|"
-    r"might|could|"
-    r"would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|textbook|forum|"
-    r"user \w+|poster|"
+    r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|"
+    r"were|might|could|would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|"
+    r"textbook|forum|user \w+|poster|"
     rf"solution manual|assistants?|others?|people) \w+|\w+ {_SAID})\b"
     r"|(?:['’]s|s['’]|\b(?:tempting|naive|common|first|initial|intermediate|his|her|their|possible|obvious|expected|"
     r"official|alleged|candidate|sample|example))\s*$",
@@ -254,9 +248,9 @@ _EXAMPLE = re.compile(
     r"\b(?:suppose|imagine|pretend|hypothetical|for (?:instance|example)|e\.g)", re.IGNORECASE
 )
 _ASCRIBES = re.compile(
-    r"\b(?:disagree\w*|says?|said|claim\w*|thinks?|suppos\w+|imagine|pretend|утверждает|言う|neighbou?r|classmate|"
-    r"everyone|"
-    r"(?:most|some|many|several) (?:people|students|others)|insert|trap|format|(?:score|reward|grade|"
+    r"\b(?:disagree\w*|says?|said|claim\w*|thinks?|suppos\w+|imagine|pretend|утверждает|言う|neighbou?r|"
+    r"classmate|everyone|(?:most|some|many|several) (?:people|students|others)|insert|trap|format|(?:score|"
+    r"reward|grade|"
     r"verdict)\s*[:=])(?!\w)",
     re.IGNORECASE,
 )
@@ -287,23 +281,20 @@ _SECOND = re.compile(
     r"^[\s$,)]*\(?(?:or|oder|ou|или|或)\b(?! (?:equivalently|simply|in |about|just))", re.IGNORECASE
 )
 _WRONG = (
-    r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|off by|"
-    r"(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|the (?:choice|"
-    r"guess|opinion) of|"
-    r"not(?:[.,;!]| (?:right|correct|the|true|it|so|my|what))|eliminated|excluded|ruled out|rejected|withdrawn|"
-    r"too (?:high|low|large|small|big))"
+    r"(?:(?:all|also|\w+ly|in fact|of course) )?(?:wrong|incorrect|false|mistaken|untrue|invalid|impossible|"
+    r"off by|(?:a|an) (?:\w+ )?(?:mistake|lie|joke|guess|bluff|decoy|placeholder|error|example|myth)|"
+    r"the (?:choice|guess|opinion) of|not(?:[.,;!]| (?:right|correct|the|true|it|so|my|what))|eliminated|"
+    r"excluded|ruled out|rejected|withdrawn|too (?:high|low|large|small|big))"
 )
 _WHICH = re.compile(r"^[\s$*)\]\\\"'”’.,°%]*(?:which )?")
 _TAKEN_BACK = re.compile(
     r"\b(?:disregard|(?:scratch|strike|forget|ignore) (?:that|this|it|the (?:above|answer|box))|never ?mind|"
-    r"make that|"
-    r"(?:take|cross) (?:that|it) (?:back|out)|on (?:second thoughts?|reflection|closer)|chang\w+ my (?:mind|"
-    r"answer)|oops|"
-    r"my (?:mistake|bad)|correction|(?:kidd|jok|bluff)ing|i (?:was|am|'m) (?:wrong|mistaken|lying)|"
-    r"i (?:forgot|overlooked|mis\w+ed|misread|meant|disagree|reject|retract)|withdr\w+|"
-    r"i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|"
-    r"should (?:have been|be|read) (?:\$?-?\d+|another|different|\\)|do(?:n['’]t| not) (?:share|agree|believe|know)|"
-    r"(?:that|this|it|answer|value|result|above|box|number|one|line|letter|option)"
+    r"make that|(?:take|cross) (?:that|it) (?:back|out)|on (?:second thoughts?|reflection|closer)|"
+    r"chang\w+ my (?:mind|answer)|oops|my (?:mistake|bad)|correction|(?:kidd|jok|bluff)ing|i (?:was|am|"
+    r"'m) (?:wrong|mistaken|lying)|i (?:forgot|overlooked|mis\w+ed|misread|meant|disagree|reject|retract)|"
+    r"withdr\w+|i (?:made|see|found|spot\w*) (?:a|an|my|the) (?:\w+ )?(?:mistake|error|slip)|"
+    r"should (?:have been|be|read) (?:\$?-?\d+|another|different|\\)|do(?:n['’]t| not) (?:share|agree|believe|"
+    r"know)|(?:that|this|it|answer|value|result|above|box|number|one|line|letter|option)"
     rf"(?:['’]s| (?:is|was|are|were|(?:would|must) be|looks|seems|turns out(?: to be)?)) {_WRONG}|"
     r"(?:not|n['’]t)(?: be)? (?:right|correct|the (?:\w+ )?answer|true|sure|confident)|"
     r"(?:was|were|is|are|be) (?:\w+ )?(?:wrong|rejected)|pigs fly|quatsch|stimmt (?:\w+ )?nicht|falsch|"
