@@ -159,6 +159,8 @@ def test_the_result_is_shown_as_text_html_and_markdown(of_copied_rule):
     assert "<script" not in report._repr_html_()
     assert "<script" not in report.to_markdown()
     assert "&lt;script" in report.to_markdown()
+    tagged = audit(rewards.answer_reward(form="<answer>"), cases=[hostile])
+    assert "| form of the answer | &lt;answer&gt; |" in tagged.to_markdown()
 
 
 def test_bands_are_shares_of_what_an_honest_completion_earns():
