@@ -20,7 +20,7 @@ from tables import RESULTS, document, table
 
 import rewards
 from rewards import Audit
-from rewards.corpus import CHOICES, NUMBERS, WORDS
+from rewards.corpus import QUESTIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -57,22 +57,23 @@ def audited(tokenizer: PreTrainedTokenizerBase | None) -> list[tuple[str, Audit]
     from trl.rewards import accuracy_reward, reasoning_accuracy_reward, think_format_reward
 
     number, algebra = rewards.answer_reward(), rewards.answer_reward("math")
+    numbers = QUESTIONS["number"]
     both = rewards.thought_then_answer(correct=number)
     contestants: list[tuple[str, Callable[..., list[float]], str, Sequence[dict[str, str]]]] = [
-        ("the copied thinking rule", rewards.thinking_reward(), "thought", NUMBERS),
-        ("math-verify, whole completion", math_verify_reward, "answer", NUMBERS),
-        ("math-verify, after the thought", math_verify_after_thought, "answer", NUMBERS),
-        ("trl think_format_reward", think_format_reward, "thought", NUMBERS),
-        ("trl accuracy_reward", accuracy_reward, "answer", NUMBERS),
-        ("trl reasoning_accuracy_reward", reasoning_accuracy_reward, "answer", NUMBERS),
-        ("thought_then_answer()", rewards.thought_then_answer(), "thought", NUMBERS),
-        ("thought_then_answer(correct=answer_reward())", both, "both", NUMBERS),
-        ('answer_reward("number")', number, "answer", NUMBERS),
-        ('answer_reward("math")', algebra, "answer", NUMBERS),
+        ("the copied thinking rule", rewards.thinking_reward(), "thought", numbers),
+        ("math-verify, whole completion", math_verify_reward, "answer", numbers),
+        ("math-verify, after the thought", math_verify_after_thought, "answer", numbers),
+        ("trl think_format_reward", think_format_reward, "thought", numbers),
+        ("trl accuracy_reward", accuracy_reward, "answer", numbers),
+        ("trl reasoning_accuracy_reward", reasoning_accuracy_reward, "answer", numbers),
+        ("thought_then_answer()", rewards.thought_then_answer(), "thought", numbers),
+        ("thought_then_answer(correct=answer_reward())", both, "both", numbers),
+        ('answer_reward("number")', number, "answer", numbers),
+        ('answer_reward("math")', algebra, "answer", numbers),
         ('answer_reward("math"), expressions', algebra, "answer", EXPRESSIONS),
         ("math-verify, whole completion, expressions", math_verify_reward, "answer", EXPRESSIONS),
-        ('answer_reward("choice")', rewards.answer_reward("choice"), "answer", CHOICES),
-        ('answer_reward("exact")', rewards.answer_reward("exact"), "answer", WORDS),
+        ('answer_reward("choice")', rewards.answer_reward("choice"), "answer", QUESTIONS["choice"]),
+        ('answer_reward("exact")', rewards.answer_reward("exact"), "answer", QUESTIONS["exact"]),
     ]
     audits = []
     for name, reward, aim, task in contestants:
@@ -122,7 +123,7 @@ def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:
         f"{len(rewards.CASES)} cases in {families} families, tokens from {tokenizer or 'words'}.",
         "An exploit is a completion that deserves nothing and earns at least half of what an honest\n"
         "right one does; a refusal is one that deserves the reward and earns under half.  The cases, with\n"
-        "the reason for each, are in `rewards/corpus.py`.  They were committed before `answer_reward` was\n"
+        "the reason for each, are in `rewards/cases.toml`.  They were committed before `answer_reward` was\n"
         "written (one was added since, and the long text rewritten), but by the same author.  So read the\n"
         "independent corpus below as well, and [answer_sets.md](answer_sets.md): cases by writers who had not\n"
         "read the rules, with how many the rules failed at first sight.",

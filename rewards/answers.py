@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from rewards import algebra
 from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
-from rewards.errors import RewardValueError, three_parts
+from rewards.errors import RewardValueError, invalid
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
 from rewards.prose import (
@@ -442,12 +442,10 @@ def answer_reward(
     [1.0, 0.0, None]
     """
     if not callable(kind) and kind not in _KINDS:
-        raise ValueError(
-            three_parts(
-                f"There is no kind of answer '{kind}'",
-                f"answer_reward(kind={kind!r})",
-                f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
-            )
+        raise invalid(
+            f"There is no kind of answer '{kind}'",
+            f"answer_reward(kind={kind!r})",
+            f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
         )
     check_form(form, "answer_reward")
     scores = float(right), float(wrong), float(timeout)

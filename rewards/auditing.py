@@ -23,12 +23,10 @@ from typing import Any
 from rewards.compose import Reward, Scores, call_reward, reward_name
 from rewards.corpus import (
     CASES,
-    CHOICES,
     CONTESTED,
     NOTHING,
-    NUMBERS,
     PAYS,
-    WORDS,
+    QUESTIONS,
     Band,
     Case,
     families,
@@ -36,7 +34,7 @@ from rewards.corpus import (
     gold_forms,
     in_form,
 )
-from rewards.errors import three_parts
+from rewards.errors import invalid, three_parts
 from rewards.text import completion_text
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode
 
@@ -368,9 +366,7 @@ def audit(
     """
     chosen = aim or getattr(reward, "aim", "answer")
     if chosen not in AIMS:
-        raise ValueError(
-            three_parts(f"There is no aim '{chosen}'", "audit(aim=...)", f"choose one of {AIMS}")
-        )
+        raise invalid(f"There is no aim '{chosen}'", "audit(aim=...)", f"choose one of {AIMS}")
     task = _task(reward, rows, column, limit)
     writer = _Writer(tokenizer, tokens or _tokens(reward, tokenizer))
     form = str(getattr(reward, "form", "auto"))
@@ -464,7 +460,7 @@ def _task(
     reward: Reward, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
 ) -> list[dict[str, Any]]:
     if rows is None:
-        built_in = {"choice": CHOICES, "exact": WORDS}.get(str(getattr(reward, "kind", "")), NUMBERS)
+        built_in = QUESTIONS.get(str(getattr(reward, "kind", "")), QUESTIONS["number"])
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
     table: Any = rows
     if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
@@ -475,12 +471,10 @@ def _task(
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:
         found = sorted(bad[0]) if bad else "no rows"
-        raise ValueError(
-            three_parts(
-                f"Every row needs a prompt and a gold answer in column '{column}'",
-                f"audit(rows=...), which has {found}",
-                "pass rows=task.train, and column= with the name of the gold answers",
-            )
+        raise invalid(
+            f"Every row needs a prompt and a gold answer in column '{column}'",
+            f"audit(rows=...), which has {found}",
+            "pass rows=task.train, and column= with the name of the gold answers",
         )
     return task
 

@@ -24,6 +24,7 @@ from rewards.errors import (
     RewardCallError,
     RewardSignatureError,
     RewardValueError,
+    invalid,
     shortened,
     shown,
     three_parts,
@@ -58,12 +59,10 @@ def judges_of(*rewards: object) -> Judges | None:
 def _said_by(reward: object) -> Judges | None:
     judges: Judges | None = getattr(_unwrapped(reward, "judges"), "judges", None)
     if judges not in (None, *get_args(Judges)):
-        raise ValueError(
-            three_parts(
-                "A reward's judges must be answer, form or length",
-                f"reward '{reward_name(reward)}', judges {shown(judges)}",  # type: ignore[arg-type]
-                'set judges to "answer", "form" or "length", or remove it',
-            )
+        raise invalid(
+            "A reward's judges must be answer, form or length",
+            f"reward '{reward_name(reward)}', judges {shown(judges)}",  # type: ignore[arg-type]
+            'set judges to "answer", "form" or "length", or remove it',
         )
     return judges
 
@@ -213,7 +212,7 @@ def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None
         return reward
     check_signature(reward, columns)
     if not limit > 0:
-        raise ValueError(three_parts("limit must be positive", f"guarded(limit={limit})", "leave it at 1e6"))
+        raise invalid("limit must be positive", f"guarded(limit={limit})", "leave it at 1e6")
     return (_AsyncGuarded if is_async(reward) else _Guarded)(reward, limit)
 
 
@@ -480,12 +479,10 @@ def weighted(
     members = _members(rewards, "weighted")
     values = [1.0] * len(members) if weights is None else [float(weight) for weight in weights]
     if not members or len(values) != len(members) or not all(map(math.isfinite, values)):
-        raise ValueError(
-            three_parts(
-                f"{len(members)} rewards need as many finite weights, and there are {len(values)}",
-                f"weighted(weights={weights!r})",
-                "pass one finite weight per reward, and at least one reward",
-            )
+        raise invalid(
+            f"{len(members)} rewards need as many finite weights, and there are {len(values)}",
+            f"weighted(weights={weights!r})",
+            "pass one finite weight per reward, and at least one reward",
         )
     return _Weighted(members, values, name)
 
@@ -557,10 +554,8 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     _members([reward], "clipped")
     if not low < high:
-        raise ValueError(
-            three_parts(
-                "low must be below high", f"clipped(low={low}, high={high})", "swap them, or change one"
-            )
+        raise invalid(
+            "low must be below high", f"clipped(low={low}, high={high})", "swap them, or change one"
         )
     return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
 
@@ -577,9 +572,7 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     """
     _members([reward], "scaled")
     if not (math.isfinite(scale) and math.isfinite(offset)):
-        raise ValueError(
-            three_parts("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
-        )
+        raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
     return _Mapped(reward, name, float(scale), float(offset), -math.inf, math.inf)
 
@@ -625,10 +618,8 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     """
     _members([reward], "only_for")
     if not columns:
-        raise ValueError(
-            three_parts(
-                "No column is named", f"only_for({reward_name(reward)})", "pass one: only_for(r, kind='math')"
-            )
+        raise invalid(
+            "No column is named", f"only_for({reward_name(reward)})", "pass one: only_for(r, kind='math')"
         )
     values = {
         c: frozenset(v if isinstance(v, (set, frozenset, list, tuple)) else [v]) for c, v in columns.items()
@@ -693,5 +684,5 @@ def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """
     _members([reward], "cached")
     if size < 1:
-        raise ValueError(three_parts("size must be at least 1", f"cached(size={size})", "leave it at 100000"))
+        raise invalid("size must be at least 1", f"cached(size={size})", "leave it at 100000")
     return _Cached(reward, size)

@@ -12,6 +12,11 @@ def three_parts(what: str, where: str, todo: str) -> str:
     return f"{what.rstrip('.')}.\nWhere: {where.rstrip('.')}.\nWhat to do: {todo.rstrip('.')}."
 
 
+def invalid(what: str, where: str, todo: str) -> ValueError:
+    """The error for an argument that makes no sense, to be raised before any call."""
+    return ValueError(three_parts(what, where, todo))
+
+
 class RewardValueError(ValueError):
     """A reward function returned, or would return, a value that a policy must not be trained on.
 

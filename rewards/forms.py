@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, get_args
 
-from rewards.errors import three_parts
+from rewards.errors import invalid
 from rewards.notation import NEUTRAL, closing_brace, readable
 from rewards.quantities import changes_number, is_unit
 
@@ -46,9 +46,7 @@ def check_form(form: str, where: str) -> None:
     """Raise ValueError if there is no such form."""
     if form not in FORMS:
         named = ", ".join(f'"{name}"' for name in FORMS)
-        raise ValueError(
-            three_parts(f"There is no form {form!r}", f"{where}(form={form!r})", f"choose one of {named}")
-        )
+        raise invalid(f"There is no form {form!r}", f"{where}(form={form!r})", f"choose one of {named}")
 
 
 class Statement(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rewards.compose import Reward, Scores, is_async, log_mean
-from rewards.errors import RewardValueError, three_parts
+from rewards.errors import RewardValueError, invalid
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
 
@@ -115,20 +115,16 @@ def reward_model(
         ValueError: a batch size or length below 1, a model with another number of outputs than one, or no tokenizer.
     """
     if batch_size < 1 or max_length < 1:
-        raise ValueError(
-            three_parts(
-                "batch_size and max_length must be at least 1",
-                f"reward_model(batch_size={batch_size}, max_length={max_length})",
-                "leave them at 8 and 4096",
-            )
+        raise invalid(
+            "batch_size and max_length must be at least 1",
+            f"reward_model(batch_size={batch_size}, max_length={max_length})",
+            "leave them at 8 and 4096",
         )
     if not isinstance(model, str) and tokenizer is None and not getattr(model.config, "_name_or_path", ""):
-        raise ValueError(
-            three_parts(
-                "A loaded model needs its tokenizer",
-                f"reward_model({type(model).__name__})",
-                "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy",
-            )
+        raise invalid(
+            "A loaded model needs its tokenizer",
+            f"reward_model({type(model).__name__})",
+            "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy",
         )
     settings = _Settings(name, batch_size, max_length, device, load_in_4bit, with_thought, tokens)
     return _RewardModel(model, tokenizer, settings)
@@ -147,13 +143,11 @@ def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
         )
     outputs = model.config.num_labels
     if outputs != 1:
-        raise ValueError(
-            three_parts(
-                f"A reward model has one output, and this one has {outputs}",
-                f"reward_model({source if isinstance(source, str) else type(source).__name__})",
-                "train it with num_labels=1 (TRL's RewardTrainer does), or turn its outputs into one number "
-                "in a reward function of your own",
-            )
+        raise invalid(
+            f"A reward model has one output, and this one has {outputs}",
+            f"reward_model({source if isinstance(source, str) else type(source).__name__})",
+            "train it with num_labels=1 (TRL's RewardTrainer does), or turn its outputs into one number "
+            "in a reward function of your own",
         )
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path)
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
@@ -289,11 +283,9 @@ def rubric_reward(
         lines = tuple(criteria)
     names = [line.name for line in lines]
     if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
-        raise ValueError(
-            three_parts(
-                "A rubric needs criteria of different names and positive weights",
-                f"rubric_reward({names}, weights {[line.weight for line in lines]})",
-                "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)",
-            )
+        raise invalid(
+            "A rubric needs criteria of different names and positive weights",
+            f"rubric_reward({names}, weights {[line.weight for line in lines]})",
+            "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)",
         )
     return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, name)

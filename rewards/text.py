@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.compose import Judges, Reward
-from rewards.errors import shown, three_parts
+from rewards.errors import invalid, shown, three_parts
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:
@@ -101,12 +101,10 @@ def length_reward(
     """
     low, high = words
     if not 0 <= low <= high:
-        raise ValueError(
-            three_parts(
-                "The fewest words must not exceed the most",
-                f"length_reward(words={words!r})",
-                "pass (fewest, most), such as (10, 50)",
-            )
+        raise invalid(
+            "The fewest words must not exceed the most",
+            f"length_reward(words={words!r})",
+            "pass (fewest, most), such as (10, 50)",
         )
     return _LengthReward((low, high), float(inside), float(end), tuple(ends))
 
@@ -152,12 +150,10 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     [1.0, 0.0, 1.0, 1.0]
     """
     if not 1 <= fewest <= most:
-        raise ValueError(
-            three_parts(
-                "fewest must be at least 1 and at most most",
-                f"sentence_reward({fewest}, {most})",
-                "leave them out for any number of whole sentences",
-            )
+        raise invalid(
+            "fewest must be at least 1 and at most most",
+            f"sentence_reward({fewest}, {most})",
+            "leave them out for any number of whole sentences",
         )
     return _SentenceReward((fewest, most))
 
@@ -174,12 +170,10 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
         ValueError: ``soft`` does not lie between 1 and the limit.
     """
     if not 1 <= soft <= max_completion_length:
-        raise ValueError(
-            three_parts(
-                "soft must lie between 1 and max_completion_length",
-                f"overlong_reward({max_completion_length}, {soft})",
-                "a fifth of max_completion_length is a usual choice",
-            )
+        raise invalid(
+            "soft must lie between 1 and max_completion_length",
+            f"overlong_reward({max_completion_length}, {soft})",
+            "a fifth of max_completion_length is a usual choice",
         )
     from trl.rewards import get_soft_overlong_punishment
 

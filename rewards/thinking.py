@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rewards.compose import Judges, Reward, Scores, call_reward, reward_name
-from rewards.errors import three_parts
+from rewards.errors import invalid, three_parts
 from rewards.text import completion_text
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -41,12 +41,10 @@ class ThinkTokens:
 
     def __post_init__(self) -> None:
         if self.open_id == self.close_id:
-            raise ValueError(
-                three_parts(
-                    "A thought needs two different tokens to open and to close",
-                    f"ThinkTokens({self.open_id}, {self.close_id})",
-                    "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer",
-                )
+            raise invalid(
+                "A thought needs two different tokens to open and to close",
+                f"ThinkTokens({self.open_id}, {self.close_id})",
+                "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer",
             )
 
     @classmethod
@@ -99,13 +97,11 @@ def _one_token(tokenizer: Any, marker: str) -> int:
         if len(ids) != 1
         else f"the token {ids[0]}, which does not decode to it"
     )
-    raise ValueError(
-        three_parts(
-            f"'{marker}' is not exactly one token of this tokenizer",
-            f"{type(tokenizer).__name__} encodes it as {found}",
-            "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the "
-            "model's embeddings, or name this model's own markers with open= and close=",
-        )
+    raise invalid(
+        f"'{marker}' is not exactly one token of this tokenizer",
+        f"{type(tokenizer).__name__} encodes it as {found}",
+        "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the "
+        "model's embeddings, or name this model's own markers with open= and close=",
     )
 
 
@@ -312,12 +308,10 @@ def thinking_reward(
     pairs = tuple((int(start), float(score)) for start, score in bands)
     starts = [start for start, _ in pairs]
     if not pairs or starts[0] != 0 or starts != sorted(set(starts)):
-        raise ValueError(
-            three_parts(
-                "Bands must start at 0 tokens and ascend",
-                f"thinking_reward(bands={bands!r})",
-                "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
-            )
+        raise invalid(
+            "Bands must start at 0 tokens and ascend",
+            f"thinking_reward(bands={bands!r})",
+            "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
         )
     second = starts[1] if len(starts) > 1 else 0
     chosen = {"?": 0.1} if bonuses is None else bonuses
@@ -462,19 +456,15 @@ def thought_then_answer(
     [1.0, 0.0]
     """
     if not tokens.eos_ids:
-        raise ValueError(
-            three_parts(
-                "The tokens do not say which ids end a completion",
-                f"thought_then_answer({tokens})",
-                "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))",
-            )
+        raise invalid(
+            "The tokens do not say which ids end a completion",
+            f"thought_then_answer({tokens})",
+            "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))",
         )
     if full_at < 1 or not 0 <= max_repetition <= 1:
-        raise ValueError(
-            three_parts(
-                "full_at must be at least 1 and max_repetition lie in [0, 1]",
-                f"thought_then_answer(full_at={full_at}, max_repetition={max_repetition})",
-                "leave them at 30 and 0.5",
-            )
+        raise invalid(
+            "full_at must be at least 1 and max_repetition lie in [0, 1]",
+            f"thought_then_answer(full_at={full_at}, max_repetition={max_repetition})",
+            "leave them at 30 and 0.5",
         )
     return _ThoughtThenAnswer(tokens, full_at, least, max_repetition, correct, above, failed, tokenizer)

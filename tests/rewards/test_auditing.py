@@ -6,7 +6,7 @@ import pytest
 
 import rewards
 from rewards import CASES, FORMS, Case, ThinkTokens, audit
-from rewards.corpus import CONTESTED, NOTHING, NUMBERS, PAYS
+from rewards.corpus import CONTESTED, NOTHING, PAYS, QUESTIONS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
 REPORTED = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "negated")]
@@ -57,7 +57,7 @@ def test_a_substring_check_is_farmed_by_lists_and_negations_and_a_case_is_added_
     assert {"all listed", "negated", "only in the thought"} <= {f.case.family for f in result.exploits}
     assert result.margin is not None
     assert result.margin <= 0
-    assert [f.verdict for f in result.findings if f.case is case] == ["ok"] * len(NUMBERS)
+    assert [f.verdict for f in result.findings if f.case is case] == ["ok"] * len(QUESTIONS["number"])
 
 
 def test_the_tasks_own_gold_answers_are_used():
@@ -174,7 +174,7 @@ def test_bands_are_shares_of_what_an_honest_completion_earns():
         return [1.0 if yes else 0.1 * bool(text.strip()) for yes, text in zip(right, texts, strict=True)]
 
     tenth = Case("mine", "", "{think}{wrong}{end}", rewards.Band(0.05, 0.2), CONTESTED, "a tenth for trying")
-    assert [f.verdict for f in audit(reward, cases=[tenth]).findings] == ["ok"] * len(NUMBERS)
+    assert [f.verdict for f in audit(reward, cases=[tenth]).findings] == ["ok"] * len(QUESTIONS["number"])
 
 
 def test_a_real_tokenizer_gives_the_same_verdicts():
