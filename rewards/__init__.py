@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rewards.answers import answer_reward
-    from rewards.auditing import Audit, AuditFailed, audit
-    from rewards.compose import cached, check_signature, clipped, gated, guarded, only_for, scaled, weighted
+    from rewards.auditing import audit
+    from rewards.compose import cached, clipped, gated, only_for, scaled, weighted
     from rewards.corpus import CASES, Band, Case
     from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
+    from rewards.findings import Audit, AuditFailed
     from rewards.forms import FORMS, instruction
+    from rewards.guard import guarded
     from rewards.judge import Criterion, reward_model, rubric_reward
+    from rewards.signature import check_signature
     from rewards.text import length_reward, overlong_reward, repetition_reward, sentence_reward
     from rewards.thinking import (
         QWEN3,
@@ -41,10 +44,13 @@ _HOMES = {
     "forms": ("FORMS", "instruction"),
     "text": ("length_reward", "overlong_reward", "repetition_reward", "sentence_reward"),
     "judge": ("Criterion", "reward_model", "rubric_reward"),
-    "compose": ("cached", "check_signature", "clipped", "gated", "guarded", "only_for", "scaled", "weighted"),
+    "signature": ("check_signature",),
+    "guard": ("guarded",),
+    "compose": ("cached", "clipped", "gated", "only_for", "scaled", "weighted"),
     "errors": ("RewardCallError", "RewardSignatureError", "RewardValueError"),
     "corpus": ("CASES", "Band", "Case"),
-    "auditing": ("Audit", "AuditFailed", "audit"),
+    "auditing": ("audit",),
+    "findings": ("Audit", "AuditFailed"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

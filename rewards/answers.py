@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from rewards import algebra
-from rewards.compose import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.errors import RewardValueError, invalid
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
@@ -34,6 +33,7 @@ from rewards.prose import (
     without_contrast,
 )
 from rewards.quantities import Number, plain, to_number
+from rewards.signature import TRL_KEYWORDS, Judges, Reward, Scores
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
 

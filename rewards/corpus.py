@@ -74,6 +74,11 @@ class Case:
     thought: Band
     why: str
 
+    @property
+    def label(self) -> str:
+        """Its family and name."""
+        return f"{self.family}: {self.name}"
+
 
 _BANDS = {"pays": PAYS, "nothing": NOTHING, "contested": CONTESTED}
 _DATA = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.compose import Reward, Scores, is_async, log_mean
+from rewards.compose import log_mean
 from rewards.errors import RewardValueError, invalid
+from rewards.signature import Reward, Scores, is_async
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
 

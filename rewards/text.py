@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rewards.compose import Judges, Reward
 from rewards.errors import invalid, shown, three_parts
+from rewards.signature import Judges, Reward
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from rewards.compose import Judges, Reward, Scores, call_reward, reward_name
+from rewards.compose import gated
 from rewards.errors import invalid, three_parts
+from rewards.signature import Judges, Reward, reward_name
 from rewards.text import completion_text
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -48,28 +49,22 @@ class ThinkTokens:
             )
 
     @classmethod
-    def from_tokenizer(
-        cls, tokenizer: Any, *, open: str = OPEN, close: str = CLOSE, **template: Any
-    ) -> ThinkTokens:
+    def from_tokenizer(cls, tokenizer: Any, **template: Any) -> ThinkTokens:
         """Read the markers, the end-of-sequence ids and the chat template's behaviour off a tokenizer.
 
         Args:
             tokenizer: of transformers (or a processor that has one), or of the tokenizers library.
-            open: the opening marker's text.
-            close: the closing marker's text.
             **template: passed to the chat template, such as ``enable_thinking=False``.
 
         Raises:
             ValueError: a marker is not exactly one token of this tokenizer.
         """
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-        open_id, close_id = (_one_token(tokenizer, marker) for marker in (open, close))
-        return cls(
-            open_id,
-            close_id,
-            eos_ids=_eos_ids(tokenizer),
-            prompt_opens=_prompt_opens(tokenizer, open_id, close_id, template),
-        )
+        open_id, close_id = (_one_token(tokenizer, marker) for marker in (OPEN, CLOSE))
+        eos = getattr(tokenizer, "eos_token_id", None)
+        # Qwen3 generates until one of two tokens, and the tokenizer names only one of them.
+        eos_ids = QWEN3.eos_ids if eos in QWEN3.eos_ids else () if eos is None else (int(eos),)
+        return cls(open_id, close_id, eos_ids, _prompt_opens(tokenizer, open_id, close_id, template))
 
 
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
@@ -85,35 +80,14 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 def _one_token(tokenizer: Any, marker: str) -> int:
     ids = encode(tokenizer, marker)
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if (
-        len(ids) == 1
-        and ids[0] != unknown
-        and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker
-    ):
+    if len(ids) == 1 and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker:
         return int(ids[0])
-    found = (
-        f"{len(ids)} tokens, {ids[:8]}"
-        if len(ids) != 1
-        else f"the token {ids[0]}, which does not decode to it"
-    )
+    which = f"{ids[0]}, which does not decode to it" if len(ids) == 1 else f"{ids[:8]}"
     raise invalid(
         f"'{marker}' is not exactly one token of this tokenizer",
-        f"{type(tokenizer).__name__} encodes it as {found}",
-        "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the "
-        "model's embeddings, or name this model's own markers with open= and close=",
+        f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {which}",
+        "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the model's embeddings",
     )
-
-
-def _eos_ids(tokenizer: Any) -> tuple[int, ...]:
-    eos = getattr(tokenizer, "eos_token_id", None)
-    # Qwen3 generates until one of two tokens, and the tokenizer names only one of them.
-    if eos in QWEN3_EOS:
-        return QWEN3_EOS
-    return () if eos is None else (int(eos),)
-
-
-QWEN3_EOS = (151645, 151643)
 
 
 def _prompt_opens(tokenizer: Any, open_id: int, close_id: int, template: Mapping[str, Any]) -> bool:
@@ -237,21 +211,16 @@ def decoded_split(thought: Thought, tokenizer: Any) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------- rewards
 
 
+@dataclass
 class _ThinkingReward:
-    aim = "thought"
-    judges: Judges = "form"
+    tokens: ThinkTokens
+    bands: Sequence[tuple[int, float]]
+    missing: float
+    bonuses: Mapping[str, float]
 
-    def __init__(
-        self,
-        tokens: ThinkTokens,
-        bands: tuple[tuple[int, float], ...],
-        missing: float,
-        bonuses: Mapping[str, float],
-        bonus_from: int,
-    ) -> None:
-        self.tokens, self.bands, self.missing = tokens, bands, missing
-        self.bonuses, self.bonus_from = dict(bonuses), bonus_from
-        self.__name__ = "thinking_reward"
+    __name__ = "thinking_reward"
+    aim: ClassVar[str] = "thought"
+    judges: ClassVar[Judges] = "form"
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], **kwargs: Any
@@ -262,12 +231,10 @@ class _ThinkingReward:
         thought = split_thinking(ids, self.tokens)
         if not thought.closed:
             return self.missing
-        length = len(thought.thinking)
-        score = next(score for start, score in reversed(self.bands) if length >= start)
-        if length < self.bonus_from:
-            return score
+        band = max(k for k, (start, _) in enumerate(self.bands) if len(thought.thinking) >= start)
         text = split_text(completion_text(completion, thought=True), thought, self.tokens)[0][0]
-        return score + sum(amount for mark, amount in self.bonuses.items() if mark in text)
+        bonus = sum(amount for mark, amount in self.bonuses.items() if mark in text)
+        return self.bands[band][1] + (bonus if band > 0 else 0.0)
 
 
 def thinking_reward(
@@ -276,7 +243,6 @@ def thinking_reward(
     bands: Sequence[tuple[int, float]] = ((0, 0.3), (10, 0.7), (30, 1.0)),
     missing: float = -1.0,
     bonuses: Mapping[str, float] | None = None,
-    bonus_from: int | None = None,
 ) -> Reward:
     """The widely copied rule for the length of a thought, with its numbers as defaults.
 
@@ -292,7 +258,6 @@ def thinking_reward(
         bands: (fewest thinking tokens, score), the first from 0, ascending.
         missing: score if the thought is never closed.
         bonuses: text to amount; ``{"?": 0.1}`` by default.
-        bonus_from: thinking tokens from which bonuses are paid; the second band's start by default.
 
     Returns:
         A picklable TRL reward that needs ``completions`` and ``completion_ids``.
@@ -305,64 +270,47 @@ def thinking_reward(
     >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
     [1.1]
     """
-    pairs = tuple((int(start), float(score)) for start, score in bands)
-    starts = [start for start, _ in pairs]
-    if not pairs or starts[0] != 0 or starts != sorted(set(starts)):
+    starts = [start for start, _ in bands]
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         raise invalid(
             "Bands must start at 0 tokens and ascend",
             f"thinking_reward(bands={bands!r})",
             "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
         )
-    second = starts[1] if len(starts) > 1 else 0
-    chosen = {"?": 0.1} if bonuses is None else bonuses
-    return _ThinkingReward(
-        tokens, pairs, float(missing), chosen, second if bonus_from is None else bonus_from
-    )
+    return _ThinkingReward(tokens, tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
 
 
+@dataclass
 class _ThoughtThenAnswer:
-    def __init__(
-        self,
-        tokens: ThinkTokens,
-        full_at: int,
-        least: int,
-        max_repetition: float,
-        correct: Reward | None,
-        above: float,
-        failed: float,
-        tokenizer: Any,
-    ) -> None:
-        self.tokens, self.full_at, self.least, self.max_repetition = tokens, full_at, least, max_repetition
-        self.correct, self.above, self.failed, self.tokenizer = correct, above, failed, tokenizer
-        self.aim = "thought" if correct is None else "both"
-        self.judges: Judges = "form" if correct is None else "answer"
-        self.__name__ = "thought_then_answer" + ("" if correct is None else f"({reward_name(correct)})")
+    tokens: ThinkTokens
+    full_at: int
+    least: int
+    max_repetition: float
+    failed: float
+    tokenizer: Any
+
+    __name__ = "thought_then_answer"
+    aim: ClassVar[str] = "thought"
+    judges: ClassVar[Judges] = "form"
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
-    ) -> Scores:
-        prompts_ = prompts if prompts is not None else [""] * len(completions)
-        rows = zip(completions, completion_ids, prompts_, strict=True)
-        scores: Scores = [self._one(*row) for row in rows]
-        if self.correct is None:
-            return scores
-        passed = call_reward(
-            self.correct, completions=completions, completion_ids=completion_ids, prompts=prompts, **kwargs
-        )
-        return [
-            None if gate is None else score if gate > self.above else self.failed
-            for score, gate in zip(scores, passed, strict=True)
-        ]
+    ) -> list[float]:
+        asked = prompts if prompts is not None else [""] * len(completions)
+        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
 
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
         thought = split_thinking(ids, self.tokens)
         length = len(thought.thinking)
         if length < self.least or not self._well_formed(thought):
             return self.failed
-        thinking, answer = self._texts(completion, thought)
-        if not answer.strip() or self._is_filler(thought, thinking, completion_text(prompt)):
-            return self.failed
-        return min(1.0, length / self.full_at)
+        if self.tokenizer is not None:
+            thinking, answer = decoded_split(thought, self.tokenizer)
+        else:
+            thinking, answer = split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
+        copied = copied_share(thinking.split(), completion_text(prompt).split())
+        filler = max(repetition(thought.thinking), copied) > self.max_repetition
+        return self.failed if filler or not answer.strip() else min(1.0, length / self.full_at)
 
     def _well_formed(self, thought: Thought) -> bool:
         """One boundary, at most one opening token before it, an answer, and an end-of-sequence token."""
@@ -370,17 +318,6 @@ class _ThoughtThenAnswer:
         if thought.n_close != 1 or thought.n_open > 1 or tokens.open_id in answer:
             return False
         return len(answer) > 1 and answer[-1] in tokens.eos_ids
-
-    def _texts(self, completion: Any, thought: Thought) -> tuple[str, str]:
-        if self.tokenizer is not None:
-            return decoded_split(thought, self.tokenizer)
-        return split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
-
-    def _is_filler(self, thought: Thought, thinking: str, prompt: str) -> bool:
-        if repetition(thought.thinking) > self.max_repetition:
-            return True
-        words = thinking.split()
-        return bool(prompt) and copied_share(words, prompt.split()) > self.max_repetition
 
 
 def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
@@ -393,17 +330,19 @@ def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
     (0.0, 0.9)
     """
-    grams = list(zip(*(ids[k:] for k in range(n)), strict=False))
-    windows = [grams[start : start + window] for start in range(0, len(grams), window)]
-    distinct = sum(len(set(part)) for part in windows)
+    grams = _grams(ids, n)
+    distinct = sum(len(set(grams[start : start + window])) for start in range(0, len(grams), window))
     return 1 - distinct / len(grams) if grams else 0.0
 
 
 def copied_share(words: Sequence[str], source: Sequence[str], n: int = 3) -> float:
     """Share of the words' n-grams that occur in the source, in [0, 1]; 0 for under n words."""
-    grams = list(zip(*(words[k:] for k in range(n)), strict=False))
-    known = set(zip(*(source[k:] for k in range(n)), strict=False))
+    grams, known = _grams(words, n), set(_grams(source, n))
     return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
+
+
+def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
+    return list(zip(*(items[k:] for k in range(n)), strict=False))
 
 
 def thought_then_answer(
@@ -413,7 +352,6 @@ def thought_then_answer(
     least: int = 5,
     max_repetition: float = 0.5,
     correct: Reward | None = None,
-    above: float = 0.0,
     failed: float = 0.0,
     tokenizer: Any = None,
 ) -> Reward:
@@ -427,7 +365,7 @@ def thought_then_answer(
     - the completion ended by itself, with one of ``tokens.eos_ids``;
     - the thought is not filler: at most ``max_repetition`` of its token trigrams repeat an earlier one, and
       at most that share of its word trigrams occur in the prompt;
-    - with ``correct``, that reward pays more than ``above``.
+    - with ``correct``, that reward pays more than 0.
 
     No rule of form can tell unrepeated nonsense from thought.  Where that matters, and eventually it always
     does, pass ``correct=answer_reward()``: then nothing is paid without a right answer.
@@ -437,8 +375,7 @@ def thought_then_answer(
         full_at: thinking tokens that earn the whole reward.
         least: fewest thinking tokens that earn anything.
         max_repetition: share of repeated, or copied, trigrams above which a thought is filler.
-        correct: a reward of right answers that must also pay, or None.  Where it is None for a sample, so is this.
-        above: the score that ``correct`` must exceed.
+        correct: a reward of right answers that must also pay (:func:`rewards.gated`), or None.
         failed: the score of a completion that does not qualify.
         tokenizer: decodes the answer from its ids; without it, if the closing marker is also typed in ordinary
             tokens, the answer is the text after its last occurrence.
@@ -467,4 +404,8 @@ def thought_then_answer(
             f"thought_then_answer(full_at={full_at}, max_repetition={max_repetition})",
             "leave them at 30 and 0.5",
         )
-    return _ThoughtThenAnswer(tokens, full_at, least, max_repetition, correct, above, failed, tokenizer)
+    form = _ThoughtThenAnswer(tokens, full_at, least, max_repetition, failed, tokenizer)
+    if correct is None:
+        return form
+    name = f"{form.__name__}({reward_name(correct)})"
+    return gated(by=correct, reward=form, otherwise=failed, name=name)

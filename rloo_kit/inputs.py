@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-from rewards.compose import TRL_KEYWORDS
+from rewards.signature import TRL_KEYWORDS
 from rloo_kit.errors import DatasetError, RewardError
 
 if TYPE_CHECKING:

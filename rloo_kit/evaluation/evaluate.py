@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import rewards
 from rewards.answers import answer_reward
-from rewards.compose import Reward, call_reward, judges_of
+from rewards.guard import call_reward
+from rewards.signature import Reward, judges_of
 from rloo_kit import inputs, tasks
 from rloo_kit.errors import ArgumentError, DatasetError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson

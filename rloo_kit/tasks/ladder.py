@@ -26,8 +26,8 @@ from rloo_kit.errors import ConfigError, DatasetError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.compose import Reward
     from rewards.forms import Form
+    from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rewards.compose import Judges, judges_of, reward_name
+from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
 from rloo_kit.watch.report import Cost, Course, cost_of, course_of

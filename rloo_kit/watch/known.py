@@ -17,7 +17,7 @@ from rloo_kit.watch.table import Entry, spread_name, term, term_names
 if TYPE_CHECKING:
     import trl
 
-    from rewards.compose import Judges
+    from rewards.signature import Judges
 
 COMPLETIONS = 8
 """Completions per step where the config is not known: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)."""

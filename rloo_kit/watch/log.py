@@ -22,7 +22,7 @@ from rloo_kit.watch.published import PUBLISHED
 from rloo_kit.watch.table import RATIO, Entry, Figure, Rows, Table, rounds, spread_name, term, term_names
 
 if TYPE_CHECKING:
-    from rewards.compose import Judges
+    from rewards.signature import Judges
 
 __all__ = [
     "DEAD_SHARE",

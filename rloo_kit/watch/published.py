@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rewards.compose import Judges
+    from rewards.signature import Judges
 
 PUBLISHED: dict[str, Judges] = {
     # trl.rewards

@@ -16,7 +16,7 @@ import trl.trainer.rloo_trainer
 import trl.trainer.utils
 from transformers import GenerationMixin, Trainer
 
-from rewards.compose import TRL_KEYWORDS
+from rewards.signature import TRL_KEYWORDS
 from rloo_kit.train import names
 from rloo_kit.train.arguments import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer

@@ -149,14 +149,13 @@ def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can
     assert [result.order_free for result in results][1:] == [False, True]
 
 
-def test_the_result_is_shown_as_text_html_and_markdown(of_copied_rule):
-    for shown in (str(of_copied_rule), of_copied_rule._repr_html_(), of_copied_rule.to_markdown()):
+def test_the_result_is_shown_as_text_and_as_markdown(of_copied_rule):
+    for shown in (str(of_copied_rule), of_copied_rule._repr_markdown_()):
         assert "filler thought" in shown
         assert "time per 1,000" in shown
         assert "{gold}" not in shown
     hostile = Case("x", "<script>", "{gold}{end}", NOTHING, NOTHING, "<b>")
     report = audit(contains_gold, cases=[hostile])
-    assert "<script" not in report._repr_html_()
     assert "<script" not in report.to_markdown()
     assert "&lt;script" in report.to_markdown()
     tagged = audit(rewards.answer_reward(form="<answer>"), cases=[hostile])

@@ -122,7 +122,7 @@ def test_the_parts_of_a_sum_are_logged_and_a_member_that_returns_nan_is_named():
 def test_bad_compositions_are_refused(make, says):
     with pytest.raises(ValueError, match=says):
         make()
-    with pytest.raises(TypeError, match="reward callables, not str"):
+    with pytest.raises(TypeError, match="must be callable, not str"):
         weighted(["accuracy"])
 
 

@@ -56,11 +56,15 @@ def test_torch_values_pass_as_plain_floats():
 
 BAD = {
     "forgot to return": (None, None, "returned None"),
-    "a dict, whose keys TRL takes for the rewards": ({"a": 1.0, "b": 2.0}, None, "dict"),
-    "a string as long as the batch": ("ab", None, "str"),
-    "a set, which has no order": ({1.0, 2.0}, None, "set"),
-    "one number for the batch": (1.0, None, "for the whole batch"),
-    "a zero-dimensional array": (np.array(1.0), None, "for the whole batch"),
+    "a dict, whose keys TRL takes for the rewards": (
+        {"a": 1.0, "b": 2.0},
+        None,
+        "returned {'a': 1.0, 'b': 2.0}, not a list",
+    ),
+    "a string as long as the batch": ("ab", None, "returned 'ab', not a list"),
+    "a set, which has no order": ({1.0, 2.0}, None, "returned {1.0, 2.0}, not a list"),
+    "one number for the batch": (1.0, None, "returned 1.0, not a list"),
+    "a zero-dimensional array": (np.array(1.0), None, "returned array(1.), not a list"),
     "too many": ([1.0, 2.0, 3.0], None, "3 values for 2 completions"),
     "strings": ([1.0, "1"], 1, "real number"),
     "a column vector": (np.ones((2, 1)), 0, "real number"),
@@ -211,7 +215,7 @@ def test_an_async_reward_stays_async_and_is_guarded():
         return [1, float("inf")] if len(completions) == 2 else [1]
 
     guard = guarded(judge)
-    assert rewards.compose.is_async(guard)
+    assert rewards.signature.is_async(guard)
     assert guard.__name__ == "judge"
     assert asyncio.run(guard(completions=["a"])) == [1.0]
     with pytest.raises(RewardValueError) as caught:
@@ -287,5 +291,5 @@ def test_the_keywords_that_are_checked_are_trls():
     if trl is None:
         pytest.skip("trl is not installed")
     source = (Path(trl.origin).parent / "trainer" / "rloo_trainer.py").read_text()
-    for keyword in rewards.compose.TRL_KEYWORDS:
+    for keyword in rewards.signature.TRL_KEYWORDS:
         assert f"{keyword}=" in source or f'"{keyword}"' in source

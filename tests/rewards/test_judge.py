@@ -43,7 +43,7 @@ def test_an_async_judge_is_asked_about_everything_at_once():
         return 0.5
 
     reward = rubric_reward(CRITERIA, slow)
-    assert rewards.compose.is_async(reward)
+    assert rewards.signature.is_async(reward)
     assert asyncio.run(reward(prompts=["?"] * 3, completions=["a"] * 3)) == [0.5] * 3
     assert most == 6
 

@@ -164,9 +164,9 @@ def test_the_copied_rule_is_reproduced():
 
 def test_bands_and_bonuses_are_free():
     paid = {"bands": [(0, 0.0), (2, 5.0)], "bonuses": {"wait": 1.0, "so": 2.0}}
-    reward = thinking_reward(**paid, missing=-9.0, bonus_from=0)
+    reward = thinking_reward(**paid, missing=-9.0)
     chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
-    assert reward(completions=chat, completion_ids=[[O, 1, C, 2]]) == [3.0]
+    assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [8.0]
     assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
     for bands in ([], [(1, 0.3)], [(0, 1.0), (0, 2.0)], [(0, 1.0), (30, 2.0), (10, 3.0)]):
         with pytest.raises(ValueError, match="Bands must start at 0"):

@@ -1,0 +1,298 @@
+"""Guard a reward: what it is given, what it may return, and what its own error means.
+
+For rewards that are untrusted, which is every one of a user's: rloo_kit's trainer puts ``guarded`` around each.  A
+guarded reward gets lists that it may edit and logs that are checked before TRL adds them up.
+
+It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import re
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
+from rewards.signature import (
+    TRL_KEYWORDS,
+    Reward,
+    Scores,
+    Wrapped,
+    check_signature,
+    count_of,
+    is_async,
+    reward_name,
+)
+
+
+def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
+    """The same reward, which now raises instead of returning a value that would silently ruin a run.
+
+    TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys
+    become the rewards), and reads NaN as None.  A guarded reward returns a list with one float or None
+    per completion, or raises.  Numbers of numpy and torch, bools, ints and one-dimensional arrays and
+    tensors become floats.  None still means "does not apply to this sample".
+
+    Args:
+        reward: any TRL reward callable, synchronous or ``async``; a guarded one comes back as it is.
+        limit: largest magnitude allowed.
+        columns: names of the dataset's columns, where known; see :func:`check_signature`.
+
+    Returns:
+        A picklable callable with the reward's ``__name__``; ``async`` when the reward is.
+
+    Raises:
+        RewardSignatureError: at once; see :func:`check_signature`.
+        RewardValueError: at a call, with ``reward_name``, ``sample`` and ``value``.
+        RewardCallError: at a call, from the reward's own error.
+
+    >>> def reward(completions, **kwargs):
+    ...     return [1, float("inf")]
+    >>> guarded(reward)(completions=["a", "b"])
+    Traceback (most recent call last):
+    ...
+    rewards.errors.RewardValueError: A reward must be finite, and this one is inf.
+    Where: reward 'reward', sample 1, value inf.
+    What to do: return a finite number, or None for a sample the reward does not apply to.
+    """
+    if isinstance(reward, _Guarded):
+        return reward
+    check_signature(reward, columns)
+    if not limit > 0:
+        raise invalid("limit must be positive", f"guarded(limit={limit})", "leave it at 1e6")
+    return (_AsyncGuarded if is_async(reward) else _Guarded)(reward, limit)
+
+
+class _Guarded(Wrapped):
+    def __init__(self, reward: Reward, limit: float) -> None:
+        super().__init__(reward_name(reward), reward)
+        self.reward, self.limit = reward, limit
+
+    def __repr__(self) -> str:
+        return f"guarded({self.__name__})"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
+        with self._named(kwargs):
+            returned = self.reward(*_copied(args), **self._given(args, kwargs))
+        return self._checked(returned, args, kwargs)
+
+    @contextmanager
+    def _named(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """An error of the reward's own becomes one that names it, its place and what to do."""
+        try:
+            yield
+        except RewardValueError:  # from an inner guard, which names its own function
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(error, kwargs) from error
+
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
+        given: dict[str, Any] = _copied(dict(kwargs))
+        if given.get("trainer_state") is not None:
+            given["trainer_state"] = copy.copy(given["trainer_state"])
+        if (log_metric := given.get("log_metric")) is not None:
+            given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
+        if (log_extra := given.get("log_extra")) is not None:
+            given["log_extra"] = functools.partial(
+                _log_extra, self.__name__, log_extra, count_of(args, kwargs)
+            )
+        return given
+
+    def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
+        if (silence := _unreached(error)) is not None:
+            what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
+            mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
+        else:
+            what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+            columns = set(kwargs) - set(TRL_KEYWORDS)
+            mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
+        what = " ".join(what.split())  # a library's message may have lines of its own
+        return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
+
+    def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
+        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
+
+
+class _AsyncGuarded(_Guarded):
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
+        with self._named(kwargs):
+            returned = await self.reward(*_copied(args), **self._given(args, kwargs))
+        return self._checked(returned, args, kwargs)
+
+
+def call_reward(reward: Reward, **kwargs: Any) -> Scores:
+    """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
+    returned = reward(**kwargs)
+    if inspect.isawaitable(returned):
+        returned = _awaited(returned)
+    return checked_scores(returned, count_of((), kwargs), name=reward_name(reward))
+
+
+def _awaited(coroutine: Any) -> Any:
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def result() -> Any:
+        return await coroutine
+
+    # A notebook's thread already runs an event loop, and a thread can have only one.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, result()).result()
+
+
+# --------------------------------------------------------------------------------- what it returns
+
+
+def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = 1e6) -> Scores:
+    """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
+    values = _as_list(returned, name, None if count is None else count + 1)
+    if count is not None and len(values) != count:
+        number = len(values) if hasattr(returned, "__len__") or len(values) < count else f"more than {count}"
+        raise RewardValueError(
+            f"It returned {number} values for {count} completions",
+            reward_name=name,
+            value=returned,
+            todo="return one number or None per completion, in their order",
+        )
+    return [_as_score(value, index, name, limit) for index, value in enumerate(values)]
+
+
+def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
+    """Of something without a length, which may never end, at most so many values."""
+    values = returned
+    todo = "return a list with one number per completion"
+    if hasattr(returned, "tolist"):  # numpy, torch and pandas alike, without importing them
+        try:
+            values = returned.tolist()
+        except Exception:  # a sparse tensor, or one on the device "meta", has no numbers to give
+            values, todo = None, "return a list of floats, or a dense tensor on the CPU or the GPU"
+    elif returned is None:
+        todo = "end the function with return scores"
+    elif inspect.isawaitable(returned):
+        values, todo = (
+            None,
+            "define the reward itself with async def: TRL awaits no coroutine of a plain function",
+        )
+        if inspect.iscoroutine(returned):
+            returned.close()
+    elif isinstance(returned, Mapping):
+        todo += ", and log the parts through log_metric: TRL would take the keys for the rewards"
+    if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
+        what = f"It returned {shown(returned)}, not a list of numbers"
+        raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
+    return list(values if hasattr(values, "__len__") else itertools.islice(values, most))
+
+
+def _scalar(value: Any) -> Any:
+    """A number of numpy or torch as Python's."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+
+
+def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = _scalar(value)
+    except Exception:  # a tensor on the device "meta"
+        number = None
+    if not isinstance(number, numbers.Real):
+        what = f"A reward must be one real number, and this one is a {type(value).__name__}"
+        todo = "return a flat list of floats; take the parts of a nested one apart"
+    elif number != number:
+        what = "A reward must be finite, and this one is NaN, which TRL would read as None"
+        todo = "return a number, or None for a sample the reward does not apply to"
+    elif abs(number) == math.inf:
+        what = f"A reward must be finite, and this one is {number}"
+        todo = "return a finite number, or None for a sample the reward does not apply to"
+    elif abs(number) > limit:  # type: ignore[operator]
+        what = f"A reward's magnitude must not exceed {limit:g}"
+        todo = "scale it down (rewards.scaled, rewards.clipped), or raise guarded(limit=...)"
+    else:
+        return float(number)
+    raise RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
+
+
+# ----------------------------------------------------------------------------------- what it is given
+
+
+def _copied(value: Any) -> Any:
+    """The same lists, tuples and dicts, made anew, so that a reward that edits them edits its own.
+
+    The next reward, the policy's loss and the log then see what was sampled.  What the lists hold is shared.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(map(_copied, value))
+    return {name: _copied(one) for name, one in value.items()} if kind is dict else value
+
+
+def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str, value: Any) -> None:
+    """TRL adds the values up when the step is over, and its error then names neither metric nor reward."""
+    number = _scalar(value)
+    if not isinstance(name, str) or not isinstance(number, numbers.Real):
+        raise RewardValueError(
+            f"log_metric takes a name and one number, and got {shown(name)} and {shown(value)}",
+            reward_name=reward,
+            todo="log_metric('name', 0.5)",
+        )
+    log_metric(name, float(number))
+
+
+def _log_extra(
+    reward: str, log_extra: Callable[[str, Any], None], count: int | None, column: str, values: Any
+) -> None:
+    """TRL appends the values to a table whatever their number, and its columns no longer match."""
+    found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
+    if not isinstance(column, str) or found != (found if count is None else count):
+        raise RewardValueError(
+            f"log_extra takes a name and one value per completion: got {shown(column)} and {found} values for {count}",
+            reward_name=reward,
+            value=values,
+            todo="log_extra('column', [text for completion in completions])",
+        )
+    log_extra(column, list(values))
+
+
+# --------------------------------------------------------------------------------- what its error means
+
+
+def _unreached(error: BaseException | None) -> BaseException | None:
+    """The lost connection or the timeout behind an error; HTTP libraries have classes of their own for them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        named = re.search(r"Connect|Timeout|Unavailable", type(error).__name__)
+        if isinstance(error, (ConnectionError, TimeoutError)) or named:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _place(error: BaseException) -> str:
+    """Where in the reward an error arose: the deepest line that is not an installed library's or the guard's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    if not own:
+        return "in its own code"
+    file = own[-1].filename.replace("\\", "/").rpartition("/")[2]
+    return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
+
+
+def _hints(error: BaseException, kwargs: Mapping[str, Any], columns: Collection[str]) -> Iterator[str]:
+    """The form of the call's arguments, for errors that mostly come from expecting another form."""
+    if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
+        if isinstance(kwargs["completions"][0], str):
+            yield "completions are strings here, as the prompts are"
+        else:
+            yield "completions are lists of messages here: completion[0]['content']"
+    if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
+        yield f"rewards get {f'the columns {sorted(columns)}' if columns else 'no column of the dataset'}"

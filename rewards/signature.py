@@ -1,0 +1,178 @@
+"""What a reward is: its name, what it pays for, the columns it needs, and whether TRL can call it.
+
+For ``rewards.guard`` and ``rewards.compose``, and for a look at a reward before any call of it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from rewards.errors import RewardSignatureError, invalid, shown
+
+Reward = Callable[..., Any]
+Scores = list[float | None]
+Judges = Literal["answer", "form", "length"]
+"""What a reward pays for, where it is one thing: set ``reward.judges`` on a function of your own."""
+
+#: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
+TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+def reward_name(reward: Reward) -> str:
+    """The name under which TRL logs a reward: partials unwrapped, callable objects by name or class."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return str(getattr(reward, "__name__", type(reward).__name__))
+
+
+def said_by(reward: object, attribute: str, default: Any = None) -> Any:
+    """An attribute of a reward, or of what it is a partial of."""
+    while isinstance(reward, functools.partial) and not hasattr(reward, attribute):
+        reward = reward.func
+    return getattr(reward, attribute, default)
+
+
+def judges_of(*rewards: object) -> Judges | None:
+    """What rewards say that they pay for, by their attribute ``judges``; None where they differ or do not say.
+
+    Raises:
+        ValueError: a value that is not one of :data:`Judges`.
+    """
+    said: list[Judges | None] = [said_by(reward, "judges") for reward in rewards]
+    for reward, judges in zip(rewards, said, strict=True):
+        if judges not in (None, *get_args(Judges)):
+            raise invalid(
+                "A reward's judges must be answer, form or length",
+                f"reward '{reward_name(reward)}', judges {shown(judges)}",  # type: ignore[arg-type]
+                'set judges to "answer", "form" or "length", or remove it',
+            )
+    return said[0] if len(set(said)) == 1 else None
+
+
+def columns_of(*rewards: object) -> tuple[str, ...]:
+    """Columns of the dataset that rewards need, by their attribute ``columns``."""
+    said = [said_by(reward, "columns", ()) for reward in rewards]
+    return tuple(
+        dict.fromkeys(name for names in said for name in ([names] if isinstance(names, str) else names))
+    )
+
+
+class Wrapped:
+    """A reward made of others, which says of itself what they say: what it pays for, and what it needs."""
+
+    def __init__(self, name: str, *rewards: Reward) -> None:
+        for reward in rewards:
+            check_callable(reward)
+        self.__name__, self.rewards = name, rewards
+        self.judges, self.columns = judges_of(*rewards), columns_of(*rewards)
+        # The audit judges by an aim, and writes its cases with these tokens and in this form.
+        aims = {said_by(reward, "aim", "answer") for reward in rewards}
+        self.aim = aims.pop() if len(aims) == 1 else "answer"
+        for attribute in ("tokens", "form", "kind"):
+            said = [value for reward in rewards if (value := said_by(reward, attribute)) is not None]
+            if said and all(value == said[0] for value in said):
+                setattr(self, attribute, said[0])
+
+
+def is_async(reward: Reward) -> bool:
+    """Whether calling the reward gives a coroutine: the rule by which TRL decides to await it."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    call = getattr(reward, "__call__", None)  # noqa: B004 - the bound method is inspected, not just looked for
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+
+
+def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The number of completions in a call, by its keywords or first argument; None if unknown."""
+    for key in ("completions", "completion_ids", "prompts"):
+        if kwargs.get(key) is not None:
+            return len(kwargs[key])
+    return len(args[0]) if args and hasattr(args[0], "__len__") else None
+
+
+# --------------------------------------------------------------------------------------- checks
+
+
+def check_callable(reward: Reward) -> None:
+    """Raise RewardSignatureError for what cannot be called, and for a class in place of its instance."""
+    if inspect.isclass(reward):
+        raise RewardSignatureError(
+            f"{reward.__name__} is a class, and its instances are the rewards",
+            reward_name=reward.__name__,
+            value=reward,
+            todo=f"pass an instance, {reward.__name__}(...)",
+        )
+    if not callable(reward):
+        raise RewardSignatureError(
+            f"A reward must be callable, not {type(reward).__name__}",
+            reward_name=shown(reward),
+            value=reward,
+            todo="pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]",
+        )
+
+
+def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> None:
+    """Raise, before any call, if a reward cannot take the keywords that TRL passes.
+
+    TRL calls ``reward(prompts=..., completions=..., completion_ids=..., trainer_state=..., log_extra=...,
+    log_metric=..., **columns)``; a signature without ``**kwargs`` fails there with a bare TypeError.
+
+    Args:
+        reward: a function, a partial or a callable object.
+        columns: names of the dataset's columns besides ``prompt``; None if unknown: any required argument
+            then counts as a column.
+
+    Raises:
+        RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
+            argument, or a required argument that no column provides.
+    """
+    check_callable(reward)
+    name, known = reward_name(reward), None if columns is None else set(columns)
+    if known is not None:
+        for needed in columns_of(reward):
+            if needed not in known:
+                raise _lacks(name, needed, known)
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
+        return
+    _check_parameters(name, list(parameters), known)
+
+
+def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: set[str] | None) -> None:
+    passed = set(TRL_KEYWORDS) | (columns or set())
+    required = [p for p in parameters if p.default is p.empty]
+    positional = [p.name for p in required if p.kind is p.POSITIONAL_ONLY]
+    missing = sorted(passed - {p.name for p in parameters})
+    if positional:
+        raise RewardSignatureError(
+            f"Its argument '{positional[0]}' is positional-only, and TRL passes keywords",
+            reward_name=name,
+            todo="remove the '/' from the signature",
+        )
+    if missing and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise RewardSignatureError(
+            f"Its signature has no **kwargs and does not take {', '.join(missing)}, which TRL passes",
+            reward_name=name,
+            todo="add **kwargs as the last argument",
+        )
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    unknown = [p.name for p in required if p.kind in named and p.name not in passed]
+    if columns is not None and unknown:
+        raise _lacks(name, unknown[0], columns, mend="give the argument a default, or ")
+
+
+def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardSignatureError:
+    held = f"it has {', '.join(sorted(columns))}" if columns else "it has no column besides the prompts"
+    near = difflib.get_close_matches(needed, columns, n=1)
+    add = f"add the column {needed!r} to the dataset"
+    rename = f"dataset.rename_column({near[0]!r}, {needed!r})" if near else add
+    return RewardSignatureError(
+        f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset",
+        reward_name=name,
+        todo=f"{mend}{rename} ({held})",
+    )
