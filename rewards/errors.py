@@ -6,6 +6,9 @@ from rloo_kit, so these derive from the built-ins they resemble.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 
 def three_parts(what: str, where: str, todo: str) -> str:
     """Join what is wrong, where it is and what to do into one message."""
@@ -40,7 +43,13 @@ class RewardValueError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own __reduce__ passes positional arguments only, so a worker process could not
         # return this error.
-        return _rebuild, (type(self), self.what, self.reward_name, self.sample, self.value, self.todo)
+        named = {
+            "reward_name": self.reward_name,
+            "sample": self.sample,
+            "value": self.value,
+            "todo": self.todo,
+        }
+        return functools.partial(type(self), **named), (self.what,)
 
 
 class RewardSignatureError(RewardValueError, TypeError):
@@ -59,9 +68,3 @@ def shown(value: object, width: int = 80) -> str:
 def shortened(text: str, width: int = 300) -> str:
     """A text cut to ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def _rebuild(
-    kind: type[RewardValueError], what: str, reward_name: str, sample: int | None, value: object, todo: str
-) -> RewardValueError:
-    return kind(what, reward_name=reward_name, sample=sample, value=value, todo=todo)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from rewards.compose import log_mean
 from rewards.errors import RewardValueError, invalid
@@ -22,15 +22,20 @@ from rewards.thinking import QWEN3, ThinkTokens, split_text
 Judge = Callable[[str, str, str], Any]
 
 
+@dataclass
 class _RewardModel:
-    aim = "answer"
+    source: Any
+    tokenizer: Any
+    batch_size: int
+    max_length: int
+    device: str | None
+    with_thought: bool
+    tokens: ThinkTokens
 
-    def __init__(self, model: Any, tokenizer: Any, settings: _Settings) -> None:
-        self.source, self.source_tokenizer, self.settings = model, tokenizer, settings
-        named = (
-            model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", "")
-        )
-        self.__name__ = settings.name or str(named).rstrip("/").split("/")[-1] or "reward_model"
+    aim: ClassVar[str] = "answer"
+
+    def __post_init__(self) -> None:
+        self.__name__ = _named(self.source).rstrip("/").split("/")[-1] or "reward_model"
         self._loaded: tuple[Any, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -38,55 +43,37 @@ class _RewardModel:
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
         if self._loaded is None:
-            self._loaded = _load(self.source, self.source_tokenizer, self.settings)
+            self._loaded = _load(self.source, self.tokenizer, self.device)
         model, tokenizer = self._loaded
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
         # Batches of similar length waste least on padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        scores = [0.0] * len(texts)
-        size = self.settings.batch_size
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            values = _scored(model, tokenizer, [texts[i] for i in batch], self.settings.max_length)
-            for i, value in zip(batch, values, strict=True):
-                scores[i] = value
-        return scores
+        scores: dict[int, float] = {}
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            values = _scored(model, tokenizer, [texts[i] for i in batch], self.max_length)
+            scores |= zip(batch, values, strict=True)
+        return [scores[i] for i in range(len(texts))]
 
     def _text(self, tokenizer: Any, prompt: Any, completion: Any) -> str:
-        if not self.settings.with_thought:
-            answer = split_text(completion_text(completion), None, self.settings.tokens)[0][1].lstrip()
+        if not self.with_thought:
+            answer = split_text(completion_text(completion), None, self.tokens)[0][1].lstrip()
             completion = answer if isinstance(completion, str) else [{"role": "assistant", "content": answer}]
         if isinstance(prompt, str):
             return prompt + completion_text(completion)
-        messages = [
-            *prompt,
-            *([{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion),
-        ]
+        said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
         if getattr(tokenizer, "chat_template", None):
-            return str(tokenizer.apply_chat_template(messages, tokenize=False))
-        return "\n\n".join(completion_text([message]) for message in messages)
-
-
-@dataclass(frozen=True)
-class _Settings:
-    name: str | None
-    batch_size: int
-    max_length: int
-    device: str | None
-    load_in_4bit: bool
-    with_thought: bool
-    tokens: ThinkTokens
+            return str(tokenizer.apply_chat_template([*prompt, *said], tokenize=False))
+        return "\n\n".join(completion_text([message]) for message in (*prompt, *said))
 
 
 def reward_model(
     model: Any,
     *,
     tokenizer: Any = None,
-    name: str | None = None,
     batch_size: int = 8,
     max_length: int = 4096,
     device: str | None = None,
-    load_in_4bit: bool = False,
     with_thought: bool = True,
     tokens: ThinkTokens = QWEN3,
 ) -> Reward:
@@ -96,21 +83,19 @@ def reward_model(
     and completion through its own tokenizer and chat template, not the policy's.
 
     TRL also takes such a model directly, as a module in ``reward_funcs``.  This reward can in addition be composed,
-    cached, kept on the CPU, loaded in 4-bit beside the policy, and given the answer without the thought.
+    cached, kept on the CPU, and given the answer without the thought.
 
     Args:
-        model: a hub id, a folder, or a loaded model with one output.
+        model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
         tokenizer: its tokenizer; by default that of ``model``.
-        name: the metric's name; by default the last part of the model's name.
         batch_size: completions in a forward pass.
         max_length: tokens of prompt and completion; longer texts are cut on the left, which keeps the answer.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
-        load_in_4bit: NF4 through bitsandbytes.
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
 
     Returns:
-        A reward, picklable where ``model`` is a name; each process loads its own copy.
+        A reward named after the model, picklable where ``model`` is a name; each process loads its own copy.
 
     Raises:
         ValueError: a batch size or length below 1, a model with another number of outputs than one, or no tokenizer.
@@ -121,26 +106,28 @@ def reward_model(
             f"reward_model(batch_size={batch_size}, max_length={max_length})",
             "leave them at 8 and 4096",
         )
-    if not isinstance(model, str) and tokenizer is None and not getattr(model.config, "_name_or_path", ""):
+    if tokenizer is None and not _named(model):
         raise invalid(
             "A loaded model needs its tokenizer",
             f"reward_model({type(model).__name__})",
             "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy",
         )
-    settings = _Settings(name, batch_size, max_length, device, load_in_4bit, with_thought, tokens)
-    return _RewardModel(model, tokenizer, settings)
+    return _RewardModel(model, tokenizer, batch_size, max_length, device, with_thought, tokens)
 
 
-def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
+def _named(model: Any) -> str:
+    return model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
+
+
+def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
     import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, BitsAndBytesConfig
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = source
     if isinstance(source, str):
-        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        quantized = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")}
+        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype="auto", device_map={"": device}, **(quantized if settings.load_in_4bit else {})
+            source, dtype="auto", device_map={"": where}
         )
     outputs = model.config.num_labels
     if outputs != 1:
@@ -150,7 +137,7 @@ def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
             "train it with num_labels=1 (TRL's RewardTrainer does), or turn its outputs into one number "
             "in a reward function of your own",
         )
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(model.config._name_or_path)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(_named(model))
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -162,14 +149,8 @@ def _load(source: Any, tokenizer: Any, settings: _Settings) -> tuple[Any, Any]:
 def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> list[float]:
     import torch
 
-    batch = tokenizer(
-        texts,
-        return_tensors="pt",
-        padding=True,
-        truncation=True,
-        max_length=max_length,
-        add_special_tokens=False,
-    ).to(model.device)
+    form = {"padding": True, "truncation": True, "max_length": max_length, "add_special_tokens": False}
+    batch = tokenizer(texts, return_tensors="pt", **form).to(model.device)
     with torch.inference_mode():
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     return [float(value) for value in logits[:, 0].float().cpu()]
@@ -193,11 +174,13 @@ class Criterion:
     weight: float = 1.0
 
 
+@dataclass
 class _Rubric:
-    aim = "answer"
+    criteria: tuple[Criterion, ...]
+    judge: Judge
+    __name__: str
 
-    def __init__(self, criteria: tuple[Criterion, ...], judge: Judge, name: str) -> None:
-        self.criteria, self.judge, self.__name__ = criteria, judge, name
+    aim: ClassVar[str] = "answer"
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **kwargs: Any
@@ -246,9 +229,8 @@ class _AsyncRubric(_Rubric):
     ) -> Scores:
         import asyncio
 
-        marks = await asyncio.gather(
-            *(self.judge(*question) for question in self._questions(prompts, completions))
-        )
+        questions = self._questions(prompts, completions)
+        marks = await asyncio.gather(*(self.judge(*question) for question in questions))
         return self._total(marks, len(completions), log_metric)
 
 
@@ -277,11 +259,8 @@ def rubric_reward(
     >>> rubric_reward({"brief": "The answer is brief."}, short)(prompts=["?"], completions=["forty two"])
     [0.5]
     """
-    lines: tuple[Criterion, ...]
-    if isinstance(criteria, Mapping):
-        lines = tuple(Criterion(label, description) for label, description in criteria.items())
-    else:
-        lines = tuple(criteria)
+    given = (Criterion(*item) for item in criteria.items()) if isinstance(criteria, Mapping) else criteria
+    lines = tuple(given)
     names = [line.name for line in lines]
     if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
         raise invalid(

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rewards.errors import invalid, shown, three_parts
 from rewards.signature import Judges, Reward
@@ -61,12 +62,15 @@ def _content_text(content: Any) -> str:
     return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
 
 
+@dataclass
 class _LengthReward:
-    __name__ = "length_reward"
-    judges: Judges = "length"
+    words: tuple[int, int]
+    inside: float
+    end: float
+    ends: tuple[str, ...]
 
-    def __init__(self, words: tuple[int, int], inside: float, end: float, ends: tuple[str, ...]) -> None:
-        self.words, self.inside, self.end, self.ends = words, inside, end, ends
+    __name__ = "length_reward"
+    judges: ClassVar[Judges] = "length"
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
         return [self._one(completion_text(completion)) for completion in completions]
@@ -109,28 +113,24 @@ def length_reward(
     return _LengthReward((low, high), float(inside), float(end), tuple(ends))
 
 
+# A full stop between digits is a decimal point, not an end; marks without a gap between them are one end.
+_END = re.compile(r"(?:[.!?…。！？।؟](?!\d)[\"'”’)\]]*)+")
+
+
+@dataclass
 class _SentenceReward:
+    fewest: int
+    most: float
+
     __name__ = "sentence_reward"
-    judges: Judges = "form"
-
-    # A full stop between digits is a decimal point, not an end.
-    pattern = re.compile(r"[.!?…。！？।؟](?!\d)[\"'”’)\]]*")
-
-    def __init__(self, sentences: tuple[int, float]) -> None:
-        self.sentences = sentences
+    judges: ClassVar[Judges] = "form"
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
         return [self._one(completion_text(completion).strip()) for completion in completions]
 
     def _one(self, text: str) -> float:
-        found = list(self.pattern.finditer(text))
-        if not found or found[-1].end() != len(text):
-            return 0.0
-        low, high = self.sentences
-        count = sum(
-            1 for a, b in zip([None, *found], found, strict=False) if a is None or a.end() < b.start()
-        )
-        return 1.0 if low <= count <= high else 0.0
+        ends = [match.end() for match in _END.finditer(text)]
+        return float(ends[-1:] == [len(text)] and self.fewest <= len(ends) <= self.most)
 
 
 def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
@@ -155,7 +155,7 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
             f"sentence_reward({fewest}, {most})",
             "leave them out for any number of whole sentences",
         )
-    return _SentenceReward((fewest, most))
+    return _SentenceReward(fewest, most)
 
 
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
