@@ -41,14 +41,8 @@ class RewardValueError(ValueError):
         super().__init__(three_parts(what, where, todo))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exception's own __reduce__ passes positional arguments only, so a worker process could not
-        # return this error.
-        named = {
-            "reward_name": self.reward_name,
-            "sample": self.sample,
-            "value": self.value,
-            "todo": self.todo,
-        }
+        # Exception's own passes positional arguments only, so a worker process could not return this error.
+        named = {name: getattr(self, name) for name in ("reward_name", "sample", "value", "todo")}
         return functools.partial(type(self), **named), (self.what,)
 
 
