@@ -49,8 +49,6 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
     text = seen(text)
     if boxes(text) is None:  # cut off within one
         return []
-    if form == "whole":
-        return explicit(text, "whole")
     labels = [_narrowed(label, kind) for label in labelled(text)]
     labels = [label for label in labels if _names_a_value(label, kind)]
     free = form in ("auto", "prose")
@@ -103,13 +101,11 @@ def _heads(line: Statement, kind: str) -> bool:
 def _names_a_value(statement: Statement, kind: str) -> bool:
     """A label before words alone, as in "the answer is simple", states no answer."""
     value = statement.value
-    if kind == "exact" or denies(value):
-        return True
     if kind == "number":
         return _number(statement) is not None
     if kind == "choice":
         return bool(_letters(value))
-    return re.search(r"[\d\\^$]", value) is not None or value.count(" ") < 3
+    return kind == "exact" or re.search(r"[\d\\^$]", value) is not None or value.count(" ") < 3
 
 
 # -------------------------------------------------------------------------------- comparisons
@@ -127,12 +123,12 @@ def _number(statement: Statement) -> Number | None:
     return to_number(statement.value, decimal_comma=True)
 
 
-def _number_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+def _number_is(statement: Statement, gold: str, tolerance: float) -> bool:
     target, found = to_number(readable(gold)), _number(statement)
     return target is not None and found is not None and found.same(target, tolerance)
 
 
-def _exact_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+def _exact_is(statement: Statement, gold: str, tolerance: float) -> bool:
     wanted, value = folded(gold), statement.value
     if not _in_prose(statement) or folded(value) == wanted:
         return folded(value) == wanted
@@ -153,7 +149,7 @@ def _letters(value: str) -> set[str]:
     return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
-def _choice_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+def _choice_is(statement: Statement, gold: str, tolerance: float) -> bool:
     return _letters(statement.value) == {re.sub(r"\W", "", gold).upper()}
 
 
@@ -171,11 +167,11 @@ def _numeric(gold: str) -> bool:
     return to_number(readable(gold)) is not None
 
 
-def _math_is(statement: Statement, gold: str, tolerance: float, timeout: float) -> bool:
+def _math_is(statement: Statement, gold: str, tolerance: float) -> bool:
     if _numeric(gold):
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
-        return _number_is(statement, gold, tolerance, timeout)
-    return any(g == value or algebra.equal(g, value, timeout) for g, value in _pairs(statement, gold))
+        return _number_is(statement, gold, tolerance)
+    return any(g == value or algebra.equal(g, value) for g, value in _pairs(statement, gold))
 
 
 def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
@@ -216,8 +212,6 @@ _DOTS_OR_BASE = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
 def _pair(value: str, gold: str) -> algebra.Pair | None:
     gold, value = _bare_formula(readable(gold)), _bare_formula(value)
     value = _in_the_golds_shape(value, gold)
-    if value == gold:
-        return gold, gold
     ends = {_ends(value), _ends(gold)}
     same_ends = len(ends) == 1 or ends == {"set", ""} or ("" in ends and "," not in value)
     if not same_ends or (_DOTS_OR_BASE.search(value) and not _DOTS_OR_BASE.search(gold)):
@@ -264,7 +258,7 @@ def _ends(text: str) -> str:
     return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
-_KINDS: dict[str, Callable[[Statement, str, float, float], bool]] = {
+_KINDS: dict[str, Callable[[Statement, str, float], bool]] = {
     "number": _number_is,
     "math": _math_is,
     "choice": _choice_is,
@@ -292,12 +286,7 @@ def readable_gold(gold: str, kind: str) -> bool:
 
 
 def is_right(
-    answer: str,
-    gold: str,
-    kind: str = "number",
-    tolerance: float = 0.0,
-    form: Form = "auto",
-    timeout: float = 1.0,
+    answer: str, gold: str, kind: str = "number", tolerance: float = 0.0, form: Form = "auto"
 ) -> bool:
     r"""Whether the text after a thought states exactly one answer in this form, equal to the gold answer.
 
@@ -310,7 +299,7 @@ def is_right(
     made = statements(answer, form, kind)
     several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
     words = gold + several if kind in ("exact", "math") else ""
-    return bool(made) and all(stands(s, words) and same(s, gold, tolerance, timeout) for s in made)
+    return bool(made) and all(stands(s, words) and same(s, gold, tolerance) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -326,7 +315,6 @@ class _AnswerReward:
     tolerance: float
     right: float
     wrong: float
-    timeout: float
 
     aim: ClassVar[str] = "answer"
     judges: ClassVar[Judges] = "answer"
@@ -355,7 +343,7 @@ class _AnswerReward:
                 (t, gold) for found, gold in rows if gold is not None and not _numeric(gold) for t in found
             ]
             stated = [(s, gold) for t, gold in texts for s in statements(t, self.form, "math")]
-            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
+            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)])
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
@@ -372,7 +360,7 @@ class _AnswerReward:
             given = (self.kind(text, gold) for text in texts)
             scores = {True: self.right, False: self.wrong}
             return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
-        verdicts = (is_right(t, gold, self.kind, self.tolerance, self.form, self.timeout) for t in texts)
+        verdicts = (is_right(t, gold, self.kind, self.tolerance, self.form) for t in texts)
         return self.right if all(verdicts) else self.wrong
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
@@ -396,7 +384,6 @@ def answer_reward(
     tolerance: float = 0.0,
     right: float = 1.0,
     wrong: float = 0.0,
-    timeout: float = 1.0,
 ) -> Reward:
     r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
@@ -406,7 +393,7 @@ def answer_reward(
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers; other gold answers by math-verify, ``verify(gold, answer)``.
+    - ``"math"``: the same for numbers; other gold answers by math-verify, for a second at most.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
@@ -429,7 +416,6 @@ def answer_reward(
         tolerance: relative, for numbers.
         right: score of the right answer.
         wrong: score of any other.
-        timeout: seconds for the algebra of one answer, after which the two are not equal.
 
     Returns:
         A picklable TRL reward (with a callable kind, as picklable as that).
@@ -448,5 +434,4 @@ def answer_reward(
             f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
         )
     check_form(form, "answer_reward")
-    scores = float(right), float(wrong), float(timeout)
-    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)
+    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, float(right), float(wrong))

@@ -67,7 +67,7 @@ def weighted(
     is None.  Unlike ``RLOOConfig.reward_weights`` this nests: the sum can be gated or clipped.
 
     Args:
-        rewards: the rewards.
+        rewards: TRL reward callables.
         weights: one per reward; all 1 where None.
         name: the metric's name; "0.8*answer_reward+0.2*thinking_reward" by default.
 
@@ -112,13 +112,7 @@ def gated(
     """Pay ``reward`` only where ``by`` pays more than ``above``, and ``otherwise`` elsewhere.
 
     With a correctness reward as the gate, form alone earns nothing.  Where the gate is None, so is the result.
-
-    Args:
-        by: the gate.
-        reward: paid where the gate is open.
-        above: the score that the gate must exceed to be open.
-        otherwise: paid where it is closed.
-        name: the metric's name; "thinking_reward if answer_reward" by default.
+    The metric's name is "REWARD if BY" by default.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
@@ -203,7 +197,7 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     The reward is called with those rows alone, so it may rely on their columns.
 
     Args:
-        reward: the reward.
+        reward: a TRL reward callable.
         **columns: column to value, or to a set, list or tuple of values; all must hold.
 
     Raises:
@@ -266,14 +260,8 @@ def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """The reward, computed once for each completion: for slow judges and reward models.
 
     Two rows are the same if their completion ids, prompt and columns are.  Only for rewards that depend on nothing
-    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).
-
-    Args:
-        reward: the reward.
-        size: how many scores are kept; the oldest go first.
-
-    Returns:
-        A reward with the same name, which counts its ``hits`` and ``misses``.
+    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest ``size``
+    scores are kept; the attributes ``hits`` and ``misses`` count.
 
     Raises:
         ValueError: a size under 1.

@@ -174,7 +174,7 @@ def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
         try:
             values = returned.tolist()
         except Exception:  # a sparse tensor, or one on the device "meta", has no numbers to give
-            values, todo = None, "return a list of floats, or a dense tensor on the CPU or the GPU"
+            values, todo = None, "its values cannot be read: return a list, or a dense tensor on the CPU or the GPU"
     elif returned is None:
         todo = "end the function with return scores"
     elif inspect.isawaitable(returned):
@@ -187,7 +187,7 @@ def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
     elif isinstance(returned, Mapping):
         todo += ", and log the parts through log_metric: TRL would take the keys for the rewards"
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
-        what = f"It returned {shown(returned)}, not a list of numbers"
+        what = f"It returned {shown(returned)} ({type(returned).__name__}), not a list of numbers"
         raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
     return list(values if hasattr(values, "__len__") else itertools.islice(values, most))
 

@@ -161,13 +161,7 @@ def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> li
 
 @dataclass(frozen=True)
 class Criterion:
-    """One line of a rubric.
-
-    Args:
-        name: short; part of the metric's name.
-        description: what the judge checks.
-        weight: relative weight in the score.
-    """
+    """One line of a rubric: a short name for the metric, what the judge checks, and a relative weight in the score."""
 
     name: str
     description: str

@@ -38,11 +38,10 @@ _SENTENCE = re.compile(
     r"(?<=[.!?。！？।؟])(?<!e\.g\.)(?<!i\.e\.)(?!(?<=\d!)\s+[-a-z*+=\\/])(?=\s|$|[^\s\d.,)\]}*$`\"'”’<!?])"
     r"|(?<=[.!?。！？।؟][*)\"'”’$])(?=\s|$)|\n+"
 )
-_BECAUSE = r"[,;]?\s*\b(?:because|given that|as required|as (?:we|you) can"
-_SAYS_WHY = re.compile(rf"{_BECAUSE}|since (?=.*\d)|that is, (?=[a-z]))\b.*", re.DOTALL)
+# What follows a value without being a part of it: a reason, a tag, or the copula where a language puts it last.
 _REASON = re.compile(
-    rf"{_BECAUSE}|since|which|where|so that)\b.*|</?(?:answer|think)>.*|\s[—–]\s.*"
-    r"|\s*(?:です|である|है|हैं|입니다|이다)(?=\W*$)",  # the copula, where a language puts it last
+    r"[,;]?\s*\b(?:because|given that|as required|as (?:we|you) can|since (?=.*\d)|that is, (?=[a-z]))\b.*"
+    r"|</?(?:answer|think)>.*|\s*(?:です|である|है|हैं|입니다|이다)(?=\W*$)",
     re.DOTALL,
 )
 # "42, not 43" and "42 rather than 43" state 42.
@@ -67,12 +66,13 @@ def labelled(text: str) -> list[Statement]:
 
 def _labels(text: str) -> Iterator[Statement]:
     matches = list(_LABEL.finditer(text))
-    for match, following in zip(matches, [*matches[1:], None], strict=False):
-        end = match.end() + SPAN if following is None else min(match.end() + SPAN, following.start())
-        ahead = re.sub(r"^[*_ ]*\n" + _LIST_MARK.pattern[1:], "\n", text[match.end() : end])
+    ends = [*(match.start() for match in matches[1:]), len(text)]
+    for match, end in zip(matches, ends, strict=False):
+        ahead = text[match.end() : min(end, match.end() + SPAN)]
+        ahead = re.sub(r"^[*_ ]*\n" + _LIST_MARK.pattern[1:], "\n", ahead)
         span = next((part for part in sentences(ahead) if part.strip(" \n*:.$\\[(")), "")
-        value = _REASON.sub("", span).lstrip("*_ ").rstrip("! ")
-        if not BOX.search(span) and value.strip():  # a box is a statement of its own
+        value = _REASON.sub("", span).strip("*_! ")
+        if value and not BOX.search(span):  # a box is a statement of its own
             end = match.end() + ahead.find(span) + len(span)
             yield statement(text, value, match.start(), end, "label")
 
@@ -95,16 +95,14 @@ def concluded(text: str, kind: str = "number") -> list[Statement]:
     last = max((i for i in stating if not _CHECK.match(parts[i])), default=len(parts) - 1)
     value = parts[last].strip()
     items = sum(_LIST_MARK.match(part) is not None for part in parts)
-    if items > 1 and _LIST_MARK.match(value) and not re.search(r"[:=]|\b(?:is|are)\b", value):
+    if items > 1 and _LIST_MARK.match(value):
         return []  # one of several
     value = _LIST_MARK.sub("", value)
     if value.startswith("|"):
         *others, value = [cell for cell in value.split("|") if cell.strip()] or [""]
         if any(re.fullmatch(r"[\W\d]+", cell) for cell in others):
             return []  # one of several numbers
-    if len(value) > _LONG:
-        return []
-    value = without_contrast(_SAYS_WHY.sub("", value).rstrip("! "))
+    value = _REASON.sub("", value).rstrip("! ")
     before, after = "".join(parts[:last]), " ".join(parts[last + 1 :])
     return [Statement(value, before[-SPAN:], after[:SPAN], "conclusion", len(before), len(text))]
 
@@ -193,17 +191,15 @@ def clause_in(sentence: str) -> str:
 
 
 def _number_of(clause: str) -> Number | None:
-    if "=" in clause and re.fullmatch(r"[\W\d]+", clause):  # an equation of numbers may be false
+    if re.fullmatch(r"[\W\d]+", clause):  # an equation of numbers may be false
         return to_number(clause, decimal_comma=True)
     verbs = list(_VERB.finditer(clause))[-9:]
     for start in [*(verb.end() for verb in reversed(verbs)), 0]:
-        tail = clause[start:]
-        lead = _LEAD.match(tail)
-        rest = tail[lead.end() :] if lead else tail
+        rest = _LEAD.sub("", clause[start:], count=1)
+        lead = clause[start:].removesuffix(rest)
         if re.match(r"[-+−]?\s?(?:[$€£\\(]*\.?\d|\\[dt]?frac)", rest):
-            money = re.search(r"(\\?[$€£])[\s*(]*$", lead[0] if lead else "")
-            symbol = money[1] if money and (money[1] != "$" or tail.count("$") == 1) else ""
-            if number := to_number(symbol + rest, decimal_comma=True):
+            money = re.search(r"(\\?[$€£])[\s*(]*$", lead)
+            if number := to_number((money[1] if money else "") + rest, decimal_comma=True):
                 return number
     number = to_number(clause, decimal_comma=True)
     first = re.search(r"[-+]?\s?[$€£]?\d", clause)
@@ -351,10 +347,10 @@ def stands(statement: Statement, gold: str = "") -> bool:
     if len(statement.value) > _LONG:
         return False
     value = _IDIOMS.sub("", without_contrast(statement.value))
-    bounds = _CONDITIONAL if statement.form in ("label", "conclusion") and not gold else _BOUNDED
+    bounds = _CONDITIONAL if statement.form in ("label", "conclusion") else _BOUNDED
     if any(sign.search(value) and not sign.search(gold) for sign in (_DENIES, bounds)):
         return False
-    if not gold and statement.form != "boxed" and ascribes(value):
+    if ascribes(value) and not gold:
         return False
     return not (_undercut(statement) or _disowned(statement.after, value))
 
@@ -365,16 +361,11 @@ def _undercut(statement: Statement) -> bool:
     quoted = r"(?:^|[\s:(])[\"“'«「„](?:the |my |so the )?(?:\w+ )?$"
     if statement.form == "label" and re.search(quoted, before[-30:], re.IGNORECASE):
         return True
-    plain = re.sub(r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", before).rstrip(" $*\\(["))
-    *earlier, clause = _CLAUSE.split(plain)
+    *earlier, clause = _CLAUSE.split(re.sub(r"\b(?:any|every|all)\w* but\b", "not", _IDIOMS.sub("", before)))
     if denies(clause) or _SUPPOSES.search(clause) or _BEFORE.search(before):
         return True
-    goes_on = not re.search(r"\w", clause) or re.match(
-        r"\W*that\b", clause
-    )  # "Suppose, for contradiction, that"
-    return bool(
-        goes_on and any(_EXAMPLE.search(part) for part in earlier[-1 - bool(re.search(r"\w", clause)) :])
-    )
+    # "Suppose, for contradiction, that"
+    return re.match(r"\W*(?:that\b|$)", clause) is not None and any(map(_EXAMPLE.search, earlier[-2:]))
 
 
 def _disowned(after: str, value: str) -> bool:

@@ -22,14 +22,10 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
     """A completion's (or a prompt's) text, plain or conversational.
 
     Of several messages, as after a tool call, the assistant's last one counts, or the last one if none is the
-    assistant's.
-
-    Args:
-        completion: a str, or a list of messages ``{"role", "content"}``.
-        thought: put a thought that a chat parser has moved to ``reasoning_content`` back in front.
+    assistant's.  With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front.
 
     Raises:
-        TypeError: neither a str nor a list of messages.
+        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
 
     >>> completion_text([{"role": "assistant", "content": "42"}]), completion_text("42")
     ('42', '42')
@@ -89,13 +85,7 @@ def length_reward(
 ) -> Reward:
     """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
 
-    ``inside * [low <= words <= high] + end * [the text ends with one of ends]``.
-
-    Args:
-        words: fewest and most words, inclusive.
-        inside: score of a length between them.
-        end: score of the ending.
-        ends: the endings that count.
+    ``inside * [low <= number of words <= high] + end * [the text ends with one of ends]``, with ``words=(low, high)``.
 
     Raises:
         ValueError: the fewest words exceed the most.
@@ -139,10 +129,6 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     A sentence ends with a mark of any common script, optionally followed by quotes and brackets; a decimal point ends
     none, and "?!" ends one.
 
-    Args:
-        fewest: fewest sentences.
-        most: most sentences.
-
     Raises:
         ValueError: ``fewest`` is below 1 or above ``most``.
 
@@ -163,11 +149,11 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
 
     Args:
         max_completion_length: the trainer's, in tokens.
-        soft: tokens before it in which the punishment grows.
+        soft: tokens before it in which the punishment grows, from 1 to all.
 
     Raises:
         ImportError: trl is not installed.
-        ValueError: ``soft`` does not lie between 1 and the limit.
+        ValueError: another ``soft``.
     """
     if not 1 <= soft <= max_completion_length:
         raise invalid(
@@ -183,11 +169,7 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
 
 
 def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
-    """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the repeated share.
-
-    Args:
-        ngram: tokens in an n-gram.
-        max_penalty: the score of a completion that only repeats, at most 0.
+    """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the share of repeated n-grams.
 
     Raises:
         ImportError: trl is not installed.

@@ -168,7 +168,7 @@ REWARDS = {
     "the policy as a reward model": Bad("reward", trainer=policy_for_reward),
     "a reward that forgets to return": rewarded(returns(None), "None"),
     "a dict": rewarded(returns({"a": 1}), "dict"),
-    "one number": rewarded(returns(1.0), "whole batch"),
+    "one number": rewarded(returns(1.0), "not a list"),
     "a wrong length": rewarded(returns([0.0] * 3), "3 values for 4 completions"),
     "an endless iterator": named(endless, "more than 4 values"),
     "a coroutine": named(promises, "coroutine"),
