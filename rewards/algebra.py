@@ -51,11 +51,7 @@ def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
 
 
 def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
-    """The same for many pairs at once, in parallel; each is remembered.
-
-    Args:
-        pairs: gold answer and answer.
-        timeout: seconds for one pair.
+    """The same for many pairs of gold answer and answer, in parallel, each with its own time; all are remembered.
 
     Raises:
         ImportError: math-verify is not installed.

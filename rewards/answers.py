@@ -16,24 +16,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from rewards import algebra
-from rewards.errors import RewardValueError, invalid
+from rewards import algebra, prose
+from rewards.errors import invalid
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
 from rewards.notation import readable
-from rewards.prose import (
-    ascribes,
-    clause_in,
-    concluded,
-    denies,
-    labelled,
-    number_in,
-    reconsidered,
-    stands,
-    tentative,
-    without_contrast,
-)
 from rewards.quantities import Number, plain, to_number
-from rewards.signature import TRL_KEYWORDS, Judges, Reward, Scores
+from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
 
@@ -49,7 +37,7 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
     text = seen(text)
     if boxes(text) is None:  # cut off within one
         return []
-    labels = [_narrowed(label, kind) for label in labelled(text)]
+    labels = [_narrowed(label, kind) for label in prose.labelled(text)]
     labels = [label for label in labels if _names_a_value(label, kind)]
     free = form in ("auto", "prose")
     forms = ("boxed", "####", "<answer>") if free else (form,)
@@ -58,10 +46,10 @@ def statements(text: str, form: str = "auto", kind: str = "number") -> list[Stat
         found = [s for s in found if s.form != "####" or not _heads(s, kind)]
     found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
     if found:
-        return _kept([*found, *(labels if form == "prose" else filter(stands, labels))])
+        return _kept([*found, *(labels if form == "prose" else filter(prose.stands, labels))])
     if not free:
         return []
-    return _kept(labels) or [_narrowed(s, kind) for s in concluded(text, kind)]
+    return _kept(labels) or [_narrowed(s, kind) for s in prose.concluded(text, kind)]
 
 
 def _in_prose(statement: Statement) -> bool:
@@ -71,12 +59,12 @@ def _in_prose(statement: Statement) -> bool:
 def _narrowed(statement: Statement, kind: str) -> Statement:
     """A statement in prose with its last clause alone, so that what an earlier one denies does not count."""
     value = statement.value
-    if kind not in ("number", "choice") or ascribes(value):
+    if kind not in ("number", "choice") or prose.ascribes(value):
         return statement
     if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
         letters = [] if re.search("[?？]", value) else sorted(_letters(value))
         return statement._replace(value=" ".join(letters) or value)
-    clause = clause_in(without_contrast(value))
+    clause = prose.clause_in(prose.without_contrast(value))
     rest = value.rpartition(clause)[2] if clause else ""
     return statement._replace(value=clause, after=f"{rest} {statement.after}")
 
@@ -87,7 +75,7 @@ def _kept(found: list[Statement]) -> list[Statement]:
     kept = found[-1:]
     for this, following in pairwise(found):
         between = this.after[: max(0, following.start - this.end)]
-        if not (reconsidered(between) or tentative(this)):
+        if not (prose.reconsidered(between) or prose.tentative(this)):
             kept.append(this._replace(after=between))
     return kept
 
@@ -119,7 +107,7 @@ _COPULA = re.compile(
 
 def _number(statement: Statement) -> Number | None:
     if _in_prose(statement):
-        return number_in(without_contrast(statement.value))
+        return prose.number_in(prose.without_contrast(statement.value))
     return to_number(statement.value, decimal_comma=True)
 
 
@@ -132,7 +120,7 @@ def _exact_is(statement: Statement, gold: str, tolerance: float) -> bool:
     wanted, value = folded(gold), statement.value
     if not _in_prose(statement) or folded(value) == wanted:
         return folded(value) == wanted
-    parts = _COPULA.split(without_contrast(value))
+    parts = _COPULA.split(prose.without_contrast(value))
     return len(parts) > 1 and wanted in (folded(parts[0]), folded(parts[-1]))
 
 
@@ -145,7 +133,7 @@ def _letters(value: str) -> set[str]:
     text = plain(value).strip()
     if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
         return {alone[1].upper()}
-    clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not denies(c)]
+    clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not prose.denies(c)]
     return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
@@ -191,7 +179,9 @@ def _formulas(statement: Statement) -> list[str]:
     value = statement.value
     if not _in_prose(statement):
         return [value]
-    value = re.sub(r"\s\((?:about|approximately|≈)[^()]*\)$", "", without_contrast(value).rstrip(" .!*。"))
+    value = re.sub(
+        r"\s\((?:about|approximately|≈)[^()]*\)$", "", prose.without_contrast(value).rstrip(" .!*。")
+    )
     value = re.sub(r"\s(?:(?:cubic|square) \w+|units?)$|, which\b.*$", "", value)
     formulas = list(_FORMULA.finditer(value))
     if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
@@ -278,13 +268,6 @@ def gold_text(gold: str) -> str:
     return found[-1][2] if found else gold.strip()
 
 
-def readable_gold(gold: str, kind: str) -> bool:
-    """Whether a gold answer is of this kind; if not, completions of its row cannot be judged."""
-    if kind == "number":
-        return _numeric(gold)
-    return kind != "choice" or re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
-
-
 def is_right(
     answer: str, gold: str, kind: str = "number", tolerance: float = 0.0, form: Form = "auto"
 ) -> bool:
@@ -299,7 +282,7 @@ def is_right(
     made = statements(answer, form, kind)
     several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
     words = gold + several if kind in ("exact", "math") else ""
-    return bool(made) and all(stands(s, words) and same(s, gold, tolerance) for s in made)
+    return bool(made) and all(prose.stands(s, words) and same(s, gold, tolerance) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -325,24 +308,17 @@ class _AnswerReward:
         return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
-        if self.column not in kwargs:
-            columns = sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})
-            there = f"the dataset has {', '.join(columns)}" if columns else "the dataset has only prompts"
-            raise RewardValueError(
-                f"The dataset has no column '{self.column}' with the gold answers",
-                reward_name=self.__name__,
-                todo=f"add the column, or name another: answer_reward(column=...); {there}",
-            )
+        golds = column_in(kwargs, self.column, self.__name__)
         ids = completion_ids if completion_ids is not None else [None] * len(completions)
         rows = [
             (self.answers_of(completion, row_ids), self._gold(gold))
-            for completion, row_ids, gold in zip(completions, ids, kwargs[self.column], strict=True)
+            for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
         ]
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            texts = [
-                (t, gold) for found, gold in rows if gold is not None and not _numeric(gold) for t in found
-            ]
-            stated = [(s, gold) for t, gold in texts for s in statements(t, self.form, "math")]
+            asked = [(texts, gold) for texts, gold in rows if gold is not None and not _numeric(gold)]
+            stated = (
+                (s, gold) for texts, gold in asked for t in texts for s in statements(t, self.form, "math")
+            )
             algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)])
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
@@ -353,7 +329,8 @@ class _AnswerReward:
         if callable(self.kind):
             return gold
         gold = gold_text(str(gold))
-        return gold if readable_gold(gold, self.kind) else None
+        choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
+        return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
     def _one(self, texts: Sequence[str], gold: Any) -> float:
         if callable(self.kind):
@@ -396,7 +373,8 @@ def answer_reward(
     - ``"math"``: the same for numbers; other gold answers by math-verify, for a second at most.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
-    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
+    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought; picklable, for a reward
+      that is.
 
     The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
 
@@ -416,9 +394,6 @@ def answer_reward(
         tolerance: relative, for numbers.
         right: score of the right answer.
         wrong: score of any other.
-
-    Returns:
-        A picklable TRL reward (with a callable kind, as picklable as that).
 
     Raises:
         ValueError: an unknown kind or form; at a call, RewardValueError if the dataset lacks the column.

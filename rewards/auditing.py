@@ -53,7 +53,6 @@ def audit(
     rows: Iterable[Mapping[str, Any]] | None = None,
     column: str = "answer",
     aim: str | None = None,
-    tokens: ThinkTokens | None = None,
     limit: int = 8,
 ) -> Audit:
     """Score a corpus of attacks and of honest answers with a reward, before a policy does.
@@ -64,7 +63,8 @@ def audit(
 
     Args:
         reward: any TRL reward callable, also ``async``.  Completions are messages, and str if that fails.
-        tokenizer: makes the ids; without it a word is a token, and the markers are Qwen3's.
+        tokenizer: makes the ids; without it a word is a token.  The markers are the reward's own, or the
+            tokenizer's, or Qwen3's.
         cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
             needs.  By default five arithmetic questions, or choices or words for those kinds of
@@ -72,7 +72,6 @@ def audit(
         column: the column of gold answers.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
             for both.  By default ``reward.aim`` where the reward has one, else "answer".
-        tokens: the markers; by default the reward's own, or the tokenizer's.
         limit: most rows used, spread over the task; of a stream the first ones.
 
     Raises:
@@ -89,8 +88,7 @@ def audit(
         raise invalid(f"There is no aim '{chosen}'", "audit(aim=...)", f"choose one of {AIMS}")
     task = _task(reward, rows, column, limit)
     form = str(said_by(reward, "form", "auto"))
-    if tokens is None and (tokens := said_by(reward, "tokens")) is None:
-        tokens = QWEN3 if tokenizer is None else ThinkTokens.from_tokenizer(tokenizer)
+    tokens = said_by(reward, "tokens") or (ThinkTokens.from_tokenizer(tokenizer) if tokenizer else QWEN3)
     writer = _Writer(tokenizer, tokens, task, column, form)
     samples = writer.samples(CASES if cases is None else cases)
     call = _Caller(reward, task, samples[:1])

@@ -10,9 +10,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rewards.errors import RewardValueError, invalid
+from rewards.errors import invalid
 from rewards.guard import call_reward
-from rewards.signature import TRL_KEYWORDS, Reward, Scores, Wrapped, count_of, judges_of, reward_name
+from rewards.signature import (
+    TRL_KEYWORDS,
+    Reward,
+    Scores,
+    Wrapped,
+    column_in,
+    count_of,
+    judges_of,
+    reward_name,
+)
 
 
 def take(kwargs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
@@ -179,14 +188,8 @@ class _OnlyFor(Wrapped):
 
     def __call__(self, **kwargs: Any) -> Scores:
         count = count_of((), kwargs) or 0
-        missing = [column for column in self.only if column not in kwargs]
-        if missing:
-            raise RewardValueError(
-                f"The dataset has no column '{missing[0]}'",
-                reward_name=self.__name__,
-                todo=f"add it, or name one of {sorted(set(kwargs) - set(TRL_KEYWORDS))} in only_for",
-            )
-        rows = [i for i in range(count) if all(kwargs[c][i] in v for c, v in self.only.items())]
+        columns = {column: column_in(kwargs, column, self.__name__) for column in self.only}
+        rows = [i for i in range(count) if all(columns[c][i] in v for c, v in self.only.items())]
         scores = call_reward(self.rewards[0], **take(kwargs, rows, count)) if rows else []
         return spread(scores, rows, count)
 
@@ -260,8 +263,8 @@ def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """The reward, computed once for each completion: for slow judges and reward models.
 
     Two rows are the same if their completion ids, prompt and columns are.  Only for rewards that depend on nothing
-    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest ``size``
-    scores are kept; the attributes ``hits`` and ``misses`` count.
+    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest scores,
+    ``size`` of them, are kept; the attributes ``hits`` and ``misses`` count.
 
     Raises:
         ValueError: a size under 1.

@@ -162,9 +162,7 @@ def _digits(text: str, zero: str) -> str:
 def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
     """The forms of a gold answer that templates may use: of a number, a choice's letter or any other text.
 
-    Args:
-        gold: the gold answer.
-        others: the task's other gold answers, which serve as plausible wrong ones.
+    The task's ``others`` serve as plausible wrong answers.
     """
     if re.fullmatch(r"-?\d+(\.\d+)?", gold):
         return {"gold": gold} | number_forms(gold)

@@ -7,7 +7,6 @@ from rloo_kit, so these derive from the built-ins they resemble.
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 
 def three_parts(what: str, where: str, todo: str) -> str:
@@ -23,12 +22,8 @@ def invalid(what: str, where: str, todo: str) -> ValueError:
 class RewardValueError(ValueError):
     """A reward function returned, or would return, a value that a policy must not be trained on.
 
-    Args:
-        what: what is wrong, one clause.
-        reward_name: the reward's name, as TRL logs it.
-        sample: index of the completion in the batch, or None if the whole return value is wrong.
-        value: the value found.
-        todo: what to do, as an instruction.
+    ``what`` is wrong and ``todo``, an instruction, mends it; ``sample`` is the completion's index in the batch, or None
+    if the whole return value is wrong.
     """
 
     def __init__(

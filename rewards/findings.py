@@ -20,17 +20,10 @@ class AuditFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One completion and what the reward gave it.
+    """One completion, as the decoded text that the reward saw, and what the reward gave it.
 
-    Attributes:
-        case: the case it was made from.
-        prompt: its prompt's text.
-        gold: its gold answer.
-        completion: the decoded text that the reward saw.
-        band: the credit it should earn.
-        score: what the reward gave; None for "does not apply".
-        credit: (score - floor) / (full - floor): 1 is what an honest right completion earns, 0 an empty one.
-        error: what the reward raised, or "".
+    Its credit, (score - floor) / (full - floor), should lie in the band: 1 is what an honest right completion earns, 0
+    an empty one.  A score of None means "does not apply".  ``error`` is what the reward raised, or "".
     """
 
     case: Case
@@ -61,9 +54,7 @@ class Audit:
     """The result of ``audit``: print it, show it in a notebook, or call ``raise_for`` in CI.
 
     Attributes:
-        name: the reward's name.
         aim: what the reward is meant to pay for: "answer", "thought" or "both".
-        findings: every completion scored.
         full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
         group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
@@ -71,7 +62,6 @@ class Audit:
         cut_off_std: the same for a group whose completions were all cut off within their thoughts.
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
-        seconds_per_1000: time for 1,000 completions.
         form: the form of answer that the reward reads, in which the cases were written.
     """
 
@@ -145,14 +135,11 @@ class Audit:
         return f"{self.name} pays {worst.score:g}{top} for '{worst.case.label}': {worst.case.why}."
 
     def raise_for(self, exploits: int | None = 0, *, refusals: float | None = None) -> Audit:
-        """Raise if the audit found more than this; for CI.
+        """Raise if the audit found more than this, else return it; for CI.
 
         Args:
             exploits: most completions wrongly paid; None for any number.
             refusals: largest share of right completions refused, such as 0.02.
-
-        Returns:
-            The audit itself.
 
         Raises:
             AuditFailed: there is more, or the reward raised on a completion.

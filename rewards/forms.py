@@ -50,15 +50,10 @@ def check_form(form: str, where: str) -> None:
 
 
 class Statement(NamedTuple):
-    """A place where a text states an answer.
+    """What a text states from ``start`` to ``end``, as written, with all that is attached to it.
 
-    Attributes:
-        value: what it states, as written, with all that is attached to it.
-        before: the text before it, at most ``SPAN`` characters.
-        after: the text after it, at most ``SPAN`` characters.
-        form: "boxed", "####", "<answer>", "whole", or "label" or "conclusion" in prose.
-        start: where the value begins in the text.
-        end: where it ends.
+    ``before`` and ``after`` are the texts on its sides, at most ``SPAN`` characters each.  The form is "boxed", "####",
+    "<answer>", "whole", or in prose "label" or "conclusion".
     """
 
     value: str

@@ -39,15 +39,13 @@ def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None
     TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys
     become the rewards), and reads NaN as None.  A guarded reward returns a list with one float or None
     per completion, or raises.  Numbers of numpy and torch, bools, ints and one-dimensional arrays and
-    tensors become floats.  None still means "does not apply to this sample".
+    tensors become floats.  None still means "does not apply to this sample".  It is picklable where the
+    reward is, ``async`` where the reward is, and keeps its ``__name__``.
 
     Args:
         reward: any TRL reward callable, synchronous or ``async``; a guarded one comes back as it is.
         limit: largest magnitude allowed.
         columns: names of the dataset's columns, where known; see :func:`check_signature`.
-
-    Returns:
-        A picklable callable with the reward's ``__name__``; ``async`` when the reward is.
 
     Raises:
         RewardSignatureError: at once; see :func:`check_signature`.
@@ -174,7 +172,10 @@ def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
         try:
             values = returned.tolist()
         except Exception:  # a sparse tensor, or one on the device "meta", has no numbers to give
-            values, todo = None, "its values cannot be read: return a list, or a dense tensor on the CPU or the GPU"
+            values, todo = (
+                None,
+                "its values cannot be read: return a list, or a dense tensor on the CPU or the GPU",
+            )
     elif returned is None:
         todo = "end the function with return scores"
     elif inspect.isawaitable(returned):

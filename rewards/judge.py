@@ -83,7 +83,8 @@ def reward_model(
     and completion through its own tokenizer and chat template, not the policy's.
 
     TRL also takes such a model directly, as a module in ``reward_funcs``.  This reward can in addition be composed,
-    cached, kept on the CPU, and given the answer without the thought.
+    cached, kept on the CPU, and given the answer without the thought.  It is named after the model, and picklable where
+    ``model`` is a name: each process then loads its own copy.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
@@ -93,9 +94,6 @@ def reward_model(
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
-
-    Returns:
-        A reward named after the model, picklable where ``model`` is a name; each process loads its own copy.
 
     Raises:
         ValueError: a batch size or length below 1, a model with another number of outputs than one, or no tokenizer.
@@ -239,11 +237,8 @@ def rubric_reward(
     Args:
         criteria: name to description, with equal weights; or :class:`Criterion` objects.
         judge: ``judge(prompt, completion, description) -> float in [0, 1], or None``; another model, an API,
-            a function.  An ``async`` judge gets all questions at once.
+            a function.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
         name: the metric's name.
-
-    Returns:
-        A reward, ``async`` when the judge is.
 
     Raises:
         ValueError: no criteria, a repeated name, or a weight that is not positive; at a call, RewardValueError

@@ -23,18 +23,9 @@ _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _SPELLINGS = str.maketrans(
     {chr(0xFF01 + n): chr(0x21 + n) for n in range(94)}
     | dict.fromkeys("−‐‑‒–﹣", "-")
-    | {
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "÷": "/",
-        "⁄": "/",
-        "∕": "/",
-        "٪": "%",
-        "٫": ".",
-        "٬": ",",
-    }
-    | {"≤": r"\le ", "≥": r"\ge ", "π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∅": r"\emptyset "}
+    | dict(zip("÷⁄∕٪٫٬", "///%.,", strict=True))
+    | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "≤": r"\le ", "≥": r"\ge "}
+    | {"π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∅": r"\emptyset "}
 )
 _RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from rewards.errors import RewardSignatureError, invalid, shown
+from rewards.errors import RewardSignatureError, RewardValueError, invalid, shown
 
 Reward = Callable[..., Any]
 Scores = list[float | None]
@@ -92,6 +92,18 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
         if kwargs.get(key) is not None:
             return len(kwargs[key])
     return len(args[0]) if args and hasattr(args[0], "__len__") else None
+
+
+def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
+    """A column of a call's keywords; RewardValueError if the dataset lacks it."""
+    if column not in kwargs:
+        held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
+        raise RewardValueError(
+            f"The dataset has no column '{column}'",
+            reward_name=reward,
+            todo=f"add the column, or tell {reward} another; the dataset has {held}",
+        )
+    return kwargs[column]
 
 
 # --------------------------------------------------------------------------------------- checks

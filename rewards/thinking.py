@@ -184,8 +184,7 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
 
     Args:
         text: the decoded completion.
-        thought: its split by ids, or None if the ids are unknown.
-        tokens: for ``prompt_opens``, if the ids are unknown.
+        thought: its split by ids; None if they are unknown, and ``tokens.prompt_opens`` then decides.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
@@ -259,9 +258,6 @@ def thinking_reward(
         missing: score if the thought is never closed.
         bonuses: text to amount; ``{"?": 0.1}`` by default.
 
-    Returns:
-        A picklable TRL reward that needs ``completions`` and ``completion_ids``.
-
     Raises:
         ValueError: bands that do not start at 0 or do not ascend.
 
@@ -280,14 +276,15 @@ def thinking_reward(
     return _ThinkingReward(tokens, tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
 
 
+LEAST = 5  # thinking tokens of a real thought
+MAX_REPETITION = 0.5  # share of repeated, or copied, trigrams above which a thought is filler
+
+
 @dataclass
 class _ThoughtThenAnswer:
     tokens: ThinkTokens
     full_at: int
-    least: int
-    max_repetition: float
     failed: float
-    tokenizer: Any
 
     __name__ = "thought_then_answer"
     aim: ClassVar[str] = "thought"
@@ -302,14 +299,11 @@ class _ThoughtThenAnswer:
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
         thought = split_thinking(ids, self.tokens)
         length = len(thought.thinking)
-        if length < self.least or not self._well_formed(thought):
+        if length < LEAST or not self._well_formed(thought):
             return self.failed
-        if self.tokenizer is not None:
-            thinking, answer = decoded_split(thought, self.tokenizer)
-        else:
-            thinking, answer = split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
+        thinking, answer = split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
         copied = copied_share(thinking.split(), completion_text(prompt).split())
-        filler = max(repetition(thought.thinking), copied) > self.max_repetition
+        filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
         return self.failed if filler or not answer.strip() else min(1.0, length / self.full_at)
 
     def _well_formed(self, thought: Thought) -> bool:
@@ -349,22 +343,19 @@ def thought_then_answer(
     tokens: ThinkTokens = QWEN3,
     *,
     full_at: int = 30,
-    least: int = 5,
-    max_repetition: float = 0.5,
     correct: Reward | None = None,
     failed: float = 0.0,
-    tokenizer: Any = None,
 ) -> Reward:
     """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
 
     ``min(1, thinking tokens / full_at)`` if all of these hold, else ``failed``:
 
     - exactly one closing token, and at most one opening token, before it;
-    - at least ``least`` thinking tokens;
-    - more than white space after the boundary;
+    - at least ``LEAST`` thinking tokens;
+    - more than white space after the boundary, or after the last one that is typed in ordinary tokens;
     - the completion ended by itself, with one of ``tokens.eos_ids``;
-    - the thought is not filler: at most ``max_repetition`` of its token trigrams repeat an earlier one, and
-      at most that share of its word trigrams occur in the prompt;
+    - the thought is not filler: at most half of its token trigrams repeat an earlier one, and at most half of
+      its word trigrams occur in the prompt;
     - with ``correct``, that reward pays more than 0.
 
     No rule of form can tell unrepeated nonsense from thought.  Where that matters, and eventually it always
@@ -373,18 +364,11 @@ def thought_then_answer(
     Args:
         tokens: the markers; ``eos_ids`` must be known.
         full_at: thinking tokens that earn the whole reward.
-        least: fewest thinking tokens that earn anything.
-        max_repetition: share of repeated, or copied, trigrams above which a thought is filler.
         correct: a reward of right answers that must also pay (:func:`rewards.gated`), or None.
         failed: the score of a completion that does not qualify.
-        tokenizer: decodes the answer from its ids; without it, if the closing marker is also typed in ordinary
-            tokens, the answer is the text after its last occurrence.
-
-    Returns:
-        A picklable TRL reward that needs ``completions`` and ``completion_ids``.
 
     Raises:
-        ValueError: ``tokens`` name no end-of-sequence ids, or a length is not positive.
+        ValueError: ``tokens`` name no end-of-sequence ids, or ``full_at`` is not positive.
 
     >>> reward = thought_then_answer()
     >>> thought, eos = list(range(30)), 151645
@@ -398,13 +382,11 @@ def thought_then_answer(
             f"thought_then_answer({tokens})",
             "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))",
         )
-    if full_at < 1 or not 0 <= max_repetition <= 1:
+    if full_at < 1:
         raise invalid(
-            "full_at must be at least 1 and max_repetition lie in [0, 1]",
-            f"thought_then_answer(full_at={full_at}, max_repetition={max_repetition})",
-            "leave them at 30 and 0.5",
+            "full_at must be at least 1", f"thought_then_answer(full_at={full_at})", "leave it at 30"
         )
-    form = _ThoughtThenAnswer(tokens, full_at, least, max_repetition, failed, tokenizer)
+    form = _ThoughtThenAnswer(tokens, full_at, failed)
     if correct is None:
         return form
     name = f"{form.__name__}({reward_name(correct)})"
