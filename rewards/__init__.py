@@ -32,27 +32,20 @@ if TYPE_CHECKING:
 
 # Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
 _HOMES = {
-    "thinking": (
-        "QWEN3",
-        "ThinkTokens",
-        "Thought",
-        "split_thinking",
-        "thinking_reward",
-        "thought_then_answer",
-    ),
-    "answers": ("answer_reward",),
-    "forms": ("FORMS", "instruction"),
-    "text": ("length_reward", "overlong_reward", "repetition_reward", "sentence_reward"),
-    "judge": ("Criterion", "reward_model", "rubric_reward"),
-    "signature": ("check_signature",),
-    "guard": ("guarded",),
-    "compose": ("cached", "clipped", "gated", "only_for", "scaled", "weighted"),
-    "errors": ("RewardCallError", "RewardSignatureError", "RewardValueError"),
-    "corpus": ("CASES", "Band", "Case"),
-    "auditing": ("audit",),
-    "findings": ("Audit", "AuditFailed"),
+    "thinking": "QWEN3 ThinkTokens Thought split_thinking thinking_reward thought_then_answer",
+    "answers": "answer_reward",
+    "forms": "FORMS instruction",
+    "text": "length_reward overlong_reward repetition_reward sentence_reward",
+    "judge": "Criterion reward_model rubric_reward",
+    "signature": "check_signature",
+    "guard": "guarded",
+    "compose": "cached clipped gated only_for scaled weighted",
+    "errors": "RewardCallError RewardSignatureError RewardValueError",
+    "corpus": "CASES Band Case",
+    "auditing": "audit",
+    "findings": "Audit AuditFailed",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["CASES", "FORMS", "QWEN3", "Audit", "AuditFailed", "Band", "Case", "Criterion"]
 __all__ += ["RewardCallError", "RewardSignatureError", "RewardValueError", "ThinkTokens", "Thought"]

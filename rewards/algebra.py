@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 Pair = tuple[str, str]
@@ -140,18 +140,17 @@ def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
 
     Time is that on a core, so that a busy machine refuses nothing that a quiet one accepts.
     """
-    verdicts = _round(pairs, SLICE * timeout, (len(pairs) + 10) * timeout)
-    slow = [index for index, verdict in enumerate(verdicts) if verdict is None]
-    again = _round([pairs[index] for index in slow], timeout, BUDGET * timeout)
-    for index, verdict in zip(slow, again, strict=True):
-        verdicts[index] = verdict
-    return [verdict is True for verdict in verdicts]
+    todo = dict(enumerate(pairs))
+    verdicts = _round(todo, SLICE * timeout, (len(pairs) + 10) * timeout)
+    slow = {index: pair for index, pair in todo.items() if index not in verdicts}
+    verdicts |= _round(slow, timeout, BUDGET * timeout)
+    return [verdicts.get(index, False) for index in todo]
 
 
-def _round(pairs: Sequence[Sequence[str]], on_core: float, seconds: float) -> list[bool | None]:
-    """A verdict for each pair; None where its child was killed, for its own time or the round's."""
-    verdicts: list[bool | None] = [None] * len(pairs)
-    waiting = list(enumerate(pairs))[::-1]
+def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -> dict[int, bool]:
+    """The verdict on each pair whose child was not killed, for its own time or the round's."""
+    verdicts: dict[int, bool] = {}
+    waiting = list(pairs.items())[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, pid, start
     end = time.monotonic() + seconds
     with selectors.DefaultSelector() as pipes:

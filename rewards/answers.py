@@ -23,7 +23,7 @@ from rewards.notation import readable
 from rewards.quantities import Number, plain, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
-from rewards.thinking import QWEN3, ThinkTokens, decoded_split, split_text, split_thinking
+from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
 
 # ----------------------------------------------------------------------------------- reading
 
@@ -75,7 +75,7 @@ def _kept(found: list[Statement]) -> list[Statement]:
     kept = found[-1:]
     for this, following in pairwise(found):
         between = this.after[: max(0, following.start - this.end)]
-        if not (prose.reconsidered(between) or prose.tentative(this)):
+        if not prose.superseded(this, between):
             kept.append(this._replace(after=between))
     return kept
 
@@ -346,7 +346,7 @@ class _AnswerReward:
         # After a tool call the ids span several turns; the answer is in the last message.
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
         if thought is not None and self.tokenizer is not None and turns <= 1:
-            return [decoded_split(thought, self.tokenizer)[1]]
+            return [str(self.tokenizer.decode(thought.answer, skip_special_tokens=True))]
         text = completion_text(completion)
         return [answer for _, answer in split_text(text, thought if turns <= 1 else None, self.tokens)]
 

@@ -19,7 +19,19 @@ from statistics import fmean, median, pstdev
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.corpus import CASES, CONTESTED, NOTHING, PAYS, QUESTIONS, Band, Case, fill, gold_forms, in_form
+from rewards.corpus import (
+    CASES,
+    CONTESTED,
+    GROUP,
+    NOTHING,
+    PAYS,
+    QUESTIONS,
+    Band,
+    Case,
+    fill,
+    gold_forms,
+    in_form,
+)
 from rewards.errors import invalid
 from rewards.findings import Audit, Finding
 from rewards.guard import call_reward
@@ -28,17 +40,6 @@ from rewards.text import completion_text
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode
 
 AIMS = ("answer", "thought", "both")
-#: A group of eight as a policy writes it halfway through training.
-_GROUP = (
-    "honest: boxed",
-    "honest: the answer is",
-    "near miss: next number",
-    "only in the thought: wrong after it",
-    "truncated: in the thought",
-    "short thought: nine tokens",
-    "empty thought: no tokens",
-    "thought, no answer: done",
-)
 _CUT_OFF = [
     Case("cut off", str(n), "{open}" + "{thought}" * n, NOTHING, NOTHING, "a limit too short for the thought")
     for n in range(1, 9)
@@ -94,10 +95,10 @@ def audit(
     call = _Caller(reward, task, samples[:1])
     group_std, cut_off_std = (
         _group_std(writer.samples(group), call)
-        for group in ([case for case in CASES if case.label in _GROUP], _CUT_OFF)
+        for group in ([case for case in CASES if case.label in GROUP], _CUT_OFF)
     )
     honest, nothing = (
-        _known(call(writer.samples(case for case in CASES if case.family == family))[0])
+        [s for s in call(writer.samples(c for c in CASES if c.family == family))[0] if s is not None]
         for family in ("honest", "nothing")
     )
     full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
@@ -155,10 +156,6 @@ def _same(a: Scores, b: Scores) -> bool:
         x == y or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-4))
         for x, y in zip(a, b, strict=True)
     )
-
-
-def _known(scores: Scores) -> list[float]:
-    return [score for score in scores if score is not None]
 
 
 def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:

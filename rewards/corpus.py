@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -98,6 +98,8 @@ CASES: tuple[Case, ...] = tuple(
 )
 #: The questions that an audit asks where it is given none, by the kind of their answers.
 QUESTIONS: dict[str, list[dict[str, str]]] = _DATA["questions"]
+#: A group of eight as a policy writes it halfway through training.
+GROUP: list[str] = _DATA["group"]
 _TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 
@@ -228,8 +230,3 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
         text = text.removeprefix("{open}")
     text = _NAME.sub(lambda match: values[match[1]], text)
     return [piece for piece in _MARKER.split(text) if piece]
-
-
-def families(cases: Iterable[Case]) -> list[str]:
-    """The families of the cases, in their order."""
-    return list(dict.fromkeys(case.family for case in cases))

@@ -14,9 +14,9 @@ def three_parts(what: str, where: str, todo: str) -> str:
     return f"{what.rstrip('.')}.\nWhere: {where.rstrip('.')}.\nWhat to do: {todo.rstrip('.')}."
 
 
-def invalid(what: str, where: str, todo: str) -> ValueError:
-    """The error for an argument that makes no sense, to be raised before any call."""
-    return ValueError(three_parts(what, where, todo))
+def invalid(what: str, where: str, todo: str, kind: type[Exception] = ValueError) -> Exception:
+    """The error for an argument that makes no sense."""
+    return kind(three_parts(what, where, todo))
 
 
 class RewardValueError(ValueError):

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rewards.corpus import CONTESTED, NOTHING, PAYS, Band, Case, families
-from rewards.errors import three_parts
+from rewards.corpus import CONTESTED, NOTHING, PAYS, Band, Case
+from rewards.errors import invalid
 
 
 class AuditFailed(AssertionError):
@@ -153,7 +153,7 @@ class Audit:
             failed.append(f"{self.share('refusal'):.1%} refusals, and {refusals:.1%} are allowed")
         if failed:
             todo = "print the audit, which shows each one with its reason, and mend the reward"
-            raise AuditFailed(three_parts("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo))
+            raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
 
     # ------------------------------------------------------------------------------- showing
@@ -186,7 +186,7 @@ class Audit:
     def family_rows(self) -> list[tuple[str, ...]]:
         """One row per family: completions, exploits, refusals, lowest and highest score."""
         rows: list[tuple[str, ...]] = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
-        for family in families(f.case for f in self.findings):
+        for family in dict.fromkeys(f.case.family for f in self.findings):
             mine = [f for f in self.findings if f.case.family == family]
             scores = [f.score for f in mine if f.score is not None]
             counts = [str(sum(f.verdict == v for f in mine)) for v in ("exploit", "refusal")]

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 
 from rewards.errors import invalid
 from rewards.notation import NEUTRAL, closing_brace, readable
-from rewards.quantities import changes_number, is_unit
+from rewards.quantities import alters
 
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
 FORMS: tuple[str, ...] = get_args(Form)
@@ -150,7 +150,6 @@ _UNIT = re.compile(
     r"(\^\s*\{?\s*\\circ\s*\}?|°))"
 )
 _WORD = re.compile(r"[\s$)]*([A-Za-zµ¢€]+(?:/[a-z]+)?)(?:\s+(?:of|in base \d+|[a-z]+))?", re.IGNORECASE)
-_NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}
 _SIGN = re.compile(r"(?:^|[\s(])-\s?\$+\s*$|\b(?:minus|negative)\s*\$*\s*(?:\\\()?\s*$", re.IGNORECASE)
 _LIST_MARK = re.compile(r"\s*(?:[-*+•>]|\d{1,3}[.)])\s+")
 
@@ -170,7 +169,7 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
     right = re.sub(r"^_(?:10|\{10\})(?!\d)", "", right)
     if unit := _UNIT.match(right):
         content, right = f"{content} {unit[1] or unit[2] or '°'}", right[unit.end() :]
-    elif (word := _WORD.match(right)) and not BOX.match(right.lstrip("$ ")) and _alters(word[1]):
+    elif (word := _WORD.match(right)) and not BOX.match(right.lstrip("$ ")) and alters(word[1]):
         content, right = content + " " + word[0].strip(" $)"), right[word.end() :]
     right = re.sub(r"^[})]+", "", right)
     if re.search(r"[A-Za-z0-9.]$", before) or re.match(r"[A-Za-z0-9]|[.,]\d", right):
@@ -178,11 +177,6 @@ def _with_neighbours(text: str, since: int, start: int, end: int, content: str) 
     operator = None if BOX.match(right.lstrip("$ ")) else _OPERATOR_RIGHT.match(right)
     after = operator[0] + _ENDS.split(right[operator.end() :], maxsplit=1)[0] if operator else ""
     return before + (content if bare or not (before or after) else f"({content})") + after
-
-
-def _alters(word: str) -> bool:
-    """Whether a word after a number is a unit, a scale or an operation, and so a part of the value."""
-    return (is_unit(word.lower()) and word not in _NO_UNITS) or changes_number(word)
 
 
 def _attached_before(line: str) -> str:

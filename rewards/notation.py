@@ -16,8 +16,9 @@ _HIDDEN = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 _STRUCK = re.compile(r"~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|.[\u0335-\u0338]", re.DOTALL)
+_BRACED = r"\{(?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\})*+\}"
 # Commands whose argument a reader does not see, or sees crossed out.
-_WITHOUT = re.compile(r"\\(?:[hv]?phantom|[xb]?cancel|sout|xout)\s*\{")
+_WITHOUT = re.compile(r"\\(?:[hv]?phantom|[xb]?cancel|sout|xout)\s*" + _BRACED)
 _FENCED = re.compile(r"```.*?```", re.DOTALL)
 _BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _SPELLINGS = str.maketrans(
@@ -51,7 +52,7 @@ def readable(text: str) -> str:
     """
     if _BIDI.search(text):
         return ""
-    text = _without_commands(_STRUCK.sub("", _HIDDEN.sub("", text)))
+    text = _WITHOUT.sub("", _STRUCK.sub("", _HIDDEN.sub("", text)))
     outside = _FENCED.sub("\n", text)
     text = outside if outside.strip() else text
     text = _VULGAR.sub(lambda m: " " + unicodedata.normalize("NFKC", m[0].strip()), text, count=99)
@@ -59,19 +60,6 @@ def readable(text: str) -> str:
     text = _RAISED.sub(lambda m: "^{" + m[0].translate(_DIGITS) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + m[0].translate(_DIGITS) + "}", text).translate(_SPELLINGS)
     return "".join(str(int(c)) if c.isdecimal() else c for c in text)
-
-
-def _without_commands(text: str) -> str:
-    kept, position = [], 0
-    for match in _WITHOUT.finditer(text):
-        if match.start() < position:
-            continue
-        end = closing_brace(text, match.end())
-        if end is None:
-            break
-        kept.append(text[position : match.start()])
-        position = end + 1
-    return "".join(kept) + text[position:]
 
 
 def closing_brace(text: str, start: int) -> int | None:

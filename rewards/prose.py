@@ -53,8 +53,7 @@ _CONTRAST = re.compile(
 _LIST_MARK = re.compile(r"^\s*(?:\d{1,3}[.)]|[-*•])\s+(?=\S)")
 _CHECK = re.compile(
     r"^\s*\((?=.*[a-z]{2})(?:[^()]|\([^()]*\))*\)\W*$|^\W*(?:check|verif|proof|to (?:check|verify)|note|hint|"
-    r"source|step \d|"
-    r"let me (?:check|verify)|try(?:ing)? |don['’]t|remember|if you)",
+    r"source|step \d|let me (?:check|verify)|try(?:ing)? |don['’]t|remember|if you)",
     re.IGNORECASE,
 )
 
@@ -124,17 +123,16 @@ _MODIFIES = (
 _BEFORE = re.compile(rf"\b(?:{_MODIFIES})\s*(?:the |an? |\$|\\\(|\*|\s)*$", re.IGNORECASE)
 # In a sentence prepositions do the same: "the square of 42", "in 42".
 _GOVERNS = re.compile(
-    rf"\b(?:{_MODIFIES}|of|from|by|not|until|before|after|since|in|on|for|with|per|to|and|or|if|plus|minus|"
-    rf"times|against|"
-    r"up|least|most|log|root|e\.g|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
+    rf"\b(?:{_MODIFIES}|of|from|by|not|until|before|after|since|in|on|for|with|per|to|and|or|if|plus|minus|times|"
+    r"against|up|least|most|log|root|e\.g|außer|unter|über|à|que|de|von)[\s.:*$€£(]*(?:(?:the|an?)\s+)?$",
     re.IGNORECASE,
 )
 # Words between a verb and its number that do not change it.
 _LEAD = re.compile(
     r"(?:[\s*_$\"'“‘(€£]|\\\$|\\\(|\b(?:exactly|just|simply|only|clearly|thus|so|then|now|also|still|there|"
     r"about|around|approximately|roughly|always|altogether|in all|equals?|equal to|to be|the|an?|number|value|"
-    r"integer|total|sum|"
-    r"of (?=exactly)|(?:total|value|area|length|price|cost|speed|average|probability|volume|distance|age) of)\b)*",
+    r"integer|total|sum|of (?=exactly)|"
+    r"(?:total|value|area|length|price|cost|speed|average|probability|volume|distance|age) of)\b)*",
     re.IGNORECASE,
 )
 _VERB = re.compile(
@@ -153,11 +151,6 @@ _ASIDES = (
     (r"\bnot [^.;:]{1,40}?\bbut (?:rather )?", ""),
     (r"(?<= is )(\d+) (?:in|out of) (\d+)(?=\W*$)", r"\1/\2"),
     (r"(?<![\d.])(\d+(?:\.\d+)?(?: degrees?| °C| °F)?) below zero", r"-\1"),
-    (
-        r"(?<=[\d*] )((?:[^\W\d]+ ){0,4}?)(?:between|from|among|after|within) [\d.]+(?: (?:and|"
-        r"to) [\d.]+)?(?: \w+)?(?=\W*$)",
-        r"\1",
-    ),
     (r"\s\((?![^()]*\bor\b)[^()]*[^()\d][^()]*\)(?=\W*$)", ""),
 )
 
@@ -234,8 +227,7 @@ _SAID = (
 _SUPPOSES = re.compile(
     r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|"
     r"were|might|could|would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|"
-    r"textbook|forum|user \w+|poster|"
-    rf"solution manual|assistants?|others?|people) \w+|\w+ {_SAID})\b"
+    rf"textbook|forum|user \w+|poster|solution manual|assistants?|others?|people) \w+|\w+ {_SAID})\b"
     r"|(?:['’]s|s['’]|\b(?:tempting|naive|common|first|initial|intermediate|his|her|their|possible|obvious|expected|"
     r"official|alleged|candidate|sample|example))\s*$",
     re.IGNORECASE,
@@ -245,9 +237,8 @@ _EXAMPLE = re.compile(
 )
 _ASCRIBES = re.compile(
     r"\b(?:disagree\w*|says?|said|claim\w*|thinks?|suppos\w+|imagine|pretend|утверждает|言う|neighbou?r|"
-    r"classmate|everyone|(?:most|some|many|several) (?:people|students|others)|insert|trap|format|(?:score|"
-    r"reward|grade|"
-    r"verdict)\s*[:=])(?!\w)",
+    r"classmate|everyone|(?:most|some|many|several) (?:people|students|others)|insert|trap|format|"
+    r"(?:score|reward|grade|verdict)\s*[:=])(?!\w)",
     re.IGNORECASE,
 )
 _TENTATIVE = re.compile(
@@ -323,20 +314,17 @@ def taken_back(after: str) -> bool:
     return _TAKEN_BACK.search(after) is not None
 
 
-def tentative(statement: Statement) -> bool:
-    """Whether a statement is a first thought, which counts only where no other follows.
+def superseded(statement: Statement, between: str) -> bool:
+    """Whether a statement is a first thought, or the words between it and a later one doubt it or take it back.
 
     >>> from rewards.forms import explicit
-    >>> [tentative(box) for box in explicit(r"At first I said \\boxed{41}, but it is \\boxed{42}.", "boxed")]
-    [True, False]
+    >>> boxes = explicit(r"At first I said \\boxed{41}, but it is \\boxed{42}. So \\boxed{42}.", "boxed")
+    >>> [superseded(box, box.after) for box in boxes]
+    [True, False, False]
     """
-    return _TENTATIVE.search(_CLAUSE.split(statement.before)[-1]) is not None
-
-
-def reconsidered(after: str) -> bool:
-    """Whether the words between a statement and a later one take the first back, or only begin to doubt it."""
-    doubt = re.search(r"\b(?:hmm|wait)\b(?:\W+\w+){3}|^\W*no\b", after, re.IGNORECASE)
-    return doubt is not None or taken_back(after)
+    doubted = re.search(r"\b(?:hmm|wait)\b(?:\W+\w+){3}|^\W*no\b", between, re.IGNORECASE)
+    first = _TENTATIVE.search(_CLAUSE.split(statement.before)[-1])
+    return bool(doubted or first) or taken_back(between)
 
 
 def stands(statement: Statement, gold: str = "") -> bool:

@@ -36,6 +36,7 @@ _SCALES = {
     "k": 10**3, "M": 10**6,
 }  # fmt: skip
 _LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
+_NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}  # as a word in a sentence
 # Units that may follow their number without a space.
 _ATTACHED = "|".join(
     [*(name for name in _UNIT_OF if len(name) > 1), "lbs", "hrs", r"°[CF]?", "[mgshlcLVNJWAKCFHTkM]"]
@@ -101,14 +102,11 @@ def signed(text: str) -> str:
     return _MINUS.sub(lambda m: f"{m[1]} - " if m[1] else "-", text)
 
 
-def is_unit(word: str) -> bool:
-    """Whether a word is the name of a known unit, or of a scale such as "thousand"."""
-    return any(name in _UNIT_OF or name in _SCALES for name in (word, word.removesuffix("s")))
-
-
-def changes_number(word: str) -> bool:
-    """Whether a word after a number makes another number of it, such as "factorial" or "halves"."""
-    return _CHANGES.match(word) is not None
+def alters(word: str) -> bool:
+    """Whether a word after a number is a unit, a scale or an operation, such as "halves", and so part of the value."""
+    names = (word.lower(), word.lower().removesuffix("s"))
+    known = any(name in _UNIT_OF or name in _SCALES for name in names) and word not in _NO_UNITS
+    return known or _CHANGES.match(word) is not None
 
 
 class Number(NamedTuple):
@@ -132,11 +130,8 @@ class Number(NamedTuple):
 
 def _slack(gold: Fraction, tolerance: float) -> Fraction:
     """The allowed error; 1/3 has no exact decimal, so six digits of it suffice."""
-    below = gold.denominator
-    for prime in (2, 5):
-        while below % prime == 0:
-            below //= prime
-    return max(Fraction(tolerance), Fraction(0 if below == 1 else 1, 10**6)) * abs(gold)
+    exact = pow(10, LONGEST, gold.denominator) == 0
+    return max(Fraction(tolerance), Fraction(0 if exact else 1, 10**6)) * abs(gold)
 
 
 def _same_unit(mine: str, gold: str) -> bool:
@@ -144,12 +139,10 @@ def _same_unit(mine: str, gold: str) -> bool:
     if not mine or not gold:
         return True
     (mine, _, power), (gold, _, wanted) = mine.partition("^"), gold.partition("^")
-    if power != wanted and mine in _UNIT_OF and gold in _UNIT_OF:
-        return False  # square metres for metres
+    if mine in _UNIT_OF and gold in _UNIT_OF:
+        return (_UNIT_OF[mine], power) == (_UNIT_OF[gold], wanted)
     short, long = sorted((mine, gold), key=len)
     letters = iter(long)
-    if mine in _UNIT_OF and gold in _UNIT_OF:
-        return _UNIT_OF[mine] == _UNIT_OF[gold]
     abbreviates = len(short) <= 3 and short[0] == long[0] and all(letter in letters for letter in short)
     return abbreviates or short[:3] == long[:3]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rewards.errors import invalid, shown, three_parts
+from rewards.errors import invalid, shown
 from rewards.signature import Judges, Reward
 
 
@@ -34,12 +34,11 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
         return completion
     messages = [completion] if isinstance(completion, Mapping) else completion
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        raise TypeError(
-            three_parts(
-                "A completion must be a str or a list of messages",
-                f"{type(completion).__name__}, {shown(completion)}",
-                "pass TRL's completions as they are",
-            )
+        raise invalid(
+            "A completion must be a str or a list of messages",
+            f"{type(completion).__name__}, {shown(completion)}",
+            "pass TRL's completions as they are",
+            kind=TypeError,
         )
     if not messages:
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from rewards.compose import gated
-from rewards.errors import invalid, three_parts
+from rewards.errors import invalid
 from rewards.signature import Judges, Reward, reward_name
 from rewards.text import completion_text
 
@@ -157,21 +157,19 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 def _flat(ids: Any) -> list[int]:
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise TypeError(
-            three_parts(
-                "A completion's ids must be a sequence of ints",
-                f"split_thinking, {type(ids).__name__}",
-                "pass completion_ids[i], which TRL gives to every reward, not the decoded text",
-            )
+        raise invalid(
+            "A completion's ids must be a sequence of ints",
+            f"split_thinking, {type(ids).__name__}",
+            "pass completion_ids[i], which TRL gives to every reward, not the decoded text",
+            kind=TypeError,
         )
     values = values if isinstance(values, list) else list(values)
     if values and isinstance(values[0], (list, tuple)):
-        raise TypeError(
-            three_parts(
-                "The ids are nested, and one completion is flat",
-                "split_thinking, a batch of completions",
-                "call it once per completion: [split_thinking(ids) for ids in completion_ids]",
-            )
+        raise invalid(
+            "The ids are nested, and one completion is flat",
+            "split_thinking, a batch of completions",
+            "call it once per completion: [split_thinking(ids) for ids in completion_ids]",
+            kind=TypeError,
         )
     return values
 
@@ -197,14 +195,6 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     parts = text.split(CLOSE)
     candidates = range(1, max(1, typed - n_close + 1) + 1)
     return [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
-
-
-def decoded_split(thought: Thought, tokenizer: Any) -> tuple[str, str]:
-    """The exact text of the thought and of the answer, decoded from their ids."""
-    thinking, answer = (
-        str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in (thought.thinking, thought.answer)
-    )
-    return thinking, answer
 
 
 # ------------------------------------------------------------------------------------- rewards
