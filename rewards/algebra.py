@@ -97,7 +97,8 @@ class _Server:
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
-            self.owner, paths = os.getpid(), [_HOME, os.environ.get("PYTHONPATH")]
+            self.owner = os.getpid()
+            paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", "from rewards.algebra import serve; serve()"],
                 stdin=subprocess.PIPE,
@@ -115,7 +116,6 @@ class _Server:
         self.process = None
 
 
-_HOME = str(Path(__file__).resolve().parent.parent)
 _verdicts: dict[Pair, bool] = {}
 _server, _lock = _Server(), threading.Lock()
 atexit.register(_server.stop)
@@ -127,9 +127,8 @@ atexit.register(_server.stop)
 def serve() -> None:
     """Answer requests on standard input, a line each, until it closes."""
     logging.disable(logging.CRITICAL)
-    _verified(
-        r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"
-    )  # imports and parser tables, which no child then pays for
+    # Imports and parser tables, which no child then pays for.
+    _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}")
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
         print(json.dumps(_graded(pairs, timeout)), flush=True)

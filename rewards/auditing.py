@@ -19,19 +19,8 @@ from statistics import fmean, median, pstdev
 from types import SimpleNamespace
 from typing import Any
 
-from rewards.corpus import (
-    CASES,
-    CONTESTED,
-    GROUP,
-    NOTHING,
-    PAYS,
-    QUESTIONS,
-    Band,
-    Case,
-    fill,
-    gold_forms,
-    in_form,
-)
+from rewards import corpus
+from rewards.corpus import CASES, CONTESTED, NOTHING, PAYS, Band, Case
 from rewards.errors import invalid
 from rewards.findings import Audit, Finding
 from rewards.guard import call_reward
@@ -95,7 +84,7 @@ def audit(
     call = _Caller(reward, task, samples[:1])
     group_std, cut_off_std = (
         _group_std(writer.samples(group), call)
-        for group in ([case for case in CASES if case.label in GROUP], _CUT_OFF)
+        for group in ([case for case in CASES if case.label in corpus.GROUP], _CUT_OFF)
     )
     honest, nothing = (
         [s for s in call(writer.samples(c for c in CASES if c.family == family))[0] if s is not None]
@@ -131,7 +120,7 @@ def _task(
     reward: Reward, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
 ) -> list[dict[str, Any]]:
     if rows is None:
-        built_in = QUESTIONS.get(str(getattr(reward, "kind", "")), QUESTIONS["number"])
+        built_in = corpus.QUESTIONS.get(str(said_by(reward, "kind")), corpus.QUESTIONS["number"])
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
     table: Any = rows
     if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
@@ -141,10 +130,9 @@ def _task(
         task = [dict(row) for row in itertools.islice(rows, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:
-        found = sorted(bad[0]) if bad else "no rows"
         raise invalid(
             f"Every row needs a prompt and a gold answer in column '{column}'",
-            f"audit(rows=...), which has {found}",
+            f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}",
             "pass rows=task.train, and column= with the name of the gold answers",
         )
     return task
@@ -183,9 +171,6 @@ def _finding(
     credit = None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
     band = band_for(sample.case, aim)
     return Finding(sample.case, sample.prompt, sample.gold, sample.text, band, score, credit, error)
-
-
-# ------------------------------------------------------------------------ completions, and the calls with them
 
 
 @dataclass(frozen=True)
@@ -239,14 +224,14 @@ class _Writer:
 
     def samples(self, cases: Iterable[Case]) -> list[_Sample]:
         """Every case for every row of the task that it applies to."""
-        written = [in_form(case, self.form) for case in cases]
+        written = [corpus.in_form(case, self.form) for case in cases]
         made = (self._sample(case, row) for case in written for row in range(len(self.golds)))
         return [sample for sample in made if sample is not None]
 
     def _sample(self, case: Case, row: int) -> _Sample | None:
         prompt, gold = self.prompts[row], self.golds[row]
-        forms = gold_forms(gold, self.golds)
-        pieces = fill(case, forms, prompt, prompt_opens=self.tokens.prompt_opens)
+        forms = corpus.gold_forms(gold, self.golds)
+        pieces = corpus.fill(case, forms, prompt, prompt_opens=self.tokens.prompt_opens)
         if pieces is None:
             return None
         parts = [self.markers.get(piece) or (encode(self.tokenizer, piece), piece) for piece in pieces]
@@ -283,11 +268,7 @@ class _Caller:
             completions=completions,
             completion_ids=[list(sample.ids) for sample in samples],
             trainer_state=SimpleNamespace(global_step=0, max_steps=1, epoch=0.0),
-            log_extra=_no_log,
-            log_metric=_no_log,
+            log_extra=lambda column, values: None,
+            log_metric=lambda name, value: None,
             **{key: [row[key] for row in rows] for key in rows[0] if key != "prompt"},
         )
-
-
-def _no_log(name: str, value: Any) -> None:
-    """An audit logs nothing."""

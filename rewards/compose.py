@@ -76,7 +76,6 @@ def weighted(
     is None.  Unlike ``RLOOConfig.reward_weights`` this nests: the sum can be gated or clipped.
 
     Args:
-        rewards: TRL reward callables.
         weights: one per reward; all 1 where None.
         name: the metric's name; "0.8*answer_reward+0.2*thinking_reward" by default.
 
@@ -200,7 +199,6 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     The reward is called with those rows alone, so it may rely on their columns.
 
     Args:
-        reward: a TRL reward callable.
         **columns: column to value, or to a set, list or tuple of values; all must hold.
 
     Raises:

@@ -156,8 +156,6 @@ class Audit:
             raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
 
-    # ------------------------------------------------------------------------------- showing
-
     def facts(self) -> list[tuple[str, str]]:
         """The numbers beside the tables, as (name, value)."""
         due = {band: [f for f in self.findings if f.band == band] for band in (NOTHING, PAYS, CONTESTED)}

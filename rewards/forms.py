@@ -98,8 +98,6 @@ def statement(text: str, value: str, start: int, end: int, form: str) -> Stateme
 _LINE = re.compile(r"^[ \t]{0,9}####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
 _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 
-# ------------------------------------------------------------------------------------- boxes
-
 BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*\{")
 
 

@@ -154,9 +154,6 @@ def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> li
     return [float(value) for value in logits[:, 0].float().cpu()]
 
 
-# ------------------------------------------------------------------------------------- rubric
-
-
 @dataclass(frozen=True)
 class Criterion:
     """One line of a rubric: a short name for the metric, what the judge checks, and a relative weight in the score."""

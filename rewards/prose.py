@@ -10,7 +10,6 @@ gold answer.  It knows nothing of thoughts: it gets the text after one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from rewards.forms import BOX, MOST, SPAN, Statement, statement
 from rewards.quantities import Number, signed, to_number
@@ -60,11 +59,7 @@ _CHECK = re.compile(
 
 def labelled(text: str) -> list[Statement]:
     """What follows "the answer is", "Answer:" and their like in some other languages; boxes apart."""
-    return list(_labels(text))[: MOST + 1]
-
-
-def _labels(text: str) -> Iterator[Statement]:
-    matches = list(_LABEL.finditer(text))
+    matches, found = list(_LABEL.finditer(text)), []
     ends = [*(match.start() for match in matches[1:]), len(text)]
     for match, end in zip(matches, ends, strict=False):
         ahead = text[match.end() : min(end, match.end() + SPAN)]
@@ -73,7 +68,8 @@ def _labels(text: str) -> Iterator[Statement]:
         value = _REASON.sub("", span).strip("*_! ")
         if value and not BOX.search(span):  # a box is a statement of its own
             end = match.end() + ahead.find(span) + len(span)
-            yield statement(text, value, match.start(), end, "label")
+            found.append(statement(text, value, match.start(), end, "label"))
+    return found[: MOST + 1]
 
 
 def sentences(text: str) -> list[str]:
@@ -220,14 +216,12 @@ _IDIOMS = re.compile(
     r"|\b(?!true\b|case\b|fact\b)\w+ (?:that|which|who) (?:is|are|has|have|does|do)(?: not|n['’]t)\b",
     re.IGNORECASE,
 )
-_SAID = (
-    r"(?:disagree\w*|says?|said|thinks?|thought|claim\w*|believe[sd]?|insist\w*|argues?|guess(?:es|ed)|wrote|"
-    r"suggest(?:s|ed)|announced|replied|swears?|bets?|told \w+)"
-)
 _SUPPOSES = re.compile(
     r"\b(?:suppos\w*|imagine|pretend\w*|hypothetical\w*|for (?:instance|example)|e\.g\.?|assum(?:e|ing)|if|"
     r"were|might|could|would(?: have)?|perhaps|whether|wonder|was it|(?:it|that)['’]d be|(?:(?:answer )?key|"
-    rf"textbook|forum|user \w+|poster|solution manual|assistants?|others?|people) \w+|\w+ {_SAID})\b"
+    r"textbook|forum|user \w+|poster|solution manual|assistants?|others?|people) \w+|"
+    r"\w+ (?:disagree\w*|says?|said|thinks?|thought|claim\w*|believe[sd]?|insist\w*|argues?|guess(?:es|ed)|wrote|"
+    r"suggest(?:s|ed)|announced|replied|swears?|bets?|told \w+))\b"
     r"|(?:['’]s|s['’]|\b(?:tempting|naive|common|first|initial|intermediate|his|her|their|possible|obvious|expected|"
     r"official|alleged|candidate|sample|example))\s*$",
     re.IGNORECASE,

@@ -135,16 +135,13 @@ def _slack(gold: Fraction, tolerance: float) -> Fraction:
 
 
 def _same_unit(mine: str, gold: str) -> bool:
-    """A missing unit matches any; "km" matches "kilometers", and "metres" matches "meters"."""
+    """A missing unit matches any, "km" matches "kilometers", and "boxes" matches "box"."""
     if not mine or not gold:
         return True
     (mine, _, power), (gold, _, wanted) = mine.partition("^"), gold.partition("^")
     if mine in _UNIT_OF and gold in _UNIT_OF:
         return (_UNIT_OF[mine], power) == (_UNIT_OF[gold], wanted)
-    short, long = sorted((mine, gold), key=len)
-    letters = iter(long)
-    abbreviates = len(short) <= 3 and short[0] == long[0] and all(letter in letters for letter in short)
-    return abbreviates or short[:3] == long[:3]
+    return mine[:3] == gold[:3]
 
 
 def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:

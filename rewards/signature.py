@@ -106,9 +106,6 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
     return kwargs[column]
 
 
-# --------------------------------------------------------------------------------------- checks
-
-
 def check_callable(reward: Reward) -> None:
     """Raise RewardSignatureError for what cannot be called, and for a class in place of its instance."""
     if inspect.isclass(reward):

@@ -62,7 +62,6 @@ class _LengthReward:
     words: tuple[int, int]
     inside: float
     end: float
-    ends: tuple[str, ...]
 
     __name__ = "length_reward"
     judges: ClassVar[Judges] = "length"
@@ -72,7 +71,7 @@ class _LengthReward:
 
     def _one(self, text: str) -> float:
         low, high = self.words
-        return self.inside * (low <= len(text.split()) <= high) + self.end * text.rstrip().endswith(self.ends)
+        return self.inside * (low <= len(text.split()) <= high) + self.end * text.rstrip().endswith(".")
 
 
 def length_reward(
@@ -80,11 +79,10 @@ def length_reward(
     *,
     inside: float = 0.5,
     end: float = 0.5,
-    ends: Sequence[str] = (".",),
 ) -> Reward:
     """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
 
-    ``inside * [low <= number of words <= high] + end * [the text ends with one of ends]``, with ``words=(low, high)``.
+    ``inside * [low <= number of words <= high] + end * [the text ends with "."]``, with ``words=(low, high)``.
 
     Raises:
         ValueError: the fewest words exceed the most.
@@ -99,7 +97,7 @@ def length_reward(
             f"length_reward(words={words!r})",
             "pass (fewest, most), such as (10, 50)",
         )
-    return _LengthReward((low, high), float(inside), float(end), tuple(ends))
+    return _LengthReward((low, high), float(inside), float(end))
 
 
 # A full stop between digits is a decimal point, not an end; marks without a gap between them are one end.

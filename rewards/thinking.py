@@ -99,20 +99,13 @@ def _prompt_opens(tokenizer: Any, open_id: int, close_id: int, template: Mapping
     return ids.count(open_id) > ids.count(close_id)
 
 
-# --------------------------------------------------------------------------------------- split
-
-
 @dataclass(frozen=True)
 class Thought:
-    """A completion split at its boundary.
+    """A completion split at its boundary, and whether and how often it contains the opening and the closing token.
 
     Attributes:
         thinking: ids before the boundary, without the markers; all ids if the thought never ends.
         answer: ids after the boundary, unchanged; all ids if there is no marker.
-        opened: whether the completion contains the opening token.
-        closed: whether it contains the closing token.
-        n_open: how often it contains the opening token.
-        n_close: how often it contains the closing token.
     """
 
     thinking: list[int]
@@ -132,7 +125,7 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 
     Args:
         completion_ids: one completion's ids: list, tuple, numpy array or tensor of shape (T,).
-        tokens: the markers.
+        tokens: the ids of the markers.
 
     Raises:
         TypeError: the ids are not one flat sequence.
@@ -156,22 +149,15 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 
 def _flat(ids: Any) -> list[int]:
     values = ids.tolist() if hasattr(ids, "tolist") else ids
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    flat = list(values) if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) else None
+    if flat is None or (flat and isinstance(flat[0], (list, tuple))):
         raise invalid(
-            "A completion's ids must be a sequence of ints",
+            "A completion's ids must be one flat sequence of ints",
             f"split_thinking, {type(ids).__name__}",
-            "pass completion_ids[i], which TRL gives to every reward, not the decoded text",
+            "pass completion_ids[i], one completion's, which TRL gives to every reward; not the text, nor the batch",
             kind=TypeError,
         )
-    values = values if isinstance(values, list) else list(values)
-    if values and isinstance(values[0], (list, tuple)):
-        raise invalid(
-            "The ids are nested, and one completion is flat",
-            "split_thinking, a batch of completions",
-            "call it once per completion: [split_thinking(ids) for ids in completion_ids]",
-            kind=TypeError,
-        )
-    return values
+    return flat
 
 
 def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> list[tuple[str, str]]:
@@ -195,9 +181,6 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     parts = text.split(CLOSE)
     candidates = range(1, max(1, typed - n_close + 1) + 1)
     return [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
-
-
-# ------------------------------------------------------------------------------------- rewards
 
 
 @dataclass
