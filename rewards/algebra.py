@@ -147,14 +147,14 @@ def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
 
 
 def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -> dict[int, bool]:
-    """The verdict on each pair whose child was not killed, for its own time or the round's."""
+    """The verdict on each pair whose child was not killed: for its own time, or the round's, on a core and by the clock."""
     verdicts: dict[int, bool] = {}
     waiting = list(pairs.items())[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, pid, start
-    end = time.monotonic() + seconds
+    end, used = time.monotonic() + seconds, 0.0
     with selectors.DefaultSelector() as pipes:
         while waiting or running:
-            over = time.monotonic() >= end
+            over = time.monotonic() >= end and used >= seconds
             while waiting and len(running) < AT_ONCE and not over:
                 index, pair = waiting.pop()
                 pipe, pid = _forked(pair, on_core)
@@ -162,10 +162,12 @@ def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -
                 running[pipe] = index, pid, time.monotonic()
             ready = {key.fd for key, _ in pipes.select(on_core / 4)}
             for pipe, (index, pid, start) in list(running.items()):
+                spent = _on_core(pid, start)
                 if pipe in ready:
                     verdicts[index] = os.read(pipe, 1) == b"1"
-                elif not over and _on_core(pid, start) < on_core:
+                elif not over and spent < on_core:
                     continue
+                used += spent
                 del running[pipe]
                 pipes.unregister(pipe)
                 os.close(pipe)

@@ -125,7 +125,6 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 
     Args:
         completion_ids: one completion's ids: list, tuple, numpy array or tensor of shape (T,).
-        tokens: the ids of the markers.
 
     Raises:
         TypeError: the ids are not one flat sequence.

@@ -108,6 +108,24 @@ def test_a_reward_that_reads_another_form_than_it_says_is_found():
     assert all(r"\boxed{" in f.completion for f in right)
 
 
+COMPOSED = {
+    "clipped": lambda reward: rewards.clipped(reward),
+    "cached": lambda reward: rewards.cached(reward),
+    "guarded": lambda reward: rewards.guarded(reward),
+    "a gate": lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
+}
+
+
+@pytest.mark.parametrize("compose", COMPOSED.values(), ids=COMPOSED)
+def test_a_composition_is_audited_as_its_members_say(compose):
+    member = rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS)
+    whole = compose(member)
+    assert (whole.form, whole.kind, whole.tokens.prompt_opens) == ("boxed", "choice", True)
+    result = audit(whole, cases=REPORTED)
+    assert (result.form, {f.gold for f in result.findings}) == ("boxed", {"A", "C"})
+    assert result.full == 1.0
+
+
 def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_none_judges_nothing():
     result = audit(lambda completions, **kwargs: [0.0] * len(completions))
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
