@@ -147,7 +147,7 @@ def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
 
 
 def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -> dict[int, bool]:
-    """The verdict on each pair whose child was not killed: for its own time, or the round's, on a core and by the clock."""
+    """The verdict on each pair whose child was not killed, for its own time or the round's, both on a core."""
     verdicts: dict[int, bool] = {}
     waiting = list(pairs.items())[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, pid, start
