@@ -123,7 +123,7 @@ def test_a_composition_is_audited_as_its_members_say(compose):
     assert (whole.form, whole.kind, whole.tokens.prompt_opens) == ("boxed", "choice", True)
     result = audit(whole, cases=REPORTED)
     assert (result.form, {f.gold for f in result.findings}) == ("boxed", {"A", "C"})
-    assert result.full == 1.0
+    assert result.full > result.floor
 
 
 def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_none_judges_nothing():
