@@ -298,6 +298,7 @@ class _AnswerReward:
     tolerance: float
     right: float
     wrong: float
+    timeout: float
 
     aim: ClassVar[str] = "answer"
     judges: ClassVar[Judges] = "answer"
@@ -316,10 +317,8 @@ class _AnswerReward:
         ]
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, gold in rows if gold is not None and not _numeric(gold)]
-            stated = (
-                (s, gold) for texts, gold in asked for t in texts for s in statements(t, self.form, "math")
-            )
-            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)])
+            stated = ((s, g) for texts, g in asked for t in texts for s in statements(t, self.form, "math"))
+            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
         return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
@@ -361,6 +360,7 @@ def answer_reward(
     tolerance: float = 0.0,
     right: float = 1.0,
     wrong: float = 0.0,
+    timeout: float = 1.0,
 ) -> Reward:
     r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
@@ -370,11 +370,10 @@ def answer_reward(
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers; other gold answers by math-verify, for a second at most.
+    - ``"math"``: the same for numbers; other gold answers by math-verify.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
-    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought; picklable, for a reward
-      that is.
+    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
 
     The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
 
@@ -392,8 +391,8 @@ def answer_reward(
         tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
             ids do, the answer must be right from every place where it may begin.
         tolerance: relative, for numbers.
-        right: score of the right answer.
-        wrong: score of any other.
+        right, wrong: scores of the right answer, and of any other.
+        timeout: seconds on a core for one answer's algebra, after which it is not equal.
 
     Raises:
         ValueError: an unknown kind or form; at a call, RewardValueError if the dataset lacks the column.
@@ -409,4 +408,5 @@ def answer_reward(
             f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
         )
     check_form(form, "answer_reward")
-    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, float(right), float(wrong))
+    scores = map(float, (right, wrong, timeout))
+    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)

@@ -18,7 +18,7 @@ HARD = r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
 
 @pytest.mark.parametrize("expression", EXPLOSIVE, ids=lambda text: text[:20])
 def test_an_expression_that_is_sure_to_be_killed_gets_no_process(expression, monkeypatch):
-    monkeypatch.setattr(algebra, "equals", lambda pairs: pytest.fail("asked") if list(pairs) else {})
+    monkeypatch.setattr(algebra, "equals", lambda pairs, timeout: pytest.fail("asked") if list(pairs) else {})
     assert answer_reward("math")(completions=[rf"\boxed{{{expression}}}"], answer=["x^2+1"]) == [0.0]
 
 
