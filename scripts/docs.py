@@ -56,6 +56,14 @@ TRL_SETTINGS = {
 }
 """The arguments of TRL's that matter most here, and what each does."""
 
+BESIDE = (
+    *("num_generations", "beta", "learning_rate", "max_completion_length", "temperature", "num_iterations"),
+    *("epsilon", "loss_aggregation", "loss_type", "scale_rewards", "normalize_advantages", "kl_placement"),
+    *("importance_sampling_level", "mask_truncated_completions", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "warmup_steps", "weight_decay", "gradient_checkpointing"),
+)
+"""Settings whose defaults RLOO and GRPO are compared by."""
+
 
 # --- cards ------------------------------------------------------------------------------------------------
 
@@ -159,16 +167,51 @@ def simulated_log(name: str) -> Log:
     return Log(entries, Known.guessed(entries))
 
 
-def symptom(name: str, rule: Callable[..., object]) -> list[str]:
-    """One symptom's section."""
+def ill_log(name: str) -> tuple[Log, str]:
+    """A log that has a symptom, and where it is from: a recorded run, else a made-up one."""
     import health_runs
 
     file = health_runs.file_of(f"{name}.ill")
-    log = health_runs.read(file) if file.exists() else simulated_log(name)
+    if not file.exists():
+        return simulated_log(name), "a made-up log"
+    return health_runs.read(file), f"[a recorded run](../{file.relative_to(ROOT)})"
+
+
+def first_sign(rule: Callable[..., object], log: Log) -> Any:
+    """What the rule says when it first sees its symptom."""
     signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
-    sign: Any = next(sign for sign in signs if sign is not None)
-    source = f"[a recorded run](../{file.relative_to(ROOT)})" if file.exists() else "a made-up log"
-    function = rule.func if isinstance(rule, partial) else rule
+    return next(sign for sign in signs if sign is not None)
+
+
+def symptoms_in_short() -> str:
+    """Every symptom in a row: its likely cause, and what to change first, without a run's own figures."""
+    from rloo_kit.watch.symptoms import SYMPTOMS
+
+    rows = []
+    for name, rule in SYMPTOMS.items():
+        sign = first_sign(rule, ill_log(name)[0])
+        cause = plain(re.sub(r": \S+ -?\d.*", "", sign.cause))
+        change = plain(re.sub(r" \(now [^)]*\)", "", sign.change))
+        rows.append((name, cause, f"`{sign.setting}`, {change}"))
+    return markdown_table(("symptom", "likely cause", "change first"), rows)
+
+
+def rloo_beside_grpo() -> str:
+    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
+    from rloo_kit import RLOOConfig
+
+    columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
+    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
+
+    columns.append(defaults(trls(GRPOConfig)))
+    rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
+    return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
+
+
+def symptom(name: str, rule: Callable[..., object]) -> list[str]:
+    """One symptom's section."""
+    log, source = ill_log(name)
+    sign, function = first_sign(rule, log), rule.func if isinstance(rule, partial) else rule
     return [
         f"### {name}",
         "",
@@ -351,6 +394,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "changed defaults": changed_defaults,
     "old names": old_names,
     "symptoms": symptoms,
+    "symptoms in short": symptoms_in_short,
+    "rloo beside grpo": rloo_beside_grpo,
     "errors": errors,
     "rooms": rooms,
     "names of the kit": kit_names,
@@ -366,7 +411,7 @@ def generated(page: str) -> str:
 
 def stale() -> dict[Path, str]:
     """The pages that differ from what the code gives: page -> its new text."""
-    pages = {page: generated(page.read_text()) for page in sorted(DOCS.glob("*.md"))}
+    pages = {page: generated(page.read_text()) for page in sorted([*DOCS.glob("*.md"), ROOT / "SKILL.md"])}
     return {page: text for page, text in pages.items() if text != page.read_text()}
 
 

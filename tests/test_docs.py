@@ -25,7 +25,7 @@ import readme  # noqa: E402
 import docs  # noqa: E402 - scripts/docs.py
 
 README = ROOT / "README.md"
-PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
+PAGES = [README, *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SKILL.md"))]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 SOURCES = sorted(file for name in ("rloo_kit", "rewards", "scripts") for file in (ROOT / name).rglob("*.py"))
 

@@ -12,17 +12,18 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from rloo_kit.errors import VersionError
+from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.hidden import INSTEAD, is_hidden, without_hidden
 from rloo_kit.session import env_file, imports
 from rloo_kit.session.imports import CPU_BF16, TESTED, import_unsloth, settings, version_of
 from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
 
+MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
 _shown_in_cell: int | None = None
 Answer = TypeVar("Answer")
 
@@ -39,6 +40,8 @@ class Environment:
         offline, hub: whether the Hugging Face hub is not asked; in words also whether it could not be switched off.
         variables: (name, value or "(not shown)", who set it and why) of each variable in effect.
         warnings: one sentence each.
+        model, steps: RLOO_KIT_MODEL and RLOO_KIT_STEPS, with which a notebook runs another policy or another length
+            without an edited cell: ``load_policy(env.model)``, ``max_steps=env.steps or 100``.  None where not set.
     """
 
     device: str
@@ -52,6 +55,8 @@ class Environment:
     seed: int
     variables: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...]
+    model: str | None = None
+    steps: int | None = None
 
     def __str__(self) -> str:
         stack = [f"{name} {number}" for name, number in self.versions.items()]
@@ -63,10 +68,18 @@ class Environment:
             ("seed", str(self.seed)),
             ("stack", ", ".join(stack[:4])),
             ("", ", ".join(stack[4:])),
+            *(
+                (f"{name}", f"{value}, in place of the notebook's")
+                for name, value in self._in_place().items()
+            ),
             *(("variable", f"{name}={value}\n{'':12}{why}") for name, value, why in self.variables),
             *(("warning", text) for text in self.warnings),
         ]
         return "\n".join(f"{label:<10}{text}" for label, text in rows)
+
+    def _in_place(self) -> dict[str, str]:
+        asked = {"model": self.model, "steps": self.steps}
+        return {name: str(value) for name, value in asked.items() if value is not None}
 
     def __repr__(self) -> str:
         settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"
@@ -93,7 +106,7 @@ def prepare(
         seed: for Python's, NumPy's and torch's generators, until the trainer sets its own (``RLOOConfig.seed``).
 
     Raises:
-        ConfigError: the .env file cannot be read, or is not UTF-8 text.
+        ConfigError: the .env file cannot be read, or is not UTF-8 text; RLOO_KIT_STEPS is no whole number above 0.
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
         VersionError: trl is not of the version that the trainer was written for.
     """
@@ -102,11 +115,13 @@ def prepare(
     from_file = _load_dotenv(dotenv, notes)
     _check_versions(notes)
     is_offline, hub = _settle_offline(offline, notes)
+    steps = _asked_steps()
     import_unsloth()
     with quiet():
         from transformers import set_seed
     set_seed(seed)
     environment = _describe(is_offline, hub, seed, from_file, notes)
+    environment = replace(environment, model=os.environ.get(MODEL) or None, steps=steps)
     print(environment)
     _shown_in_cell = _running_cell()
     return environment
@@ -125,6 +140,17 @@ def compute_dtype() -> str:
         return "bfloat16" if unsloth.is_bfloat16_supported() else "float16"
     asked = (imports.read.get(CPU_BF16) or "").strip().lower()
     return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
+
+
+def _asked_steps() -> int | None:
+    text = os.environ.get(STEPS) or None
+    if text is not None and not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ConfigError(
+            f"{STEPS} must be a whole number above 0",
+            where=f"{STEPS}={text!r}",
+            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
+        )
+    return int(text) if text else None
 
 
 def _running_cell() -> int | None:

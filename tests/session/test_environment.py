@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.errors import VersionError
+from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.session import environment, imports
 
 from .conftest import NO_PROXY, NOWHERE, SECRET
@@ -100,3 +100,23 @@ def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     assert (environment.SPILLS in found.warnings) is spills
     assert f"compute   {'bfloat16' if bf16 else 'float16'}\n" in str(found)
     assert imports.CPU_BF16 not in str(found), "of no effect on a GPU"
+
+
+def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_KIT_MODEL", "qwen3-4b")
+    monkeypatch.setenv("RLOO_KIT_STEPS", "5")
+    asked = environment.prepare(dotenv=None, offline=True)
+    assert (asked.model, asked.steps) == ("qwen3-4b", 5)
+    assert "model     qwen3-4b, in place of the notebook's" in str(asked)
+    for name in ("RLOO_KIT_MODEL", "RLOO_KIT_STEPS"):
+        monkeypatch.setenv(name, "")
+    asked = environment.prepare(dotenv=None, offline=True)
+    assert (asked.model, asked.steps) == (None, None)
+    assert "in place of" not in str(asked)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+def test_a_length_that_is_no_number_of_steps_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_KIT_STEPS", text)
+    with pytest.raises(ConfigError, match="RLOO_KIT_STEPS must be a whole number above 0"):
+        environment.prepare(dotenv=None, offline=True)
