@@ -241,7 +241,7 @@ def test_the_trainer_uses_this_decoding(
 def test_generate_is_as_it_was_also_after_an_error(make_trainer: Any) -> None:
     trainer = make_trainer()
     before, own = trainer.model.generate, "generate" in vars(trainer.model)
-    with pytest.raises(KeyError), trainer._fast_sampling():  # noqa: PT012
+    with pytest.raises(KeyError), trainer._own_sampling(4):  # noqa: PT012
         assert trainer.model.generate != before
         raise KeyError
     assert trainer.model.generate == before
