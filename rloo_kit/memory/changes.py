@@ -130,6 +130,8 @@ def that_fit(before: Estimate) -> Iterator[Change]:
             changed = _difference(old_config, config)
             if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
                 changed["steps_per_generation"] = config["steps_per_generation"]
+            if "generation_rows" in changed:  # on another device None would be another number
+                changed["generation_rows"] = found.sampled_rows
             yield Change(knob, changed, _difference(old_policy, policy), found.peak_bytes, found.fits)
         fits_already = fits_already or found is not None
         # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
