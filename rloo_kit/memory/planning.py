@@ -210,8 +210,8 @@ def fit(
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool = Settings.four_bit,
 ) -> Plan:
-    """The largest Qwen3 of the catalogue that fits with the whole batch sampled at once, which is the fastest; where none
-    does, the smallest with fewer at once, or else with a smaller generation batch.
+    """The largest Qwen3 of the catalogue that fits with the whole batch sampled at once, the fastest; where none does,
+    the smallest with fewer at once, or else with a smaller generation batch.
 
     Args:
         card: as for :func:`plan`.

@@ -163,7 +163,14 @@ def settings_of(
         single_pass=values["single_pass"],
         optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
-    counts = ("prompt_tokens", "completion_tokens", "num_generations", "micro_rows", "batch_rows", "generation_rows")
+    counts = (
+        "prompt_tokens",
+        "completion_tokens",
+        "num_generations",
+        "micro_rows",
+        "batch_rows",
+        "generation_rows",
+    )
     for name in counts:
         if getattr(settings, name) is not None and getattr(settings, name) < 1:
             raise ConfigError(

@@ -33,6 +33,7 @@ class Drawn:
         self.ids = ids
 
     def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
+        """Keep what there is; go on."""
         self.ids = input_ids
         return False
 
@@ -42,7 +43,7 @@ def options(device: torch.device, drawn: Drawn | None = None, fast: bool = True)
     from transformers import StoppingCriteriaList
 
     if fast and device.type == "cpu":
-        return {"custom_generate": decode} | ({} if drawn is None else {"drawn": drawn})
+        return {"custom_generate": partial(decode, drawn=drawn)}
     return {} if drawn is None else {"stopping_criteria": StoppingCriteriaList([drawn])}
 
 

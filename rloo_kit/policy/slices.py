@@ -8,6 +8,7 @@ independent, so slices of a batch have the distribution of the whole.  How many 
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rloo_kit.memory import shortage
-from rloo_kit.memory.estimate import largest_slice
 from rloo_kit.policy import sampling
 from rloo_kit.policy.sampling import Drawn
 
@@ -36,10 +36,9 @@ def packed(lengths: Sequence[int], at_once: int) -> list[Rows]:
     if len(lengths) <= at_once:
         return [list(range(len(lengths)))]
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    largest = largest_slice(len(order), at_once)
-    count = -(-len(order) // largest)
+    count = -(-len(order) // at_once)
     cuts = [len(order) * cut // count for cut in range(count + 1)]
-    return [order[start:end] for start, end in zip(cuts, cuts[1:], strict=False)]
+    return [order[start:end] for start, end in itertools.pairwise(cuts)]
 
 
 class SlicedGenerate:

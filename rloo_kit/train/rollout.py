@@ -167,7 +167,7 @@ class RolloutTrainer(ResumableTrainer):
 
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
-        """Have ``generate`` sample as many of the rows at once as fit, and draw by inverse CDF on a CPU, while inside."""
+        """Have ``generate`` sample as many rows at once as fit, and draw by inverse CDF on a CPU, while inside."""
         if not self._samples_itself:
             yield
             return
@@ -199,8 +199,8 @@ class RolloutTrainer(ResumableTrainer):
 
     def _ran_short(self, before: int) -> str:
         return (
-            f"Memory ran out with {before} completions sampled at once, step {self.state.global_step + 1}: from here on it "
-            f"is {self._at_most}. What was sampled is kept, and their distribution is the same. "
+            f"Memory ran out with {before} completions sampled at once, step {self.state.global_step + 1}: from here "
+            f"on it is {self._at_most}. What was sampled is kept, and their distribution is the same. "
             f"What to do: RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
         )
 

@@ -22,7 +22,9 @@ NEXT = {0: (0.5, 0.3, 0.2), 1: (0.1, 0.4, 0.5)}
 
 @pytest.mark.parametrize("at_once", range(1, 12))
 @pytest.mark.parametrize("lengths", [[5], [3, 9, 4, 8, 3], [7] * 8, [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]])
-def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(lengths: list[int], at_once: int) -> None:
+def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(
+    lengths: list[int], at_once: int
+) -> None:
     found = packed(lengths, at_once)
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
     sizes = [len(rows) for rows in found]
@@ -132,6 +134,7 @@ def test_every_completion_has_its_exact_probability(fails: Any, at_once: int) ->
 
 def test_drawn_anew_completions_would_be_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Why a slice goes on from its tokens: where only short ones fit, starting again favours these."""
+
     class Forgets(slices.Drawn):
         def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
             return False
