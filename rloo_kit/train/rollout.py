@@ -189,10 +189,11 @@ class RolloutTrainer(ResumableTrainer):
 
     @property
     def _sharded(self) -> bool:
-        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        """Whether several processes share the weights, so that each must sample as often as the others."""
+        return self.accelerator.num_processes > 1 and bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def _rows_at_once(self, rows: int) -> int:
-        """As many as the plan says; where the processes share the weights, each must sample as often as the others."""
+        """As many as the plan says; its figure for free memory is this process's alone."""
         if self._sharded and self.own.generation_rows is None:
             return rows
         return self.memory_plan.rows_at_once(rows)
