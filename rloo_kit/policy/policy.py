@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +139,12 @@ class Policy:
             generate = SlicedGenerate(self.model, batch_size, self.eos_ids)
             for start in range(0, len(jobs), batch_size):
                 out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw, generate)
+        if (fewer := generate.at_once) < batch_size:
+            warnings.warn(
+                f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}, and what was "
+                f"sampled is kept. What to do: batch_size={fewer} spares the next call the attempt.",
+                stacklevel=2,
+            )
         return out
 
     def _generate_batch(

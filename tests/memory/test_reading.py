@@ -72,6 +72,8 @@ def test_the_configuration_decides() -> None:
     assert reading.settings_of(None) == reading.settings_of(rloo_kit.RLOOConfig()) == Settings()
     with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
         rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
+    with pytest.raises(ConfigError, match="generation_rows must be at least 1"):
+        rloo_kit.plan("qwen3-4b", SimpleNamespace(generation_rows=0), "8GB")
 
 
 def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:

@@ -95,7 +95,8 @@ def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(
 
     monkeypatch.setattr(policy.model, "generate", generate)
     prompts = [f"{number} + 1 =" for number in range(6)]
-    found = policy.generate(prompts, max_new_tokens=3, batch_size=4, greedy=True)
+    with pytest.warns(UserWarning, match=r"with 4 completions sampled at once.*batch_size=2"):
+        found = policy.generate(prompts, max_new_tokens=3, batch_size=4, greedy=True)
     assert [completion.prompt for completion in found] == prompts
     assert calls == [4, 2, 2, 2], "the second batch, of two, is not tried larger"
 
