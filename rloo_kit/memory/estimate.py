@@ -6,7 +6,7 @@ many completions are sampled at once where nothing is asked for.  Arithmetic onl
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from rloo_kit.memory import footprint
 from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, PARTS, Step
@@ -15,7 +15,7 @@ from rloo_kit.memory.settings import Model, Settings
 from rloo_kit.session.show import scale_of
 
 Verdict = Literal["fits", "tight", "does not fit"]
-VERDICTS: tuple[Verdict, ...] = ("fits", "tight", "does not fit")  # Best first
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # Best first
 
 ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}  # Parts without a formula
 
