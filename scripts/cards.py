@@ -29,7 +29,8 @@ ROWS = 8
 def cell(model: str, card: str) -> str:
     """Peak memory at the default lengths, and the longest completion that fits."""
     base = fit(card)
-    settings = dataclasses.replace(base.settings, generation_rows=ROWS, micro_rows=2, accumulation=ROWS // 2)
+    whole = dataclasses.replace(base.settings, batch_rows=ROWS, generation_rows=ROWS)
+    settings = dataclasses.replace(whole, micro_rows=2, accumulation=ROWS // 2)
     found = Plan.of(model_of(CATALOGUE[model], settings.lora_rank, four_bit=True), settings, device_of(card))
     longest = longest_completion(found)
     return f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"

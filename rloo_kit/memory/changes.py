@@ -16,7 +16,7 @@ from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import scale_of
 
 Planned = TypeVar("Planned", bound=Estimate)
-Arguments = dict[str, int | str | bool]
+Arguments = dict[str, int | str | bool | None]
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,23 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
+def _as_many_as_fit(settings: Settings) -> Iterator[Settings]:
+    """Where it was asked for more at once than fit."""
+    if settings.generation_rows is not None:
+        yield dataclasses.replace(settings, generation_rows=None)
+
+
 def generation_batches(settings: Settings) -> Iterator[Settings]:
     """Smaller generation batches and micro-batches with the same completions per update, largest first."""
     effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
-    for rows in range(settings.generation_rows, 0, -1):
+    for rows in range(settings.batch_rows, 0, -1):
         if rows % k or effective % rows:
             continue
         for micro in range(min(settings.micro_rows, rows), 0, -1):
-            smaller = (rows, micro) != (settings.generation_rows, settings.micro_rows)
+            smaller = (rows, micro) != (settings.batch_rows, settings.micro_rows)
             if smaller and rows % micro == 0 and effective % micro == 0:
                 steps = effective // micro
-                yield dataclasses.replace(
-                    settings, generation_rows=rows, micro_rows=micro, accumulation=steps
-                )
+                yield dataclasses.replace(settings, batch_rows=rows, micro_rows=micro, accumulation=steps)
 
 
 def _completion_lengths(settings: Settings) -> Iterator[Settings]:
@@ -65,13 +69,13 @@ def _completion_lengths(settings: Settings) -> Iterator[Settings]:
 
 def _smaller_groups(settings: Settings) -> Iterator[Settings]:
     """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
-    groups = settings.generation_rows // settings.num_generations
+    groups = settings.batch_rows // settings.num_generations
     for k in range(settings.num_generations - 1, 1, -1):
         rows = groups * k
         micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
-        scale = settings.micro_rows * settings.accumulation // settings.generation_rows
+        scale = settings.micro_rows * settings.accumulation // settings.batch_rows
         steps = max(1, scale) * rows // micro
-        fewer = dataclasses.replace(settings, num_generations=k, generation_rows=rows)
+        fewer = dataclasses.replace(settings, num_generations=k, batch_rows=rows)
         yield dataclasses.replace(fewer, micro_rows=micro, accumulation=steps)
 
 
@@ -102,14 +106,15 @@ def _smaller_models(before: Estimate) -> Iterator[Estimate]:
 
 
 KNOBS: tuple[tuple[str, Knob], ...] = (
+    ("completions at once", _by_settings(_as_many_as_fit)),
     ("gradient checkpointing", _by_settings(_checkpointing)),
     ("generation batch", _by_settings(generation_batches)),
     ("completion length", _by_settings(_completion_lengths)),
     ("K", _by_settings(_smaller_groups)),
     ("model", _smaller_models),
 )
-"""Cheapest in quality first: recomputing and cutting the batch leave every update as it is; shorter completions may
-cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+"""Cheapest in quality first: sampling fewer at once, recomputing and cutting the batch take time and leave every update
+as it is; shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
 def that_fit(before: Estimate) -> Iterator[Change]:
@@ -125,9 +130,12 @@ def that_fit(before: Estimate) -> Iterator[Change]:
             changed = _difference(old_config, config)
             if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
                 changed["steps_per_generation"] = config["steps_per_generation"]
+            if "generation_rows" in changed:  # on another device None would be another number
+                changed["generation_rows"] = found.sampled_rows
             yield Change(knob, changed, _difference(old_policy, policy), found.peak_bytes, found.fits)
         fits_already = fits_already or found is not None
-        least = min([least, *tried], key=lambda planned: planned.peak_bytes)
+        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
 
 
 def first(plans: list[Planned], verdict: Verdict) -> Planned | None:
@@ -147,5 +155,6 @@ def _arguments(planned: Estimate) -> tuple[Arguments, Arguments]:
         "max_completion_length": settings.completion_tokens,
         "per_device_train_batch_size": settings.micro_rows,
         "gradient_accumulation_steps": settings.accumulation,
-        "steps_per_generation": settings.generation_rows // settings.micro_rows,
+        "steps_per_generation": settings.batch_rows // settings.micro_rows,
+        "generation_rows": settings.generation_rows,
     }, {"name": planned.model.checkpoint.name, "gradient_checkpointing": settings.checkpointing}

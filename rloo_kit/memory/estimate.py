@@ -1,10 +1,12 @@
 """The memory of a model under some settings on a device: totals by phase, the peak, and whether it fits.
 
-For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  Arithmetic only.
+For :mod:`.planning`, which shows it, and :mod:`.changes`, which looks for one that fits.  The one owner of the rule how
+many completions are sampled at once where nothing is asked for.  Arithmetic only.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from rloo_kit.memory import footprint
 from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, PARTS, Step
@@ -13,23 +15,67 @@ from rloo_kit.memory.settings import Model, Settings
 from rloo_kit.session.show import scale_of
 
 Verdict = Literal["fits", "tight", "does not fit"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # Best first
 
 ESTIMATED = {footprint.KEPT, CONTEXT, FRAGMENTATION}  # Parts without a formula
 
 
+def largest_slice(rows: int, at_most: int) -> int:
+    """Rows of the largest slice, where as few slices of ``at_most`` rows as do are as even as may be.
+
+    >>> largest_slice(8, 5)  # 4 and 4, as many rounds as 5 and 3
+    4
+    """
+    return -(-rows // -(-rows // at_most))
+
+
 @dataclass(frozen=True, repr=False)
 class Estimate:
-    """Bytes of a run before it begins, on a device; ``phases`` are phase -> part -> bytes."""
+    """Bytes of a run before it begins, on a device.
+
+    Attributes:
+        phases: phase -> part -> bytes.
+        sampled_rows: completions sampled at once: as ``settings.generation_rows`` asks, or as many as fit.
+    """
 
     model: Model
     settings: Settings
     device: Device
     phases: dict[str, dict[str, int]]
+    sampled_rows: int
 
     @classmethod
     def of(cls, model: Model, settings: Settings, device: Device) -> Self:
         """The estimate for a model and settings on a device."""
-        return cls(model, settings, device, Step(model, settings).phases())
+        whole = cls(model, settings, device, {}, settings.batch_rows)
+        return whole._sampling(whole.rows_at_once(settings.batch_rows))
+
+    def rows_at_once(self, wanted: int) -> int:
+        """How many of the ``wanted`` completions are sampled at once, in slices as even as may be.
+
+        At most ``settings.generation_rows``.  Where that is None: the most with which the run fits; where it does not
+        fit even with one at a time, the most that make it no worse.
+        """
+        asked = self.settings.generation_rows
+        if asked is not None:
+            return largest_slice(wanted, asked)
+        most = self._sampling(wanted)
+        if most.fits == "fits":
+            return wanted
+        least = self._sampling(1)._shortage
+        sizes = dict.fromkeys(largest_slice(wanted, rows) for rows in range(wanted, 0, -1))
+        return next(rows for rows in sizes if self._sampling(rows)._shortage <= least)
+
+    def _sampling(self, rows: int) -> Self:
+        """The estimate with so many completions sampled at once."""
+        settings = dataclasses.replace(self.settings, generation_rows=rows)
+        phases = Step(self.model, settings).phases()
+        return dataclasses.replace(self, phases=phases, sampled_rows=rows)
+
+    @property
+    def _shortage(self) -> tuple[int, int]:
+        """How far from fitting: to be compared."""
+        return VERDICTS.index(self.fits), self.peak_bytes if self.fits == "does not fit" else 0
 
     @property
     def parts(self) -> dict[str, int]:

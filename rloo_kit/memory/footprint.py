@@ -105,9 +105,9 @@ class Step:
         return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
 
     def cache(self, tokens: int) -> int:
-        """Keys and values of the generation batch, ``tokens`` per row: rows x tokens x 2 L G."""
+        """Keys and values of the rows sampled at once, ``tokens`` per row: rows x tokens x 2 L G."""
         per_token = 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
-        return self.settings.generation_rows * tokens * per_token
+        return self.settings.sampled_rows * tokens * per_token
 
     @property
     def cached_tokens(self) -> int:
@@ -148,7 +148,7 @@ class Step:
         if s.processors:
             inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
             per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
-        return s.generation_rows * self.checkpoint.vocabulary * per_logit
+        return s.sampled_rows * self.checkpoint.vocabulary * per_logit
 
     @property
     def decode_scratch(self) -> int:
@@ -158,13 +158,13 @@ class Step:
             return 0
         projections = 3 * self.attention + 2 * self.keys + self.hidden
         per_layer = projections + self.checkpoint.heads * self.cached_tokens
-        return self.settings.generation_rows * self.checkpoint.layers * per_layer * self.settings.dtype_bytes
+        return self.settings.sampled_rows * self.checkpoint.layers * per_layer * self.settings.dtype_bytes
 
     def generate(self) -> dict[str, int]:
         """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
         prompts' keys and values into buffers; the last token."""
         s = self.settings
-        layer = self.layer_without_gradient(s.generation_rows, s.prompt_tokens)
+        layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
         decoding = self.sampling + self.decode_scratch
         copied = self.cache(s.prompt_tokens + self.first_buffer_tokens) if s.on_gpu else 0

@@ -73,8 +73,23 @@ class Plan(Estimate):
         weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
         return (
             f"{model} in {weights}, LoRA rank {s.lora_rank}, on {self.device.name}\n"
-            f"{s.generation_rows} completions at once, {s.micro_rows} per pass, "
+            f"{self._sampled}, {s.micro_rows} per pass, "
             f"{s.prompt_tokens} + {s.completion_tokens} tokens, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
+        )
+
+    @property
+    def _sampled(self) -> str:
+        rows, at_once = self.settings.batch_rows, self.sampled_rows
+        return f"{rows} completions at once" if rows == at_once else f"{rows} completions, {at_once} at once"
+
+    @property
+    def sliced(self) -> str:
+        """A sentence, where fewer completions are sampled at once because all would not fit; else empty."""
+        if self.settings.generation_rows is not None or self.sampled_rows == self.settings.batch_rows:
+            return ""
+        return (
+            f"{self.settings.batch_rows} completions are sampled {self.sampled_rows} at once, since all would not fit: "
+            "it takes longer and changes nothing else (generation_rows)"
         )
 
     def rows(self) -> list[list[str]]:
@@ -94,6 +109,7 @@ class Plan(Estimate):
         if self.offloaded_bytes:
             size = f"{self.offloaded_bytes / GIB:.2f} GiB"
             found.append(f"{size} of activations go to the computer's own memory")
+        found += [self.sliced] if self.sliced else []
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
             found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
@@ -194,7 +210,8 @@ def fit(
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool = Settings.four_bit,
 ) -> Plan:
-    """The largest Qwen3 of the catalogue that fits; where none does, the smallest with a smaller generation batch.
+    """The largest Qwen3 of the catalogue that fits with the whole batch sampled at once, the fastest; where none does,
+    the smallest with fewer at once, or else with a smaller generation batch.
 
     Args:
         card: as for :func:`plan`.
@@ -216,8 +233,10 @@ def fit(
         for name, found in CATALOGUE.items()
         if name != "tiny"
     ]
+    asked, batch = settings.generation_rows, settings.batch_rows
+    at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]
     fewer = [Plan.of(plans[0].model, smaller, device) for smaller in changes.generation_batches(settings)]
-    return changes.first([*reversed(plans), *fewer], "fits") or plans[0]
+    return changes.first([*at_once, plans[0], *fewer], "fits") or plans[0]
 
 
 def longest_completion(planned: Plan) -> int:

@@ -153,7 +153,8 @@ def settings_of(
         completion_tokens=completion,
         num_generations=values["num_generations"],
         micro_rows=micro,
-        generation_rows=micro * values.get("steps_per_generation", accumulation),
+        batch_rows=micro * values.get("steps_per_generation", accumulation),
+        generation_rows=values.get("generation_rows"),
         accumulation=accumulation,
         iterations=values["num_iterations"],
         beta=values["beta"],
@@ -162,8 +163,16 @@ def settings_of(
         single_pass=values["single_pass"],
         optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
-    for name in ("prompt_tokens", "completion_tokens", "num_generations", "micro_rows", "generation_rows"):
-        if getattr(settings, name) < 1:
+    counts = (
+        "prompt_tokens",
+        "completion_tokens",
+        "num_generations",
+        "micro_rows",
+        "batch_rows",
+        "generation_rows",
+    )
+    for name in counts:
+        if getattr(settings, name) is not None and getattr(settings, name) < 1:
             raise ConfigError(
                 f"{name} must be at least 1",
                 where=f"plan, {name}={getattr(settings, name)}",

@@ -47,7 +47,8 @@ class Settings:
     Attributes:
         completion_tokens: ``max_completion_length``.
         micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
-        generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
+        batch_rows: completions of a generation batch: micro_rows x ``steps_per_generation``.
+        generation_rows: the most completions sampled at once (``generation_rows``); None takes as many as fit.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
         iterations: how often a generation batch is used (``num_iterations``).
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
@@ -64,7 +65,8 @@ class Settings:
     completion_tokens: int = DEFAULTS.max_completion_length
     num_generations: int = DEFAULTS.num_generations
     micro_rows: int = DEFAULTS.per_device_train_batch_size
-    generation_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps
+    batch_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps
+    generation_rows: int | None = None
     accumulation: int = DEFAULTS.gradient_accumulation_steps
     iterations: int = DEFAULTS.num_iterations
     beta: float = DEFAULTS.beta
@@ -87,6 +89,11 @@ class Settings:
         return self.prompt_tokens + self.completion_tokens
 
     @property
+    def sampled_rows(self) -> int:
+        """Completions sampled at once; all of the batch where ``generation_rows`` is None."""
+        return self.generation_rows or self.batch_rows
+
+    @property
     def passes(self) -> Passes:
         """The forward passes of a step."""
         return Passes.of(
@@ -94,7 +101,7 @@ class Settings:
             num_generations=self.num_generations,
             micro_rows=self.micro_rows,
             accumulation=self.accumulation,
-            steps_per_generation=self.generation_rows // self.micro_rows,
+            steps_per_generation=self.batch_rows // self.micro_rows,
             iterations=self.iterations,
             single_pass=self.single_pass,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
-from rloo_kit.policy import sampling
 from rloo_kit.policy.folder import check_target, replacing
+from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
 from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
@@ -118,7 +119,7 @@ class Policy:
             max_new_tokens: where a completion is cut, in tokens.
             temperature, top_p, top_k, min_p: as in TRL's config; not with greedy.
             greedy: take the most probable token each time.
-            batch_size: rows in the model at once; None fits it to the free memory.
+            batch_size: rows in the model at once; None fits it to the free memory.  Halved where memory runs out.
             seed: for this call only; the random state outside is left as it was.
 
         Raises:
@@ -135,12 +136,23 @@ class Policy:
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _evaluating(self.model), _own_randomness(seed):
+            generate = SlicedGenerate(self.model, batch_size, self.eos_ids)
             for start in range(0, len(jobs), batch_size):
-                out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw)
+                out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw, generate)
+        if (fewer := generate.at_once) < batch_size:
+            warnings.warn(
+                f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}, and what was "
+                f"sampled is kept. What to do: batch_size={fewer} spares the next call the attempt.",
+                stacklevel=2,
+            )
         return out
 
     def _generate_batch(
-        self, jobs: list[tuple[Prompt, list[int]]], max_new_tokens: int, draw: dict[str, object]
+        self,
+        jobs: list[tuple[Prompt, list[int]]],
+        max_new_tokens: int,
+        draw: dict[str, object],
+        generate: SlicedGenerate,
     ) -> list[Completion]:
         import torch
 
@@ -149,14 +161,13 @@ class Policy:
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with torch.no_grad():
-            output = self.model.generate(
+            output = generate(
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=max_new_tokens,
                 pad_token_id=pad,
                 eos_token_id=list(self.eos_ids),
                 **draw,
-                **sampling.options(self.device),
             )
         completions = []
         for (prompt, _), row in zip(jobs, output[:, width:].tolist(), strict=True):

@@ -23,9 +23,28 @@ BLOCK = 128
 then runs over a hundredth of it."""
 
 
-def options(device: torch.device, beams: int = 1) -> dict[str, object]:
-    """Keyword arguments for ``model.generate(...)`` on this device."""
-    return {"custom_generate": decode} if device.type == "cpu" and beams == 1 else {}
+class Drawn:
+    """The tokens that ``generate`` has drawn so far: ``ids`` (rows, tokens), prompts included.
+
+    A stopping criterion that stops nothing: transformers calls these after each draw.
+    """
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
+        """Keep what there is; go on."""
+        self.ids = input_ids
+        return False
+
+
+def options(device: torch.device, drawn: Drawn | None = None, fast: bool = True) -> dict[str, object]:
+    """Keyword arguments for ``model.generate(...)`` on this device, which record in ``drawn``."""
+    from transformers import StoppingCriteriaList
+
+    if fast and device.type == "cpu":
+        return {"custom_generate": partial(decode, drawn=drawn)}
+    return {} if drawn is None else {"stopping_criteria": StoppingCriteriaList([drawn])}
 
 
 @torch.no_grad()
@@ -35,6 +54,7 @@ def decode(
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
+    drawn: Drawn | None = None,
     **model_inputs: Any,
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
@@ -42,6 +62,7 @@ def decode(
     Args:
         model, input_ids, logits_processor, stopping_criteria, generation_config: as ``generate`` prepared them;
             input_ids (rows, prompt), padded on the left.
+        drawn: is told of each token.
         model_inputs: ``attention_mask``, ``position_ids``, ``past_key_values`` and flags of the forward pass.
 
     Returns:
@@ -54,6 +75,7 @@ def decode(
     from transformers import DynamicCache
 
     if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
+        stopping_criteria += [] if drawn is None else [drawn]
         prepared = (input_ids, logits_processor, stopping_criteria, generation_config)
         sampled: torch.Tensor = model._sample(*prepared, **model_inputs)
         return sampled
@@ -72,6 +94,8 @@ def decode(
         del scores  # it would otherwise be alive next to the next token's
         ids = torch.cat([ids, step], dim=1)
         whole[rows, ids.size(1) - 1] = step.squeeze(1)
+        if drawn is not None:
+            drawn(whole[:, : ids.size(1)], None)
         going = ~stopping_criteria(ids, None)
         if not going.any():
             return whole[:, : ids.size(1)]

@@ -70,6 +70,12 @@ class RLOOConfig(trl.RLOOConfig):
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time).
 
+    Added, less memory for the same update:
+        generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
+            many as the memory plan says fit, all where all fit.  Fewer take longer and less key-value cache; their
+            distribution is the same.  Where memory runs out all the same, the number is halved for the rest of the
+            run, and what was sampled is kept.  Not with vLLM or continuous batching, which have their own limits.
+
     Added, to see and to be safe:
         live_plot: in a notebook, draw the run while it trains.
         metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
@@ -118,6 +124,9 @@ class RLOOConfig(trl.RLOOConfig):
     skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
     fast_sampling: bool = field(
         default=DEFAULTS.fast_sampling, metadata={"help": "On a CPU, draw tokens by inverse CDF."}
+    )
+    generation_rows: int | None = field(
+        default=None, metadata={"help": "Completions sampled at once; None: as many as fit."}
     )
     live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
     on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})

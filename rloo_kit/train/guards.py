@@ -48,6 +48,7 @@ def check_config(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
     fields.checked(given | dataclasses.asdict(own))
     _check_clipping(args)
     _check_generation(args)
+    _check_engine(args, own)
     _check_choices(args, own)
     _check_best(args)
     _check_folder(args)
@@ -119,6 +120,16 @@ def _check_generation(args: trl.RLOOConfig) -> None:
         _refuse(
             f"generate would refuse its settings: {said}", f"{settings}", "change or remove what it names"
         )
+
+
+def _check_engine(args: trl.RLOOConfig, own: Own) -> None:
+    for engine in ("use_vllm", "use_transformers_continuous_batching"):
+        if own.generation_rows is not None and getattr(args, engine):
+            _refuse(
+                "generation_rows cuts the batch for generate, and that engine schedules its completions itself",
+                f"generation_rows={own.generation_rows}, {engine}=True",
+                f"remove generation_rows, or {engine}",
+            )
 
 
 def _check_choices(args: trl.RLOOConfig, own: Own) -> None:

@@ -36,6 +36,7 @@ class Own:
     skip_dead_groups: bool | None = False
     prompt_sampling: str = "uniform"
     fast_sampling: bool = PLAIN["fast_sampling"]
+    generation_rows: int | None = None
     live_plot: bool = False
     on_unhealthy: str = "warn"
     reward_limit: float = 1e6

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory import shortage
+from rloo_kit.memory.planning import Plan
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.watch import arguments, run_folder
 from rloo_kit.watch import checkpoint as checkpoint_file
@@ -54,6 +55,7 @@ class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _history: PromptHistory | None
+    memory_plan: Plan
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
@@ -93,6 +95,8 @@ class ResumableTrainer(SavingTrainer):
         if folder and self.accelerator.is_main_process and (changed := changed_settings(self.args, folder)):
             print(f"settings that differ from the checkpoint's: {changed}")
         shortage.warn_if_too_large(self.memory_plan)
+        if self.memory_plan.sliced and self._samples_itself and self.accelerator.is_main_process:
+            print(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
                 with shortage.phase(self, "optimizer"):
@@ -149,6 +153,11 @@ class ResumableTrainer(SavingTrainer):
             print(
                 f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
             )
+
+    @property
+    def _samples_itself(self) -> bool:
+        """Whether completions come from ``model.generate``, not from an engine that schedules them itself."""
+        return not (self.use_vllm or self.use_transformers_continuous_batching)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()

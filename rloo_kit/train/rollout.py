@@ -6,7 +6,6 @@ tests/contract pins TRL's methods and fails with an explanation when TRL changes
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections import Counter
@@ -18,7 +17,7 @@ from rloo_kit import inputs
 from rloo_kit.advantages import dead_groups, total_rewards
 from rloo_kit.errors import RewardError
 from rloo_kit.memory import shortage
-from rloo_kit.policy import sampling
+from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import packing
 from rloo_kit.train.own import Own
@@ -59,6 +58,7 @@ class RolloutTrainer(ResumableTrainer):
         self._unscored: Counter[str] = Counter()
         self._told: set[str] = set()
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
+        self._at_most: int | None = None  # rows sampled at once, since memory ran out
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Works around: TRL draws every prompt as often as any other, and after resuming not in the same order."""
@@ -143,10 +143,10 @@ class RolloutTrainer(ResumableTrainer):
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
         """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
-        mode; multinomial is most of a CPU's step."""
+        mode; multinomial is most of a CPU's step; and all rows at once may be more than memory holds."""
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        with shortage.phase(self, "generate"), self._fast_sampling():
+        with shortage.phase(self, "generate"), self._own_sampling(len(prompt_ids)):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if training:
             self._warn_of_truncation(completion_ids)
@@ -166,16 +166,16 @@ class RolloutTrainer(ResumableTrainer):
             warnings.warn(said, stacklevel=2)
 
     @contextmanager
-    def _fast_sampling(self) -> Iterator[None]:
-        """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
-        wanted = self.own.fast_sampling and self.accelerator.device.type == "cpu"
-        other_engine = self.use_vllm or self.use_transformers_continuous_batching
-        if not wanted or other_engine or self.args.generation_kwargs:
+    def _own_sampling(self, rows: int) -> Iterator[None]:
+        """Have ``generate`` sample as many rows at once as fit, and draw by inverse CDF on a CPU, while inside."""
+        if not self._samples_itself:
             yield
             return
-        model, bound = self.model, self.model.generate
-        patched = "generate" in vars(model)
-        model.generate = functools.partial(bound, **sampling.options(self.accelerator.device))
+        model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
+        at_once = min(self._rows_at_once(rows), self._at_most or rows)
+        fast = self.own.fast_sampling and not self.args.generation_kwargs
+        sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
+        model.generate = sliced
         try:
             yield
         finally:
@@ -183,6 +183,27 @@ class RolloutTrainer(ResumableTrainer):
                 model.generate = bound
             else:
                 del model.generate
+        if sliced.at_once < at_once:
+            self._at_most = sliced.at_once
+            warnings.warn(self._ran_short(at_once), stacklevel=3)
+
+    @property
+    def _sharded(self) -> bool:
+        """Whether several processes share the weights, so that each must sample as often as the others."""
+        return self.accelerator.num_processes > 1 and bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    def _rows_at_once(self, rows: int) -> int:
+        """As many as the plan says; its figure for free memory is this process's alone."""
+        if self._sharded and self.own.generation_rows is None:
+            return rows
+        return self.memory_plan.rows_at_once(rows)
+
+    def _ran_short(self, before: int) -> str:
+        return (
+            f"Memory ran out with {before} completions sampled at once, step {self.state.global_step + 1}: from here "
+            f"on it is {self._at_most}. What was sampled is kept, and their distribution is the same. "
+            f"What to do: RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
+        )
 
     # --- scores -------------------------------------------------------------------------------------------
 

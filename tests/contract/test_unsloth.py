@@ -41,6 +41,10 @@ found = {
     "name": trl.RLOOTrainer.__name__,
 }
 
+from unsloth.models import _decode_graphs, llama
+found["generate"] = inspect.getsource(llama.unsloth_fast_generate)
+found["release"] = inspect.getsource(_decode_graphs.release_for_training)
+
 from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
 from unsloth.utils import attention_dispatch as dispatch
 from rloo_kit.memory.meter import TensorGauge
@@ -109,6 +113,18 @@ def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_pro
     assert 1.9 < mask["beside"] < 2.1, "two bool copies"
     assert mask["read"] == 0, "padding on the right is hidden by causal attention"
     assert mask["unread"] > 0, "the padding's own rows, which are never read"
+
+
+def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(
+    gpu_path: dict,
+) -> None:
+    """Which ``rloo_kit.policy.slices`` mends before a smaller slice.  If it fails, the mending may be needless."""
+    source, end = gpu_path["generate"], 0
+    restored = ("_decode_graphs.release_for_training(self)", "FastLlamaModel.for_training(")
+    for line in ("FastLlamaModel.for_inference(self)", "finally:", "end_generation()", *restored):
+        end = source.index(line, end)
+    assert all(source.count(line) == 1 for line in restored), "not where an error passes"
+    assert "def release_for_training(model):" in gpu_path["release"]
 
 
 def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists() -> None:

@@ -40,13 +40,42 @@ def test_changes_come_in_the_order_that_costs_least_quality() -> None:
         knobs = [change.knob for change in rloo_kit.plan(model, LARGE, card).changes]
         assert knobs == sorted(knobs, key=order.index)
         seen |= set(knobs)
-    assert seen == set(order) - {"gradient checkpointing"}, "it is on by default"
+    assert seen == set(order) - {"completions at once", "gradient checkpointing"}, "both are so by default"
     kept = rloo_kit.plan("qwen3-1.7b", LARGE, "24GB", gradient_checkpointing=False)
     assert kept.changes[0].knob == "gradient checkpointing"
 
 
+LONG = SimpleNamespace(
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    num_generations=8,
+    max_completion_length=4096,
+)
+"""One group a batch, so that there is no smaller one."""
+
+
+def test_where_a_group_is_too_large_it_is_sampled_in_slices() -> None:
+    by_itself = rloo_kit.plan("qwen3-8b", LONG, "12GB")
+    assert (by_itself.fits, by_itself.sampled_rows, by_itself.changes) == ("fits", 4, ())
+    assert "8 completions are sampled 4 at once" in str(by_itself)
+    whole = rloo_kit.plan("qwen3-8b", SimpleNamespace(**vars(LONG), generation_rows=8), "12GB")
+    assert (whole.fits, whole.sampled_rows, whole.sliced) == ("does not fit", 8, "")
+    first = whole.changes[0]
+    assert (first.config, first.peak_bytes) == ({"generation_rows": 4}, by_itself.peak_bytes)
+    assert first.peak_bytes < whole.peak_bytes
+
+
+def test_slices_are_advised_together_with_what_they_need() -> None:
+    """Where a pass is too large as well: neither a smaller batch nor slices suffice alone."""
+    asked = {**vars(LONG), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+    first = rloo_kit.plan("qwen3-8b", SimpleNamespace(**asked, generation_rows=8), "12GB").changes[0]
+    assert (first.knob, first.config["generation_rows"]) == ("generation batch", 4)
+    changed = SimpleNamespace(**{**asked, **first.config})
+    assert rloo_kit.plan("qwen3-8b", changed, "12GB").peak_bytes == first.peak_bytes
+
+
 def test_the_generation_batch_is_cut_without_changing_an_update() -> None:
-    change = rloo_kit.plan("qwen3-4b", LARGE, "12GB").changes[0]
+    change = rloo_kit.plan("qwen3-4b", LARGE, "8GB").changes[0]
     assert change.knob == "generation batch"
     values = {**vars(LARGE), "steps_per_generation": 4, **change.config}
     micro, accumulation = values["per_device_train_batch_size"], values["gradient_accumulation_steps"]
@@ -57,10 +86,10 @@ def test_the_generation_batch_is_cut_without_changing_an_update() -> None:
 
 def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_advised_before() -> None:
     together = next(
-        c for c in rloo_kit.plan("qwen3-4b", LARGE, 7 * GIB).changes if c.knob == "completion length"
+        c for c in rloo_kit.plan("qwen3-4b", LARGE, 4.2 * GIB).changes if c.knob == "completion length"
     )
     assert {"max_completion_length", "per_device_train_batch_size"} <= set(together.config)
-    planned = rloo_kit.plan("qwen3-1.7b", LARGE, "12GB")
+    planned = rloo_kit.plan("qwen3-1.7b", LARGE, 5 * GIB)
     change = next(change for change in planned.changes if change.knob == "completion length")
     longer = {**vars(LARGE), **change.config}
     longer["max_completion_length"] += 64

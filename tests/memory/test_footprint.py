@@ -173,7 +173,8 @@ def test_activations_of_other_shapes(shape: tuple[int, ...], dtype: torch.dtype,
 @pytest.mark.parametrize(
     ("setting", "values"),  # most first
     [
-        ("generation_rows", (16, 8)),
+        ("batch_rows", (16, 8)),
+        ("generation_rows", (6, 3)),
         ("completion_tokens", (4096, 1024)),
         ("micro_rows", (8, 2)),
         ("checkpointing", (False, True, "unsloth")),
@@ -185,7 +186,7 @@ def test_activations_of_other_shapes(shape: tuple[int, ...], dtype: torch.dtype,
 def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, ...]) -> None:
     totals = []
     for value in values:
-        settings = Settings(**{"generation_rows": 8, "micro_rows": 4, setting: value})
+        settings = Settings(**{"batch_rows": 8, "micro_rows": 4, setting: value})
         model = reading.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
-        totals.append(sum(Plan.of(model, settings, device_of("8GB")).totals.values()))
+        totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)

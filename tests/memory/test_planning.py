@@ -11,7 +11,6 @@ import rloo_kit
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory import estimate, hardware, planning, reading
 from rloo_kit.memory.planning import Plan
-from rloo_kit.memory.settings import Settings
 from rloo_kit.session.show import GIB
 from tests.memory.conftest import fake_cuda
 
@@ -57,10 +56,27 @@ def test_fit_gives_the_largest_model_that_fits(card: str | int, name: str) -> No
             assert Plan.of(model, best.settings, best.device).fits != "fits"
 
 
-def test_fit_cuts_the_generation_batch_where_nothing_else_is_left() -> None:
-    small = rloo_kit.fit(int(2.6 * GIB))
+@pytest.mark.parametrize(
+    ("card", "at_once", "micro", "why"),
+    [
+        (3.4, 8, 4, "the batch as it is"),
+        (2.6, 4, 4, "sampled in slices"),
+        (2.0, 2, 2, "and smaller micro-batches"),
+    ],
+)
+def test_fit_takes_time_before_it_gives_up_on_the_smallest(
+    card: float, at_once: int, micro: int, why: str
+) -> None:
+    small = rloo_kit.fit(int(card * GIB))
     assert (small.fits, small.model.checkpoint.name) == ("fits", "qwen3-0.6b")
-    assert small.settings.generation_rows < Settings.generation_rows
+    settings = small.settings
+    assert (small.sampled_rows, settings.micro_rows, settings.batch_rows) == (at_once, micro, 8), why
+
+
+def test_fit_takes_no_larger_model_at_the_price_of_slices() -> None:
+    best = rloo_kit.fit("8GB")
+    assert (best.model.checkpoint.name, best.sampled_rows) == ("qwen3-4b", best.settings.batch_rows)
+    assert rloo_kit.plan("qwen3-4b", SimpleNamespace(generation_rows=1), "8GB").sampled_rows == 1
 
 
 def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card(

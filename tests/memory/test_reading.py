@@ -66,12 +66,14 @@ def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -
 def test_the_configuration_decides() -> None:
     batch = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "steps_per_generation": 4}
     config = rloo_kit.RLOOConfig(**batch, num_generations=4, max_completion_length=300, beta=0.0, top_k=20)
-    rows = {"micro_rows": 2, "accumulation": 8, "generation_rows": 8}
+    rows = {"micro_rows": 2, "accumulation": 8, "batch_rows": 8}
     asked = {"num_generations": 4, "prompt_tokens": 100, "completion_tokens": 300, "beta": 0.0}
     assert reading.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
     assert reading.settings_of(None) == reading.settings_of(rloo_kit.RLOOConfig()) == Settings()
     with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
         rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
+    with pytest.raises(ConfigError, match="generation_rows must be at least 1"):
+        rloo_kit.plan("qwen3-4b", SimpleNamespace(generation_rows=0), "8GB")
 
 
 def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:

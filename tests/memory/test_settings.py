@@ -18,7 +18,7 @@ from rloo_kit.memory.settings import Model, Settings
         ({"beta": 0.0}, False),
         ({"beta": 0.0, "single_pass": False}, True),
         ({"beta": 0.0, "iterations": 2}, True),
-        ({"beta": 0.0, "generation_rows": 12}, True),
+        ({"beta": 0.0, "batch_rows": 12}, True),
     ],
 )
 def test_a_phase_of_log_probs_is_planned_where_there_is_one(values: dict[str, Any], apart: bool) -> None:

@@ -82,6 +82,25 @@ def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.Mo
     assert policy.fitting_batch_size(8192) == 1
 
 
+def test_where_memory_runs_out_generate_goes_on_with_fewer_at_once(
+    policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, calls = policy.model.generate, []
+
+    def generate(**given: Any) -> Any:
+        calls.append(len(given["input_ids"]))
+        if calls[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return bound(**given)
+
+    monkeypatch.setattr(policy.model, "generate", generate)
+    prompts = [f"{number} + 1 =" for number in range(6)]
+    with pytest.warns(UserWarning, match=r"with 4 completions sampled at once.*batch_size=2"):
+        found = policy.generate(prompts, max_new_tokens=3, batch_size=4, greedy=True)
+    assert [completion.prompt for completion in found] == prompts
+    assert calls == [4, 2, 2, 2], "the second batch, of two, is not tried larger"
+
+
 def test_saving_leaves_out_the_reference_and_replaces_an_earlier_folder(policy: Any, tmp_path: Path) -> None:
     policy.model.add_adapter("ref", policy.model.peft_config["default"])
     folder = tmp_path / "adapter"

@@ -204,7 +204,7 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
 def test_a_policys_greedy_output_is_transformers_own(policy: Any, task: Any, monkeypatch: Any) -> None:
     prompts = [*task.held_out["prompt"][:7], "A prompt of its own, longer than the others, that ends where?"]
     ours = policy.generate(prompts, greedy=True, max_new_tokens=24)
-    monkeypatch.setattr(sampling, "options", lambda device: {})
+    monkeypatch.setattr(sampling, "options", lambda device, drawn, fast: {})
     assert policy.generate(prompts, greedy=True, max_new_tokens=24) == ours
     assert len({len(row) for row in policy.tokenize(prompts)}) > 1, "prompts of mixed length"
     assert len({len(mine.ids) for mine in ours}) > 1, "completions of mixed length"
@@ -241,7 +241,7 @@ def test_the_trainer_uses_this_decoding(
 def test_generate_is_as_it_was_also_after_an_error(make_trainer: Any) -> None:
     trainer = make_trainer()
     before, own = trainer.model.generate, "generate" in vars(trainer.model)
-    with pytest.raises(KeyError), trainer._fast_sampling():  # noqa: PT012
+    with pytest.raises(KeyError), trainer._own_sampling(4):  # noqa: PT012
         assert trainer.model.generate != before
         raise KeyError
     assert trainer.model.generate == before

@@ -1,0 +1,263 @@
+"""The trainer samples its batch in slices: as the plan says, in order, and fewer at once where memory runs out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import trl.trainer.rloo_trainer
+from transformers import AutoModelForCausalLM
+
+import rloo_kit
+from rloo_kit.errors import ConfigError
+from rloo_kit.memory import reading
+from rloo_kit.memory.footprint import Step
+from rloo_kit.memory.hardware import Device
+from rloo_kit.memory.meter import Meter
+from rloo_kit.policy import sampling, tiny
+
+EIGHT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+
+
+@pytest.fixture
+def rows_of_calls(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of each call of the policy's ``generate``."""
+    return watched(policy.model, monkeypatch)
+
+
+def watched(
+    model: Any, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda rows: False
+) -> list[int]:
+    bound, calls = model.generate, []
+
+    def generate(**arguments: Any) -> Any:
+        calls.append(len(arguments["input_ids"]))
+        if fails(calls[-1]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return bound(**arguments)
+
+    monkeypatch.setattr(model, "generate", generate, raising=False)
+    return calls
+
+
+def prompts_of(trainer: Any, count: int) -> list[list[int]]:
+    ids, _, _ = trainer._tokenize_prompts(
+        [row["prompt"] for row in trainer.train_dataset.select(range(count))]
+    )
+    return ids
+
+
+def sample(trainer: Any, prompts: list[list[int]]) -> list[list[int]]:
+    torch.manual_seed(0)
+    return trainer._generate_single_turn(prompts, None, {})
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
+    fast: bool, make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(fast_sampling=fast)
+    prompts = prompts_of(trainer, 8)
+    assert len(set(map(len, prompts))) > 1
+    found, after = sample(trainer, prompts), torch.get_rng_state()
+    if fast:
+        bound = policy.model.generate
+        monkeypatch.setattr(
+            policy.model, "generate", lambda **given: bound(**given, custom_generate=sampling.decode)
+        )
+    stock = trl.trainer.rloo_trainer.RLOOTrainer._generate_single_turn
+    torch.manual_seed(0)
+    assert found == stock(trainer, prompts, None, {})
+    assert torch.equal(after, torch.get_rng_state()), "not a random number more"
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_slices_change_no_greedy_completion_nor_their_order(
+    fast: bool, make_trainer: Any, policy: Any
+) -> None:
+    """In float32, whatever this machine computes in: 16 bit has ties, which a batch's size may break."""
+    model = AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), dtype=torch.float32)
+
+    def completions(generation_rows: int | None) -> list[list[int]]:
+        how = {"generation_rows": generation_rows, "fast_sampling": fast, "max_completion_length": 16}
+        trainer = make_trainer(model=model, processing_class=policy.tokenizer, **how)
+        trainer.generation_config.do_sample = False
+        return sample(trainer, prompts_of(trainer, 10))
+
+    whole = completions(None)
+    assert len({tuple(row) for row in whole}) > 5, "prompts differ in what follows"
+    for rows in (1, 4):
+        assert completions(rows) == whole, rows
+
+
+@pytest.mark.parametrize(
+    ("asked", "calls"), [(None, [8]), (8, [8]), (100, [8]), (5, [4, 4]), (3, [2, 3, 3]), (1, [1] * 8)]
+)
+def test_as_many_rows_are_sampled_at_once_as_are_asked_for(
+    asked: int | None, calls: list[int], make_trainer: Any, rows_of_calls: list[int]
+) -> None:
+    trainer = make_trainer(generation_rows=asked, **EIGHT)
+    trainer.train()
+    assert rows_of_calls == calls
+    assert trainer.memory_plan.sampled_rows == max(calls)
+    assert trainer.state.global_step == 1
+
+
+def limited(trainer: Any, rows: int) -> None:
+    """Give the trainer's plan a device on which so many rows fit at once."""
+    planned = trainer.memory_plan
+    settings = dataclasses.replace(planned.settings, generation_rows=rows)
+    needs = type(planned).of(planned.model, settings, planned.device)
+    device = Device("a small CPU", needs.peak_bytes + needs.estimated_bytes // 2, on_gpu=False)
+    trainer.memory_plan = type(planned).of(planned.model, planned.settings, device)
+
+
+def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
+    make_trainer: Any, rows_of_calls: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=16)
+    assert (trainer.memory_plan.sampled_rows, trainer.memory_plan.sliced) == (64, "")
+    limited(trainer, 56)  # with fewer, the training pass of the tiny policy takes more than its sampling
+    trainer.train()
+    assert rows_of_calls == [32] * 2
+    assert "64 completions are sampled 32 at once, since all would not fit" in capsys.readouterr().out
+
+
+def test_an_evaluation_is_sliced_as_well(make_trainer: Any, task: Any, rows_of_calls: list[int]) -> None:
+    evaluated = task.held_out.select(range(6))
+    trainer = make_trainer(generation_rows=2, per_device_eval_batch_size=6, eval_dataset=evaluated)
+    trainer.model.eval()
+    trainer.evaluate()
+    assert rows_of_calls == [2] * (len(rows_of_calls))
+    assert len(rows_of_calls) == 6, "two completions for each of six prompts"
+    whole = make_trainer(per_device_eval_batch_size=12, eval_dataset=evaluated)
+    rows_of_calls.clear()
+    whole.evaluate()
+    assert rows_of_calls == [12], "all at once, where an evaluation's batch is larger than a step's and fits"
+
+
+# --- the plan's figures -----------------------------------------------------------------------------------
+
+
+def test_the_cache_of_a_slice_is_planned_to_the_byte(
+    make_trainer: Any, task: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound, held = policy.model.generate, []
+
+    def generate(**given: Any) -> Any:
+        output = bound(**given, return_dict_in_generate=True)
+        layers = output.past_key_values.layers
+        held.append(reading.bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values)))
+        return output.sequences
+
+    monkeypatch.setattr(policy.model, "generate", generate)
+    one_prompt = task.train.select([0] * 8)  # as long as the longest
+    full_length = {"fast_sampling": False, "generation_kwargs": {"min_new_tokens": 8}}
+    trainer = make_trainer(train_dataset=one_prompt, generation_rows=3, **full_length, **EIGHT)
+    trainer.train()
+    planned = trainer.memory_plan
+    settings = dataclasses.replace(planned.settings, generation_rows=planned.sampled_rows)
+    step = Step(planned.model, settings)
+    assert (len(held), max(held)) == (3, step.cache(step.cached_tokens))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_the_peak_of_sampling_follows_the_slice_to_a_hundredth(rows: int, make_trainer: Any) -> None:
+    trainer = make_trainer(generation_rows=rows, per_device_train_batch_size=8)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
+    (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)
+    assert generate.planned_bytes == pytest.approx(generate.measured_bytes, rel=0.01)
+
+
+# --- memory that runs out ---------------------------------------------------------------------------------
+
+
+def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
+    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = watched(policy.model, monkeypatch, fails=lambda rows: rows > 2)
+    trainer = make_trainer(max_steps=2, **EIGHT)
+    with pytest.warns(UserWarning, match="ran out with 8 completions sampled at once, step 1.* is 2") as said:
+        trainer.train()
+    assert sum("ran out" in str(one.message) for one in said) == 1
+    assert calls == [8, 4] + [2] * 8, "the first step's is not tried again in the second"
+    assert trainer.state.global_step == 2
+    assert trainer.model.training
+
+
+def test_a_batch_of_completions_that_does_not_fit_one_by_one_ends_the_run(
+    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = watched(policy.model, monkeypatch, fails=lambda rows: True)
+    with pytest.raises(rloo_kit.errors.OutOfMemoryError, match="memory ran out in the phase 'generate'"):
+        make_trainer(**EIGHT).train()
+    assert calls == [8, 4, 2, 1]
+
+
+LIMITED = """
+import resource, warnings
+from pathlib import Path
+import rloo_kit
+
+ROWS, K = 384, 4
+policy = rloo_kit.load_policy("tiny")
+task = rloo_kit.tasks.addition(n_train=ROWS // K, n_held_out=8)
+batch = dict(per_device_train_batch_size=K, gradient_accumulation_steps=ROWS // K, generation_rows=ROWS)
+config = rloo_kit.RLOOConfig(
+    OUT, num_generations=K, max_steps=1, max_completion_length=4, beta=0.0, save_strategy="no", **batch
+)
+trainer = rloo_kit.RLOOTrainer(policy, lambda completions, **_: [0.0] * len(completions), config, task.train)
+totals = trainer.memory_plan.totals
+room = 3 * (totals["generate"] - totals["load"]) // 4
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, hard))
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    trainer.train()
+found = [str(one.message) for one in said if "ran out" in str(one.message)]
+print(trainer.state.global_step, len(found), *found, sep=" | ")
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "sched_getaffinity"), reason="Linux limits address space")
+def test_a_real_allocator_that_refuses_halves_the_slice(script: Any, tmp_path: Any) -> None:
+    said = script(LIMITED.replace("OUT", repr(str(tmp_path / "run")))).stdout.splitlines()[-1]
+    assert said.startswith("1 | 1 | Memory ran out with 384 completions sampled at once, step 1"), said
+
+
+# --- other engines, and resuming --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["use_vllm", "use_transformers_continuous_batching"])
+def test_engines_that_schedule_their_completions_themselves_take_no_slices(engine: str) -> None:
+    with pytest.raises(ConfigError, match=f"remove generation_rows, or {engine}"):
+        rloo_kit.RLOOConfig(generation_rows=2, **{engine: True})
+
+
+def test_a_batch_of_a_vision_model_stays_whole(make_trainer: Any, rows_of_calls: list[int]) -> None:
+    trainer = make_trainer(generation_rows=1)
+    prompts = [row[-4:] for row in prompts_of(trainer, 4)]
+    trainer._generate_single_turn(prompts, None, {"position_ids": [[0, 1, 2, 3]] * 4})
+    assert rows_of_calls == [4]
+
+
+def test_a_run_may_be_resumed_with_another_slice(
+    make_trainer: Any, rows_of_calls: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[str]] = []
+
+    def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
+        seen.append([prompt[-1]["content"] for prompt in prompts])
+        return [0.0] * len(completions)
+
+    kept = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": reward}
+    make_trainer(generation_rows=1, max_steps=2, **kept).train()
+    make_trainer(generation_rows=4, max_steps=3, **kept).train(resume_from_checkpoint=True)
+    assert rows_of_calls == [1] * 8 + [4]
+    assert "settings that differ" not in capsys.readouterr().out
+    resumed = seen.pop()
+    make_trainer(max_steps=3, **kept).train()
+    assert seen[-1] == resumed, "the same prompts come next"
