@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import triton
 import triton.backends.nvidia.driver
 from triton.runtime import interpreter
 
+from . import lanes
 from .cards import Card
 
 LOOKED_UP = (
@@ -27,7 +29,8 @@ def pretend(card: Card) -> None:
     """Give Triton a driver of the card, and bitsandbytes the CUDA functions' names."""
     triton.backends.nvidia.driver.libcuda_dirs = lambda: []
     triton.runtime.driver.set_active(_driver(card))
-    _keep_on_the_cpu()
+    lanes.install()
+    _without_repeated_work()
     _compute_bfloat16_in_float32()
     prototype = ctypes.CFUNCTYPE(None)
     for name in LOOKED_UP:
@@ -66,21 +69,29 @@ def _driver(card: Card) -> Any:
     )
 
 
-def _keep_on_the_cpu() -> None:
-    """Without the interpreter's copies to the CPU and back."""
-    executor = interpreter.GridExecutor
-    executor._init_args_hst = lambda self, args, kwargs: (list(args), dict(kwargs))
-    executor._restore_args_dev = lambda *args: None
+def _without_repeated_work() -> None:
+    """The interpreter checks integers for overflow, and makes a table of types for every operation."""
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    of, known = interpreter._get_np_dtype, dict[str, Any]()
+
+    def numpys(dtype: Any) -> Any:
+        if (name := str(dtype)) not in known:
+            known[name] = of(dtype)
+        return known[name]
+
+    interpreter._get_np_dtype = numpys
 
 
 def _compute_bfloat16_in_float32() -> None:
-    """The interpreter holds bfloat16 as uint16 and computes on the bits; here in float32, rounded to nearest even."""
+    """The interpreter holds bfloat16 as uint16, computes on the bits, and cuts where a GPU rounds; here it computes in
+    float32 and rounds to nearest even."""
     builder, bfloat16 = interpreter.InterpreterBuilder, triton.language.bfloat16
-    binary, unary = builder.binary_op, builder.unary_op
+    binary, unary, cast, fma = builder.binary_op, builder.unary_op, builder.cast_impl, builder.create_fma
     bitwise = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
 
     def is_bfloat16(handle: Any) -> bool:
-        return bool(handle.dtype.scalar == bfloat16 and handle.data.dtype == np.uint16)
+        return bool(handle.data.dtype == np.uint16 and handle.dtype.scalar == bfloat16)
 
     def widened(handle: Any) -> Any:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
@@ -88,9 +99,10 @@ def _compute_bfloat16_in_float32() -> None:
     def rounded(values: Any) -> Any:
         if values.dtype == np.bool_:
             return interpreter.TensorHandle(values, bfloat16)
-        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+        values = np.ascontiguousarray(values, dtype=np.float32)
+        bits = values.view(np.uint32)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-        return interpreter.TensorHandle(nearest, bfloat16)
+        return interpreter.TensorHandle(np.where(np.isnan(values), np.uint16(0x7FC0), nearest), bfloat16)
 
     def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
         if not is_bfloat16(left) or op in bitwise:
@@ -100,4 +112,14 @@ def _compute_bfloat16_in_float32() -> None:
     def unary_op(self: Any, value: Any, op: Any) -> Any:
         return rounded(op(widened(value))) if is_bfloat16(value) else unary(self, value, op)
 
-    builder.binary_op, builder.unary_op = binary_op, unary_op
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return rounded(widened(x) * widened(y) + widened(z)) if is_bfloat16(z) else fma(self, x, y, z)
+
+    def cast_impl(self: Any, value: Any, to: Any) -> Any:
+        if is_bfloat16(value):
+            value = interpreter.TensorHandle(widened(value), triton.language.float32)
+        return rounded(value.data.astype(np.float32)) if to.scalar == bfloat16 else cast(self, value, to)
+
+    builder.binary_op, builder.unary_op, builder.create_fma = binary_op, unary_op, create_fma
+    builder.cast_impl = cast_impl
+    builder.create_fp_to_fp = lambda self, value, to, rounding_mode: cast_impl(self, value, to)
