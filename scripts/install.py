@@ -38,13 +38,19 @@ def main() -> None:
     if sys.version_info < (3, 11):
         raise SystemExit(f"Python {version} is too old: make install PYTHON=python3.11, or newer")
     if arguments.triton:
-        return install_triton(arguments.triton)
+        install_triton(arguments.triton)
+    else:
+        install(arguments)
+
+
+def install(arguments: argparse.Namespace) -> None:
+    """Make the environment and install into it."""
     device = arguments.device if arguments.device != "auto" else detected_device()
     venv = arguments.venv.absolute()
     python = str(venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
     step(
-        f"make {venv.name} with Python {version}",
+        f"make {venv.name} with Python {sys.version.split()[0]}",
         [sys.executable, "-m", "venv", str(venv)],
         "install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
     )

@@ -46,7 +46,8 @@ def patched_for_good(kernel: Any) -> Any:
         _known_languages.add(kernel.__module__)
         _patch_lang(kernel)
         tensor = triton.language.tensor
-        tensor.__bool__ = lambda self: not self.type.is_block() and bool(_one(self)) or self.type.is_block()
+        # Blocks are true, as in the interpreter: only numbers are branched on.
+        tensor.__bool__ = lambda self: self.type.is_block() or bool(_one(self))
         tensor.__index__ = lambda self: int(_one(self))
         tensor.T = property(_transposed)
     return SimpleNamespace(restore=lambda: None)

@@ -142,11 +142,15 @@ class RolloutTrainer(ResumableTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
-        """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
-        mode; multinomial is most of a CPU's step."""
+        """Works around: unsloth cuts sequences inside the forward pass, has each call warn of a length, and ends an
+        evaluation's sampling in training mode; multinomial is most of a CPU's step."""
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        with shortage.phase(self, "generate"), self._fast_sampling():
+        with (
+            shortage.phase(self, "generate"),
+            self._fast_sampling(),
+            sampling.without_max_length(self.model),
+        ):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if training:
             self._warn_of_truncation(completion_ids)
