@@ -1,7 +1,7 @@
 """Hygiene: running out of memory ends nothing, and the GPU's memory comes back after release() and shutdown_kernel().
 
-In a real Jupyter kernel, watched from a process that holds nothing on the GPU.  In a rehearsal the kernel's tensors and
-its process stand in for the GPU.  Which names hold a model is the business of tests/.
+In a real Jupyter kernel, watched from a process that holds nothing on the GPU.  In a rehearsal the kernel's process
+stands in for the GPU.  Which names hold a model is the business of tests/.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ import torch
 from benchmarks.gpu import work
 from rloo_kit.session.release import bytes_in_use
 def answer(**more):
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
     print("ANSWER", json.dumps({"held": bytes_in_use(), **more}))
-torch.ones(64, 64, device="cuda" if torch.cuda.is_available() else "cpu").matrix_power(2).sum().item()
+torch.ones(64, 64, device="cuda").matrix_power(2).sum().item()
 answer()
 """
 
@@ -50,13 +49,13 @@ answer()
 
 # On a GPU in what TRAIN takes and little more, so that whatever the failed cell keeps is missed there.
 RUN_OUT = """
-if torch.cuda.is_available():
+if not REHEARSAL:
     torch.cuda.empty_cache()
     share = (torch.cuda.memory_reserved() + 1536 * 2**20) / torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 def impossible(completions, **kwargs):
     torch.empty(2**46, dtype=torch.uint8)  # 64 TiB, which a CPU refuses as a GPU would
-trainer = trainer_of(256) if torch.cuda.is_available() else trainer_of(8, impossible)
+trainer = trainer_of(8, impossible) if REHEARSAL else trainer_of(256)
 trainer.train()
 """
 
@@ -109,7 +108,7 @@ def kernel(place: Place) -> dict[str, Figure]:
     try:
         empty, context = run_cell(client, START), used_bytes(process, place)
         loaded = run_cell(client, LOAD.replace("FOLDER", repr(str(place.scratch / SHAPE))))
-        failed = run_cell(client, RUN_OUT)
+        failed = run_cell(client, RUN_OUT.replace("REHEARSAL", str(place.is_rehearsal)))
         trained, full = run_cell(client, TRAIN), used_bytes(process, place)
         released, grown = run_cell(client, RELEASE), context + CONTEXT_GROWTH_BYTES
         slack = seconds_until(lambda: used_bytes(process, place) <= grown, BACK_SECONDS)

@@ -1,4 +1,7 @@
-"""``torch.cuda`` as it answers on a machine with the card: counts, properties, and streams that do nothing."""
+"""``torch.cuda`` as it answers on a machine with the card: counts, properties, and streams that do nothing.
+
+What its allocator says it holds are the process's tensors, counted operation by operation, those of the CPU too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from rloo_kit.memory.meter import TensorGauge
 
 from .cards import Card
 
@@ -68,7 +73,7 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-def answers(card: Card) -> dict[str, Callable[..., Any]]:
+def answers(card: Card, gauge: TensorGauge) -> dict[str, Callable[..., Any]]:
     """Name in ``torch.cuda`` -> what it is replaced by."""
     stream, major_minor = Event(), card.capability
     fixed: dict[str, Any] = {
@@ -82,7 +87,6 @@ def answers(card: Card) -> dict[str, Callable[..., Any]]:
         "get_device_capability": major_minor,
         "get_device_properties": card.properties(),
         "get_arch_list": [f"sm_{major_minor[0]}{major_minor[1]}"],
-        "mem_get_info": (int(FREE_SHARE * card.total_bytes), card.total_bytes),
         "memory_stats": {},
         "memory_summary": "",
         "get_per_process_memory_fraction": 1.0,
@@ -93,16 +97,23 @@ def answers(card: Card) -> dict[str, Callable[..., Any]]:
         "utilization": 0,
         "is_tf32_supported": card.has_bfloat16,
     }
-    counts = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+    now = ("memory_allocated", "memory_reserved")
+    peaks = ("max_memory_allocated", "max_memory_reserved")
     silent = (
         *("init", "_lazy_init", "set_device", "synchronize", "empty_cache", "ipc_collect", "set_stream"),
-        *("reset_peak_memory_stats", "reset_accumulated_memory_stats", "reset_max_memory_allocated"),
+        "reset_accumulated_memory_stats",
         *("set_per_process_memory_fraction", "manual_seed", "manual_seed_all", "seed", "seed_all"),
         *("set_rng_state", "set_rng_state_all"),
     )
     return {
         **{name: _always(value) for name, value in fixed.items()},
-        **{name: _always(0) for name in counts},
+        **{name: lambda *args: gauge.live_bytes for name in now},
+        **{name: lambda *args: gauge.peak_bytes for name in peaks},
+        "reset_peak_memory_stats": lambda *args: gauge.restart(),
+        "mem_get_info": lambda *args: (
+            int(FREE_SHARE * card.total_bytes) - gauge.live_bytes,
+            card.total_bytes,
+        ),
         **{name: _always(None) for name in silent},
         # As torch has it: with emulation every card takes bfloat16.
         "is_bf16_supported": lambda including_emulation=True: including_emulation or card.has_bfloat16,
@@ -116,13 +127,17 @@ def answers(card: Card) -> dict[str, Callable[..., Any]]:
     }
 
 
-def pretend(card: Card) -> None:
-    """Replace what ``torch.cuda``, its submodules and its C functions say."""
-    given = answers(card)
+def pretend(card: Card, is_counted: bool) -> None:
+    """Replace what ``torch.cuda``, its submodules and its C functions say; tensors are counted where asked for."""
+    gauge = TensorGauge()
+    if is_counted:
+        gauge.__enter__()
+    given = answers(card, gauge)
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for name, value in given.items():
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, value)
     torch._C._cuda_getCurrentRawStream = _always(0)
     torch._C._cuda_getDeviceCount = _always(1)
+    torch._C._cuda_clearCublasWorkspaces = _always(None)
     torch.version.cuda = "12.8"
