@@ -42,6 +42,11 @@ NOISE = (
     Noise(r"^==\(\(=+\)\)==", "transformers.trainer", "the same, when training begins"),
     Noise(r"^Unsloth \S+ patched \d+ layers", "transformers.trainer", "that is what unsloth is for"),
     Noise(
+        r"^Unsloth: Restored added_tokens_decoder metadata",
+        "transformers.models.llama.modeling_llama",
+        "unsloth's save.py completes a file of the tokenizer, at every save",
+    ),
+    Noise(
         r"^Passing `generation_config` together with generation-related",
         "transformers.generation.utils",
         "unsloth's call, not the user's",

@@ -16,6 +16,9 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import pretended
 from benchmarks.gpu import report
 
+SECONDS = 1800
+"""Of a process, on a busy machine; on two quiet cores none takes two minutes."""
+
 Pretended = Callable[..., Done]
 Rehearsed = Callable[..., report.Outcomes]
 
@@ -30,7 +33,7 @@ def on_card() -> Pretended:
         # With bytecode the stack is imported in a quarter of the time.
         always = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
         env = {**CLEAN_ENVIRONMENT, **always, **pretended.variables(card), **variables}
-        how = {"capture_output": True, "text": True, "timeout": 550, "cwd": ROOT}
+        how = {"capture_output": True, "text": True, "timeout": SECONDS - 60, "cwd": ROOT}
         done = subprocess.run([sys.executable, *words], env=env, check=False, **how)
         assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         return done
@@ -47,8 +50,16 @@ def rehearsed(on_card: Pretended, tmp_path_factory: pytest.TempPathFactory) -> R
         only = [word for name in names for word in ("--only", name)]
         # The command is a user's: it pretends for itself.
         words = ["-m", "benchmarks.gpu", "--rehearse", card, "--out", str(out), *only]
+        words += ["--budget", str(SECONDS)]
         done = on_card("", *words, check=False)
         print(done.stdout, done.stderr, (out / "log.txt").read_text()[-4000:], sep="\n")
         return report.load(out / "results.json")
 
     return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a file waits for its process."""
+    for item in items:
+        if item.nodeid.startswith("tests/gpu_path"):
+            item.add_marker(pytest.mark.timeout(SECONDS))

@@ -1,4 +1,7 @@
-"""The checks of ``make gpu-check``, so that the command has run before it meets a card."""
+"""The checks of ``make gpu-check``, so that the command has run before it meets a card.
+
+Those of an update beside plain PEFT are test_bfloat16.py's and test_float16.py's.
+"""
 
 import pytest
 
@@ -7,23 +10,38 @@ from benchmarks.gpu.report import Outcomes
 from benchmarks.gpu.runner import MEASURED, NOT_RUN, PASSED
 from tests.gpu_path.conftest import Rehearsed
 
-HERE = ("memory", "speed", "hygiene", "correct/save and resume")
-"""The rest of ``correct`` is test_bfloat16.py's and test_float16.py's, or takes too long for every day."""
+EVERY_DAY = ("memory", "hygiene")
+LONG = ("speed", "correct/save and resume", "correct/fp16", "correct/learns")
+
+
+def rehearsed_of(names: tuple[str, ...]) -> list[str]:
+    return [one.name for one in checks.chosen(names) if one.rehearsed]
 
 
 @pytest.fixture(scope="module")
 def outcomes(rehearsed: Rehearsed) -> Outcomes:
-    return rehearsed("rtx 3090", *HERE)
+    return rehearsed("rtx 3090", *EVERY_DAY)
 
 
-@pytest.mark.parametrize("name", [one.name for one in checks.chosen(HERE) if one.rehearsed])
+@pytest.fixture(scope="module")
+def others(rehearsed: Rehearsed) -> Outcomes:
+    return rehearsed("rtx 3090", *LONG)
+
+
+@pytest.mark.parametrize("name", rehearsed_of(EVERY_DAY))
 def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes: Outcomes, name: str) -> None:
     assert outcomes[name].status in (PASSED, MEASURED), outcomes[name]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", rehearsed_of(LONG))
+def test_so_does_one_that_takes_long(others: Outcomes, name: str) -> None:
+    assert others[name].status in (PASSED, MEASURED), others[name]
+
+
 def test_what_no_pretended_card_can_show_is_not_run(outcomes: Outcomes) -> None:
     left_out = {name for name, outcome in outcomes.items() if outcome.status == NOT_RUN}
-    assert left_out == {one.name for one in checks.chosen(HERE) if not one.rehearsed}
+    assert left_out == {one.name for one in checks.chosen(EVERY_DAY) if not one.rehearsed}
 
 
 def test_memory_is_planned_as_counted(outcomes: Outcomes) -> None:

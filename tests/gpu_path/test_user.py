@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from tests.gpu_path.conftest import Pretended
 
 STEP = re.compile(r" +\d+/\d+ +[+-]\d")
+AGAIN = "again, truncated and accumulated"
 HEAD = re.compile(r" +step  reward")
 
 
@@ -67,12 +68,12 @@ def test_a_saved_adapter_gives_the_same_completions(said: Said) -> None:
 
 
 def test_release_gives_the_tensors_back(said: Said) -> None:
-    assert said["left, MiB"] < 32
+    assert said["left, MiB"] < 1
 
 
-@pytest.mark.parametrize(("part", "steps"), [("train", 2), ("resume", 1)])
+@pytest.mark.parametrize(("part", "steps"), [("train", 2), ("resume", 1), (AGAIN, 1)])
 def test_a_step_prints_one_line_and_nothing_else(said: Said, part: str, steps: int) -> None:
-    head, *rest = said.out[part]
+    head, *rest = (line for line in said.out[part] if not line.startswith("resuming from "))
     assert HEAD.match(head)
     assert len(rest) == steps
     assert all(map(STEP.match, rest))
