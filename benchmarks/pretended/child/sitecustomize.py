@@ -3,14 +3,13 @@
 Python imports a module of this name when it starts; the variable names the card.
 """
 
+import importlib
 import os
 import traceback
 
 if card := os.environ.get("RLOO_KIT_PRETENDED_CARD"):
     try:
-        from benchmarks.pretended import start
-
-        start(card)
+        importlib.import_module("benchmarks.pretended").start(card)
     except BaseException:
         traceback.print_exc()
         os._exit(3)  # Python itself would go on without a card
