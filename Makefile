@@ -4,6 +4,7 @@ DEVICE ?= auto
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(DEVICE)
+TRITON := .triton/.installed
 NBVAL  := --nbval --nbval-current-env --nbval-cell-timeout=420
 
 # Notebooks' kernels are found by name, and must be those of .venv.
@@ -14,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types pytest notebooks docs gpu-check lock clean
+.PHONY: help install quickstart test check lint types pytest notebooks gpu-path docs gpu-check lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,13 +43,21 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
+# For tests of Unsloth's GPU path on a CPU; what users install goes without it.
+$(TRITON): $(STAMP) requirements/triton.txt
+	@$(BIN)/python scripts/install.py --triton $(@D)
+	@touch $@
+
 # Notebooks run beside the tests: a worker that waits for a kernel leaves its core to it.
-pytest: $(STAMP)
+pytest: $(STAMP) $(TRITON)
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(NBVAL) \
 	    notebooks tests rewards rloo_kit
 
 notebooks: $(STAMP)
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(NBVAL) notebooks
+
+gpu-path: $(STAMP) $(TRITON)  ## the tests of Unsloth's GPU path on a CPU, with those that make test leaves out
+	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10 -m "" tests/gpu_path
 
 docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
 	$(BIN)/python scripts/docs.py
@@ -62,4 +71,4 @@ lock: $(STAMP)  ## write the installed versions into requirements/constraints.tx
 	$(BIN)/python scripts/lock.py
 
 clean:  ## remove .venv and everything a run leaves behind
-	rm -rf $(VENV) out .mypy_cache .ruff_cache unsloth_compiled_cache
+	rm -rf $(VENV) .triton out .mypy_cache .ruff_cache unsloth_compiled_cache

@@ -13,6 +13,7 @@ TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 """Fixtures that load a policy or start a process."""
 
 PROCESSES = (
+    "tests/gpu_path",
     "tests/policy/test_sampling",
     "tests/policy/test_tiny",
     "tests/rewards/test_package",
@@ -24,10 +25,13 @@ PROCESSES = (
 """Files whose tests start processes, or train, by themselves."""
 
 LONGEST_FIRST = (
+    "tests/gpu_path/test_gpu_check",
+    "tests/gpu_path/test_bfloat16",
     "notebooks/04",
     "notebooks/03",
     "notebooks/02",
     "notebooks/01",
+    "tests/gpu_path",
     "tests/train/test_update",
     "tests/session/test_kernel",
     "tests/train/test_resumable",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -31,16 +32,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--triton", type=Path, metavar="DIR", help="put Triton there instead, for make test")
     arguments = parser.parse_args()
     version = sys.version.split()[0]
     if sys.version_info < (3, 11):
         raise SystemExit(f"Python {version} is too old: make install PYTHON=python3.11, or newer")
+    if arguments.triton:
+        install_triton(arguments.triton)
+    else:
+        install(arguments)
+
+
+def install(arguments: argparse.Namespace) -> None:
+    """Make the environment and install into it."""
     device = arguments.device if arguments.device != "auto" else detected_device()
     venv = arguments.venv.absolute()
     python = str(venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
 
     step(
-        f"make {venv.name} with Python {version}",
+        f"make {venv.name} with Python {sys.version.split()[0]}",
         [sys.executable, "-m", "venv", str(venv)],
         "install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
     )
@@ -55,6 +65,22 @@ def main() -> None:
         [python, "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
+    )
+
+
+def install_triton(folder: Path) -> None:
+    """Put Triton into a folder of its own, with the uv of the Python that runs this."""
+    folder.mkdir(exist_ok=True)
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        print(f"==> no Triton for {sys.platform} {platform.machine()}: tests of the GPU path are skipped")
+        return
+    step(
+        f"put Triton into {folder}, for tests of the GPU path",
+        [
+            *[sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--target", str(folder)],
+            *["--requirement", str(REQUIREMENTS / "triton.txt")],
+        ],
+        "check that uv reaches a package index; `make check` needs no Triton",
     )
 
 

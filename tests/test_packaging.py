@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from importlib.metadata import requires
 
 from rloo_kit.session import environment, imports
 from tests.conftest import ROOT
@@ -49,6 +50,19 @@ def test_an_installation_without_a_gpu_leaves_out_what_needs_one() -> None:
     assert "never" not in everywhere
     needed = ("torchvision", "xformers", "triton", "diffusers")
     assert all(f"{package}; sys_platform == 'never'" in cpu for package in needed)
+
+
+def test_triton_is_for_make_test_alone_in_the_release_that_torch_pins() -> None:
+    pin = re.search(r"^triton==\S+$", FILES["requirements/triton.txt"].decode(), re.MULTILINE)
+    assert pin
+    pinned = [line.split(";")[0].strip() for line in requires("torch") or () if line.startswith("triton")]
+    assert set(pinned) <= {pin[0]}, "a CUDA build of torch says which"
+    planned = {
+        target: subprocess.check_output(["make", "--dry-run", "-B", target], cwd=ROOT, text=True)
+        for target in ("install", "check", "pytest")
+    }
+    assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
+    assert b".triton/" in FILES[".gitignore"].splitlines()
 
 
 def test_a_step_that_fails_says_which_and_what_to_do() -> None:

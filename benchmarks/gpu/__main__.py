@@ -4,7 +4,7 @@
     make gpu-check ARGS="--only speed --only memory"     parts: correct, memory, speed, hygiene; or a check's name
     make gpu-check ARGS="--only speed --candidate all"   each switch of the stack beside the kit's default
     make gpu-check PY=python3                            another interpreter that has the stack; installs nothing
-    python -m benchmarks.gpu --rehearse                  tries the harness on a CPU with the tiny policy
+    make gpu-check ARGS="--rehearse t4"                  tries it without a GPU: a pretended card, the tiny policy
 
 Nothing is downloaded: weights are random, or the bundled tiny policy's.  Checks run in the order of worth, each in a
 process of its own; what the budget does not reach is listed as not run.  Results go to benchmarks/results/gpu/DEVICE
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from . import checks, report
+from .checks import pretended
 from .runner import FAILED, ROOT, Check, Place, environment, run_all, run_in_process
 
 BUDGET_SECONDS = 530.0
@@ -50,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--candidate", action="append", default=[], choices=names, help="may be repeated")
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where results go")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with the tiny policy")
+    parser.add_argument("--rehearse", choices=pretended.CARDS, metavar="CARD", help="on a pretended card")
     parser.add_argument("--list", action="store_true", help="name the checks, in order, and run none")
     asked, started = parser.parse_args(words), time.monotonic()
     found = checks.chosen(asked.only, asked.candidate)
@@ -60,17 +62,25 @@ def main(words: list[str] | None = None) -> int:
     if asked.list:
         print("\n".join(f"{check.seconds:5.0f} s  {check.name}" for check in found))
         return 0
-    machine = machine_of(asked.rehearse)
+    if asked.rehearse:
+        if not pretended.is_possible():
+            print("A card is pretended with Triton: make gpu-path puts it into .triton, on Linux.")
+            return 2
+        os.environ.update(pretended.variables(asked.rehearse))
+    machine = machine_of()
     if "device" not in machine:
         print("torch finds no GPU here, and these checks are of a GPU.")
         print(f"Where: {sys.executable}, torch.cuda.is_available() is false.")
-        print("What to do: see that nvidia-smi answers and torch is a CUDA build; --rehearse needs no GPU.")
+        print(
+            "What to do: see that nvidia-smi answers and torch is a CUDA build; --rehearse t4 needs no GPU."
+        )
         return 2
-    # A rehearsal's results are never kept beside those of GPUs.
+    if asked.rehearse:  # its results are never kept beside those of GPUs
+        machine["note"] = "no figure here says anything about a GPU"
     name = re.sub(r"[^a-z0-9]+", "-", machine["device"].lower()).strip("-")
     out = asked.out or (Path(tempfile.mkdtemp(prefix=name)) if asked.rehearse else RESULTS / name)
     print(f"{machine['device']}: {len(found)} checks, {asked.budget:.0f} s, results in {out}", flush=True)
-    return run(found, machine, out, asked.budget - (time.monotonic() - started), asked.rehearse)
+    return run(found, machine, out, asked.budget - (time.monotonic() - started), bool(asked.rehearse))
 
 
 def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, is_rehearsal: bool) -> int:
@@ -90,13 +100,11 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
     return int(any(o.status == FAILED and not n.startswith("speed/candidate") for n, o in mine.items()))
 
 
-def machine_of(is_rehearsal: bool) -> dict[str, str]:
+def machine_of() -> dict[str, str]:
     """The GPU, the stack's versions, and this project's commit where git knows it; no "device" without a GPU."""
-    found = {"device": "rehearsal on a CPU", "note": "no figure here says anything about a GPU"}
-    if not is_rehearsal:
-        probe = [sys.executable, "-c", PROBE]
-        asked = subprocess.run(probe, stdout=subprocess.PIPE, text=True, env=environment({}), check=True)
-        found = json.loads(asked.stdout.splitlines()[-1])
+    probe = [sys.executable, "-c", PROBE]
+    asked = subprocess.run(probe, stdout=subprocess.PIPE, text=True, env=environment({}), check=True)
+    found = json.loads(asked.stdout.splitlines()[-1])
     git = "git describe --always --dirty"  # by a shell: git may be missing
     kit = subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)

@@ -6,18 +6,23 @@ float32 on the CPU.  What does not depend on the device is left to tests/.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import rloo_kit  # isort: skip - Unsloth first
 import torch
 from datasets import Dataset
 
+from rloo_kit.session import environment
+
 from . import work
 from .runner import Figure, Place
 
 K, LIMIT = 4, 12  # completions of a prompt, and tokens of a completion at most
+TEMPERATURE = 4.0  # of first tokens, so that they vary
 Weights = dict[str, torch.Tensor]
 IN_LOSS = {"beta": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -34,27 +39,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Updates that plain.py computes too: every estimator, both placements of the KL term, and the kit's short cuts."""
 
 
-def sums() -> Dataset:
-    """Sums after system prompts of 1 to 37 words: prompts so unlike in length that every batch is padded."""
-    asked = rloo_kit.tasks.addition(n_train=64, n_held_out=8, seed=0).train["prompt"]
-    spoken = [{"role": "system", "content": "Add. " * (12 * (i % 4) + 1)} for i in range(64)]
-    return Dataset.from_dict({"prompt": [[first, *rest] for first, rest in zip(spoken, asked, strict=True)]})
+def sums(place: Place) -> Dataset:
+    """Sums behind up to 36 words, 3 in a rehearsal: prompts so unlike in length that every batch is padded."""
+    words = 1 if place.is_rehearsal else 12
+    prompts = ["Add. " * (words * (i % 4)) + f"{i} + {i * 7 % 50} =" for i in range(64)]
+    return Dataset.from_dict({"prompt": prompts})
 
 
 def varied(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float | None]:
-    """The length, so that gradients do not cancel; the longest prompts pay all the same, and some are not scored."""
+    """The length, so that gradients do not cancel; the longest prompt pays all the same, and one of K is not scored."""
+    longest = max(prompts, key=len)
     return [
-        0.5 if len(prompt[0]["content"]) > 150 else None if sum(ids) % 7 == 0 else len(ids) / LIMIT
-        for ids, prompt in zip(completion_ids, prompts, strict=True)
+        0.5 if prompt == longest else None if row % K == 1 else len(ids) / LIMIT
+        for row, (ids, prompt) in enumerate(zip(completion_ids, prompts, strict=True))
     ]
 
 
 def trainer_of(policy: Any, place: Place, reward: Any = varied, **settings: Any) -> rloo_kit.RLOOTrainer:
-    """The kit's trainer for steps of 16 completions on :func:`sums`."""
+    """The kit's trainer for steps of 16 completions on :func:`sums`, 8 in a rehearsal."""
     # 1e9 clips nothing; 0 would leave the loss scaler's factor in float16's gradients.
     small = {"max_steps": 1, "lr_scheduler_type": "constant", "max_grad_norm": 1e9, **settings}
-    config = rloo_kit.RLOOConfig(**work.settings(str(place.scratch / "run"), K, 4, 8, LIMIT, **small))
-    return rloo_kit.RLOOTrainer(policy, reward, config, sums())
+    groups = 2 if place.is_rehearsal else 4
+    config = rloo_kit.RLOOConfig(
+        **work.settings(str(place.scratch / "run"), K, groups, 2 * groups, LIMIT, **small)
+    )
+    return rloo_kit.RLOOTrainer(policy, reward, config, sums(place))
 
 
 def lora_of(model: torch.nn.Module, gradient: bool = False) -> Weights:
@@ -67,11 +76,9 @@ def draw_lora(model: torch.nn.Module, scale: float = 0.02) -> None:
     """Draw the LoRA's B, which starts as zeros; a scale of 0 makes it zeros again, and the base the reference."""
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()  # on a CPU TRL casts a quantised policy's LoRA
-            if "lora_B" in name:  # in place: Unsloth keeps copies until a weight's version changes
-                with torch.no_grad():
-                    parameter.normal_(std=scale)
+        if parameter.requires_grad and "lora_B" in name:
+            with torch.no_grad():  # in place: Unsloth keeps copies until a weight's version changes
+                parameter.normal_(std=scale)
 
 
 def off_by(found: Weights, expected: Weights) -> float:
@@ -92,8 +99,8 @@ def one_update(
     batch: dict[str, Any] = {"settings": settings}
 
     def written(prompt_ids: list[list[int]], *args: Any) -> list[list[int]]:
-        draw = random.Random(0)
-        rows = [[*draw.choices(range(15, 25), k=draw.choice((1, 2, 10))), 151645] for _ in prompt_ids]
+        draw, lengths = random.Random(0), itertools.cycle((1, 2, 10, 4))
+        rows = [[*draw.choices(range(15, 25), k=next(lengths)), 151645] for _ in prompt_ids]
         batch.update(prompts=[list(ids) for ids in prompt_ids], completions=rows)
         return rows
 
@@ -105,31 +112,49 @@ def one_update(
     trainer = trainer_of(policy, place, paid, **settings)
     work.listen(trainer, on_pre_optimizer_step=lambda: batch.update(gradient=lora_of(trainer.model, True)))
     draw_lora(trainer.model)
+    if trainer.accelerator.scaler:  # float16: a scale that overflows nothing, so that the first step counts
+        trainer.accelerator.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10)
     trainer._generate_single_turn = written  # type: ignore[method-assign, assignment]
     trainer.train()
     del trainer._generate_single_turn
     return trainer, batch
 
 
-def update(place: Place) -> dict[str, Figure]:
+BASES: dict[str, dict[str, Any]] = {
+    "4 bit": {"load_in_4bit": True, "gradient_checkpointing": False},
+    "16 bit": {"load_in_4bit": False},
+    "32 bit": {"load_in_4bit": False, "dtype": torch.float32},
+}
+"""What is loaded: arguments of ``load_policy``.  In 32 bit greedy search is compared token by token."""
+
+
+def update(place: Place, bases: Sequence[str] = tuple(BASES)) -> dict[str, Figure]:
     """Record updates, log-probabilities and samples for plain.py."""
     env = rloo_kit.prepare(dotenv=None, offline=True, seed=0)
     record: dict[str, dict[str, Any]] = {}
-    for base, names in {"4 bit": ["rloo"], "16 bit": list(SETTINGS)}.items():
-        policy = rloo_kit.load_policy("tiny", load_in_4bit=base == "4 bit")
+    for base in bases:
+        policy = rloo_kit.load_policy("tiny", **BASES[base])
+        # Rounding aside they do not depend on the type: a rehearsal goes through them once, in bfloat16.
+        is_every = base == "16 bit" and (env.bf16 or not place.is_rehearsal)
+        names = list(SETTINGS) if is_every else ["rloo"]
         made = {name: one_update(policy, place, SETTINGS[name]) for name in names}
         trainer, batch = made["rloo"]
-        record[base] = {"lora": lora_of(trainer.model), "logps": log_probs(trainer, batch)}
-        record[base]["updates"] = {name: update for name, (_, update) in made.items()}
-    record["16 bit"]["samples"] = samples(trainer, batch["prompts"][::K], 4 if place.is_rehearsal else 64)
+        found = {
+            "lora": lora_of(trainer.model),
+            "dtype": "float32" if base == "32 bit" else environment.compute_dtype(),
+        }
+        found |= {"four_bit": BASES[base]["load_in_4bit"], "logps": log_probs(trainer, batch)}
+        found |= {"updates": {name: update for name, (_, update) in made.items()}}
+        record[base] = found | {"samples": samples(trainer, place)}
     torch.save(record, place.scratch / "update.pt")
-    is_unsloths = type(trainer).__mro__[1].__name__.startswith("Unsloth")
-    on_gpu = env.device == policy.device.type == "cuda" and is_unsloths
-    return {"on the GPU, with Unsloth's trainer": Figure(on_gpu or place.is_rehearsal)}
+    is_unsloths = any(one.__name__.startswith("Unsloth") for one in type(trainer).__mro__)
+    on_gpu = env.device == policy.device.type == "cuda"
+    return {"on the GPU, with Unsloth's trainer": Figure(on_gpu and is_unsloths)}
 
 
 def log_probs(trainer: rloo_kit.RLOOTrainer, batch: dict[str, Any]) -> Weights:
-    """Log-probabilities (rows, longest completion) of prompts padded on the left, in both modes; and a control."""
+    """Log-probabilities (rows, longest completion) of prompts padded on the left, in both modes; and two controls: the
+    pads seen, and the trainer's flag unset, without which Unsloth's forward pass drops the mask."""
     pad, model = trainer.processing_class.pad_token_id, trainer.model
     widest, width = (max(map(len, batch[name])) for name in ("prompts", "completions"))
     rows, mask = [], []
@@ -141,24 +166,32 @@ def log_probs(trainer: rloo_kit.RLOOTrainer, batch: dict[str, Any]) -> Weights:
 
     def found(given: torch.Tensor) -> torch.Tensor:
         logps: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, given, width)[0]
-        return logps.float()
+        return logps.detach().float().cpu()
 
     model.for_training()
-    with_gradient = found(hidden)
+    logps = {"with gradient": found(hidden)}
     with torch.no_grad():
-        logps = {"with gradient": with_gradient, "without": found(hidden), "pads seen": found(hidden | 1)}
-    return {how: values.detach().cpu() for how, values in logps.items()}
+        logps |= {"without": found(hidden), "pads seen": found(hidden | 1)}
+    backbones, trainer._backbones = trainer._backbones, []
+    for backbone in backbones:
+        backbone._unsloth_keep_padding_mask = False  # type: ignore[assignment]
+    logps["flag unset"] = found(hidden)
+    trainer._backbones = backbones
+    return logps
 
 
-def samples(trainer: rloo_kit.RLOOTrainer, prompts: list[list[int]], times: int) -> dict[str, Any]:
-    """What the trainer samples of prompts padded on the left: first tokens, and the most probable completions."""
-    draw_lora(trainer.model, 0.3)  # so large that completions vary
-    how, count = trainer.generation_config, len(prompts)
-    how.max_new_tokens = 1
+def samples(trainer: rloo_kit.RLOOTrainer, place: Place) -> dict[str, Any]:
+    """What the trainer samples of eight prompts padded on the left: first tokens, and the most probable completions."""
+    draw_lora(trainer.model, 0.3)
+    tokenizer = trainer.processing_class
+    prompts = [tokenizer(prompt)["input_ids"] for prompt in sums(place)["prompt"][:8]]
+    torch.manual_seed(0)
+    how, times = trainer.generation_config, 1 if place.is_rehearsal else 64
+    how.max_new_tokens, how.temperature = 1, TEMPERATURE
     drawn = [row[0] for _ in range(8) for row in trainer._generate_single_turn(prompts * times, None, {})]
-    how.do_sample, how.max_new_tokens = False, 24
+    how.do_sample, how.max_new_tokens = False, 8 if place.is_rehearsal else 24
     greedy = trainer._generate_single_turn(prompts, None, {})
-    first = [drawn[start::count] for start in range(count)]
+    first = [drawn[start :: len(prompts)] for start in range(len(prompts))]
     return {"prompts": prompts, "lora": lora_of(trainer.model), "first tokens": first, "greedy": greedy}
 
 
@@ -177,11 +210,8 @@ def fp16(place: Place) -> dict[str, Figure]:
 
 
 def saved(place: Place) -> dict[str, Figure]:
-    """A saved adapter gives the same completions; four steps in a row are two, a checkpoint, and two more.
-
-    Resumed in 16 bit, where the LoRA is in float32: in bfloat16 a checkpoint's rounding is larger than the limit.
-    """
-    policy, prompts = rloo_kit.load_policy("tiny"), sums()["prompt"][:8]
+    """A saved adapter gives the same completions; four steps in a row are two, a checkpoint, and two more."""
+    policy, prompts = rloo_kit.load_policy("tiny"), sums(place)["prompt"][:8]
     draw_lora(policy.model)
     again = rloo_kit.load_policy(policy.save(place.scratch / "adapter"))
     first, second = (one.generate(prompts, greedy=True, max_new_tokens=16) for one in (policy, again))

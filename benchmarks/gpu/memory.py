@@ -56,9 +56,8 @@ def make(place: Place, shape: str) -> dict[str, Figure]:
     config.quantization_config = how.to_dict()
     config.save_pretrained(folder)
     found: dict[str, torch.Tensor] = {}
-    device = "cpu" if place.is_rehearsal else "cuda"
     for name, parameter in skeleton.named_parameters():
-        weight = torch.ones(parameter.shape, dtype=torch.bfloat16, device=device)
+        weight = torch.ones(parameter.shape, dtype=torch.bfloat16, device="cuda")
         if weight.dim() == 2:
             weight.normal_(std=0.02)  # as transformers initialises Qwen3
         if "_proj." in name:
@@ -86,7 +85,7 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
     plan = rloo_kit.plan(policy, config, prompt_tokens=longest)
     if plan.fits == "does not fit":
         return {"does not fit by the plan, which needs, GiB": Figure(plan.peak_bytes / 2**30)}
-    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.memory = Meter.for_model(trainer.model)
     trainer.train()
     compared = plan.compare(trainer)
     sampled = max(entry.get("completions/max_length", 0.0) for entry in trainer.state.log_history)

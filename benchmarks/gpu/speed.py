@@ -25,16 +25,15 @@ def run(place: Place, trainer: str, tokens: int, candidate: Any = None) -> dict[
     the config and of ``load_policy``, over the kit's, and ``groups``, prompts sampled at once."""
     tokens = work.REHEARSAL_TOKENS if place.is_rehearsal else tokens
     switch = candidate or {}
-    device, rows = "cpu" if place.is_rehearsal else "cuda", K * switch.get("groups", 1)
+    rows = K * switch.get("groups", 1)
     timed = trainer_of(place, trainer, tokens, switch)
-    if not place.is_rehearsal:
-        torch.cuda.empty_cache()
-    reset_peak(device)
+    torch.cuda.empty_cache()
+    reset_peak("cuda")
     meter = Meter(timed)
     work.listen(timed, on_train_begin=meter.begin, on_step_end=meter.end_step)
     timed.train()
     steps, last, seconds = meter.steps, meter.steps[-1], meter.steps[-1].total.wall_seconds
-    mine = {"completions a second": rows / seconds, "peak of tensors, GiB": peak_bytes(device) / 2**30}
+    mine = {"completions a second": rows / seconds, "peak of tensors, GiB": peak_bytes("cuda") / 2**30}
     return {
         "a step, s": Figure(seconds),
         **{name: Figure(value) for name, value in mine.items()},
@@ -78,8 +77,8 @@ def trainer_of(place: Place, trainer: str, tokens: int, switch: dict[str, Any]) 
     """One of the three, on a policy of its own."""
     named = model_of(place.scratch / SHAPE, trainer, **switch.get("load", {}))
     kind = importlib.import_module("rloo_kit" if trainer == KIT else "trl")
-    bf16 = not place.is_rehearsal and torch.cuda.is_bf16_supported(including_emulation=False)
-    more = {"bf16": bf16, "fp16": not bf16 and not place.is_rehearsal, **switch.get("config", {})}
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    more = {"bf16": bf16, "fp16": not bf16, **switch.get("config", {})}
     folder, groups = str(place.scratch / "run"), switch.get("groups", 1)
     config = kind.RLOOConfig(**work.settings(folder, K, groups, K, tokens, **more))
     data = work.dataset(32 if place.is_rehearsal else 128)

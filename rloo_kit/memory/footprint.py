@@ -59,11 +59,8 @@ class Step:
 
     @property
     def lora(self) -> int:
-        """As it is trained: TRL's trainer casts the LoRA of a quantised model to bfloat16 (rloo_trainer.py, after
-        Dettmers et al. 2023, paragraph 3), so on a CPU two bytes a weight; unsloth removes that from the trainer
-        for GPUs (models/rl.py).  Gradients have the weights' type."""
-        bytes_each = 4 if self.settings.on_gpu or not self.settings.four_bit else 2
-        return bytes_each * sum(self.model.lora_sizes)
+        """As it is trained, in float32 (:meth:`load`); gradients have the weights' type."""
+        return 4 * sum(self.model.lora_sizes)
 
     @property
     def optimizer(self) -> int:
@@ -302,12 +299,12 @@ class Step:
         """Weights and LoRA, before the first step; a matrix is held in full while it is quantised.
 
         The LoRA is float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and
-        so does PEFT's ``autocast_adapter_dtype``.
+        so does PEFT's ``autocast_adapter_dtype``; the kit's trainer leaves it so (train/precision.py).
         """
         loaded = {
             part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing
         }
-        return {**loaded, LORA: 4 * sum(self.model.lora_sizes), BUFFER: self.buffer}
+        return {**loaded, LORA: self.lora, BUFFER: self.buffer}
 
     def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
         """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more: a caching

@@ -17,6 +17,7 @@ from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
+from rloo_kit.policy import sampling
 from rloo_kit.policy.folder import check_target, replacing
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
@@ -160,7 +161,7 @@ class Policy:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        with torch.no_grad():
+        with torch.no_grad(), sampling.without_max_length(self.model):
             output = generate(
                 input_ids=ids,
                 attention_mask=mask,

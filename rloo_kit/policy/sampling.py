@@ -8,6 +8,8 @@ and unsloth has its own loop, nothing is changed.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,18 @@ if TYPE_CHECKING:
 BLOCK = 128
 """Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,
 then runs over a hundredth of it."""
+
+
+@contextlib.contextmanager
+def without_max_length(model: PreTrainedModel) -> Iterator[None]:
+    """Works around: on a GPU unsloth sets it to all that the checkpoint was trained for (unsloth_zoo's
+    ``patch_tokenizer``), and transformers then warns in every call that ``max_new_tokens`` takes precedence."""
+    config = model.generation_config
+    kept, config.max_length = config.max_length, None
+    try:
+        yield
+    finally:
+        config.max_length = kept
 
 
 class Drawn:

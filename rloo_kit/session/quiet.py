@@ -38,6 +38,19 @@ NOISE = (
         r"^Unsloth( \(CPU\))?: .* is a LoRA adapter; loading its base", "print", "that is what was asked for"
     ),
     Noise(r"^==\(\(=+\)\)==|^ *\\\\ +/\||^O\^O/|^\\ {6,}/ |^ \"-_+-\"", "print", "unsloth's GPU banner"),
+    # Unsloth's GPU path logs by transformers' loggers (its models/llama.py).
+    Noise(r"^==\(\(=+\)\)==", "transformers.trainer", "the same, when training begins"),
+    Noise(r"^Unsloth \S+ patched \d+ layers", "transformers.trainer", "that is what unsloth is for"),
+    Noise(
+        r"^Unsloth: Restored added_tokens_decoder metadata",
+        "transformers.models.llama.modeling_llama",
+        "unsloth's save.py completes a file of the tokenizer, at every save",
+    ),
+    Noise(
+        r"^Passing `generation_config` together with generation-related",
+        "transformers.generation.utils",
+        "unsloth's call, not the user's",
+    ),
     Noise(
         r"^Failed to load CPU gemm_4bit_forward",
         "bitsandbytes.backends.cpu.ops",

@@ -17,6 +17,7 @@ from rloo_kit import inputs
 from rloo_kit.advantages import dead_groups, total_rewards
 from rloo_kit.errors import RewardError
 from rloo_kit.memory import shortage
+from rloo_kit.policy import sampling
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import packing
@@ -142,11 +143,16 @@ class RolloutTrainer(ResumableTrainer):
     def _generate_single_turn(
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
-        """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
-        mode; multinomial is most of a CPU's step; and all rows at once may be more than memory holds."""
+        """Works around: unsloth cuts sequences inside the forward pass, has each call warn of a length, and ends an
+        evaluation's sampling in training mode; multinomial is most of a CPU's step; and all rows at once may be more
+        than memory holds."""
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
-        with shortage.phase(self, "generate"), self._own_sampling(len(prompt_ids)):
+        with (
+            shortage.phase(self, "generate"),
+            self._own_sampling(len(prompt_ids)),
+            sampling.without_max_length(self.model),
+        ):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if training:
             self._warn_of_truncation(completion_ids)

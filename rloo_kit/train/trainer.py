@@ -34,6 +34,7 @@ from rloo_kit.train import arguments, claim, gradients  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
+from rloo_kit.train.precision import in_its_precision  # noqa: E402
 from rloo_kit.train.refusals import explained  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
@@ -63,6 +64,8 @@ class RLOOTrainer(RolloutTrainer):
       rewards again at every step (``rewards.guarded``).
     - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
       No second copy of the LoRA is kept where the reference is the base model or beta is 0.
+    - A 4-bit policy's LoRA stays in float32 on a CPU, as it does on a GPU: stock TRL trains it in bfloat16, in which
+      most steps of a usual learning rate are rounded to none.
     - A gradient that is not finite stops the run before it reaches a weight.
     - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole, and the learning rate of this
       configuration: transformers takes the checkpoint's.
@@ -113,7 +116,7 @@ class RLOOTrainer(RolloutTrainer):
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
         self._token_means = metrics.TokenMeans()
-        with explained("RLOOTrainer", vars(given["args"]) | given):
+        with explained("RLOOTrainer", vars(given["args"]) | given), in_its_precision(given["model"]):
             super().__init__(**given)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):

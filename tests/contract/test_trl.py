@@ -111,6 +111,8 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
 LINES = {
     # Why the trainer overrides it: resuming ignores the adapter beside subfolders.  If it fails, the override can go.
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
+    # rloo_kit.train.precision undoes it: what is trained of a quantised model turns to bfloat16.
+    Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
     # rloo_kit.train.saving writes all of it aside, and seals it when the last of them is there.

@@ -2,8 +2,10 @@
 
 import rloo_kit  # isort: skip - unsloth first
 
+import importlib.util
 import inspect
 import json
+from pathlib import Path
 
 import pytest
 import unsloth
@@ -143,3 +145,16 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
     assert not policy.model.training
     policy.model.for_training()
     assert policy.model.training
+
+
+LINES = {
+    # Why rloo_kit.policy.sampling.without_max_length is there.
+    "unsloth_zoo.tokenizer_utils": "model.generation_config.update(max_length",
+    # Why rloo_kit.train.precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
+    "unsloth.models.rl": '"if _is_quantized_model:",\n        "if False:",',
+}
+
+
+@pytest.mark.parametrize("module", LINES)
+def test_lines_that_the_kit_works_around_are_there(module: str) -> None:
+    assert LINES[module] in Path(importlib.util.find_spec(module).origin).read_text()

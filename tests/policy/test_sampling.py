@@ -1,5 +1,6 @@
 """Decoding on a CPU: the distribution is that of transformers, the work is less."""
 
+import logging
 import math
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import sampling
 from rloo_kit.policy.sampling import BLOCK, decode, draw
+from tests.conftest import random_rewards
 
 FULL = 151_936
 
@@ -246,3 +248,20 @@ def test_generate_is_as_it_was_also_after_an_error(make_trainer: Any) -> None:
         raise KeyError
     assert trainer.model.generate == before
     assert ("generate" in vars(trainer.model)) == own
+
+
+def test_no_call_warns_of_a_length_that_was_not_asked_for(
+    policy: Any, make_trainer: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    """On a GPU unsloth sets it when it loads."""
+    config = policy.model.generation_config
+    monkeypatch.setattr(config, "max_length", 40960)
+    logger = logging.getLogger("transformers.generation.utils")
+    logger.addHandler(caplog.handler)
+    try:
+        policy.generate(["7 + 8 ="], max_new_tokens=2)
+        make_trainer(reward_funcs=random_rewards).train()
+        assert config.max_length == 40960, "the model's own is left as it was"
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "max_length" not in caplog.text

@@ -1,0 +1,65 @@
+"""Processes under a pretended card: Unsloth takes its GPU path in them (benchmarks/pretended)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CLEAN_ENVIRONMENT, ROOT, Done
+
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import pretended
+from benchmarks.gpu import report
+
+SECONDS = 1800
+"""Of a process, on a busy machine; on two quiet cores none takes two minutes."""
+
+Pretended = Callable[..., Done]
+Rehearsed = Callable[..., report.Outcomes]
+
+
+@pytest.fixture(scope="session")
+def on_card() -> Pretended:
+    """``on_card(card, *words)``: Python with these words, under the card; skipped where there is no Triton."""
+    if not pretended.is_possible():
+        pytest.skip("make test puts Triton into .triton, on Linux")
+
+    def run(card: str, *words: str, check: bool = True, **variables: str) -> Done:
+        # With bytecode the stack is imported in a quarter of the time.
+        always = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
+        env = {**CLEAN_ENVIRONMENT, **always, **pretended.variables(card), **variables}
+        how = {"capture_output": True, "text": True, "timeout": SECONDS - 60, "cwd": ROOT}
+        done = subprocess.run([sys.executable, *words], env=env, check=False, **how)
+        assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def rehearsed(on_card: Pretended, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
+    """``rehearsed(card, *names)``: the outcomes of ``make gpu-check``'s checks under the card."""
+
+    def run(card: str, *names: str) -> report.Outcomes:
+        out: Path = tmp_path_factory.mktemp("rehearsed")
+        only = [word for name in names for word in ("--only", name)]
+        # The command is a user's: it pretends for itself.
+        words = ["-m", "benchmarks.gpu", "--rehearse", card, "--out", str(out), *only]
+        words += ["--budget", str(SECONDS)]
+        done = on_card("", *words, check=False)
+        print(done.stdout, done.stderr, (out / "log.txt").read_text()[-4000:], sep="\n")
+        return report.load(out / "results.json")
+
+    return run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The first test of a file waits for its process."""
+    for item in items:
+        if item.nodeid.startswith("tests/gpu_path"):
+            item.add_marker(pytest.mark.timeout(SECONDS))

@@ -1,0 +1,97 @@
+"""What a user does with the bundled tiny policy, from the first line to the last, under a card; for test_user.py.
+
+Prints a line "== NAME" before each part, and at the end the facts as JSON.
+"""
+
+import json
+import sys
+
+import rloo_kit
+
+facts: dict[str, object] = {}
+
+
+def part(name: str) -> None:
+    print(f"== {name}", flush=True)
+    print(f"== {name}", file=sys.stderr, flush=True)
+
+
+def right(completions: list[str], completion_ids: list[list[int]], **kwargs: object) -> list[float]:
+    return [sum(ids) % 97 / 97 for ids in completion_ids]
+
+
+part("prepare")
+env = rloo_kit.prepare(dotenv=None, offline=True)
+facts["device"], facts["bf16"] = env.device, env.bf16
+
+part("load")
+policy = rloo_kit.load_policy("tiny")
+facts["policy is on"] = str(policy.device)
+task = rloo_kit.tasks.addition(n_train=64, n_held_out=4, seed=0)
+
+
+def trainer_of(policy: rloo_kit.Policy, **settings: object) -> rloo_kit.RLOOTrainer:
+    small = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    small |= {"max_completion_length": 6, "learning_rate": 1e-3, "beta": 0.05, "save_strategy": "no"}
+    config = rloo_kit.RLOOConfig(**{"output_dir": sys.argv[1], **small, **settings})
+    return rloo_kit.RLOOTrainer(policy, right, config, task.train)
+
+
+def lora(policy: rloo_kit.Policy) -> list[float]:
+    return [float(p.detach().float().norm()) for p in policy.model.parameters() if p.requires_grad]
+
+
+part("plan")
+trainer = trainer_of(policy, max_steps=2, save_strategy="steps", save_steps=1)
+plan = rloo_kit.plan(policy, trainer.args, prompt_tokens=40)
+facts["plan"] = {"fits": str(plan.fits), "device": plan.device.name, "phases": list(plan.phases)}
+facts["precision"] = {"bf16": trainer.args.bf16, "fp16": trainer.args.fp16}
+
+part("train")
+before = lora(policy)
+trainer.train()
+facts["moved"] = lora(policy) != before
+facts["lora dtypes"] = sorted({str(p.dtype) for p in policy.model.parameters() if p.requires_grad})
+facts["log"] = [entry for entry in trainer.state.log_history if "reward" in entry]
+facts["peaks"] = {phase: peak.allocated_bytes for phase, peak in trainer.memory.peaks.items()}
+
+part("resume")
+resumed = trainer_of(policy, max_steps=3, save_strategy="steps", save_steps=1)
+resumed.train(resume_from_checkpoint=True)
+facts["resumed to"] = resumed.state.global_step
+
+part("again, truncated and accumulated")
+again = trainer_of(
+    policy,
+    max_steps=1,
+    mask_truncated_completions=True,
+    max_completion_length=2,
+    output_dir=sys.argv[1] + "-2",
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=2,
+)
+again.train()
+facts["again"] = again.state.global_step
+facts["dead where all is cut"] = again.state.log_history[0].get("dead_groups")
+
+part("evaluate")
+evaluated = rloo_kit.evaluate(policy, task)
+facts["evaluated"] = len(evaluated.completions)
+
+part("save")
+folder = policy.save(sys.argv[1] + "-adapter")
+prompts = task.held_out["prompt"][:2]
+kept = [one.ids for one in policy.generate(prompts, greedy=True, max_new_tokens=6)]
+reloaded = rloo_kit.load_policy(folder)
+facts["reloaded"] = [one.ids for one in reloaded.generate(prompts, greedy=True, max_new_tokens=6)] == kept
+
+part("release")
+del trainer, resumed, again, reloaded, policy, plan
+print(rloo_kit.release())
+from unsloth_zoo.gradient_checkpointing import CPU_BUFFERS  # noqa: E402
+
+from rloo_kit.session.holders import bytes_in_use  # noqa: E402
+
+# Offloaded activations' buffers lie in the computer's memory, which a pretended card counts, too.
+facts["left, MiB"] = (bytes_in_use() - sum(buffer.nbytes for buffer in CPU_BUFFERS)) / 2**20
+print(json.dumps(facts))

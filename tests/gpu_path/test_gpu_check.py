@@ -1,0 +1,50 @@
+"""The checks of ``make gpu-check``, so that the command has run before it meets a card.
+
+Those of an update beside plain PEFT are test_bfloat16.py's and test_float16.py's.
+"""
+
+import pytest
+
+from benchmarks.gpu import checks
+from benchmarks.gpu.report import Outcomes
+from benchmarks.gpu.runner import MEASURED, NOT_RUN, PASSED
+from tests.gpu_path.conftest import Rehearsed
+
+EVERY_DAY = ("memory", "hygiene")
+LONG = ("speed", "correct/save and resume", "correct/fp16", "correct/learns")
+
+
+def rehearsed_of(names: tuple[str, ...]) -> list[str]:
+    return [one.name for one in checks.chosen(names) if one.rehearsed]
+
+
+@pytest.fixture(scope="module")
+def outcomes(rehearsed: Rehearsed) -> Outcomes:
+    return rehearsed("rtx 3090", *EVERY_DAY)
+
+
+@pytest.fixture(scope="module")
+def others(rehearsed: Rehearsed) -> Outcomes:
+    return rehearsed("rtx 3090", *LONG)
+
+
+@pytest.mark.parametrize("name", rehearsed_of(EVERY_DAY))
+def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes: Outcomes, name: str) -> None:
+    assert outcomes[name].status in (PASSED, MEASURED), outcomes[name]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", rehearsed_of(LONG))
+def test_so_does_one_that_takes_long(others: Outcomes, name: str) -> None:
+    assert others[name].status in (PASSED, MEASURED), others[name]
+
+
+def test_what_no_pretended_card_can_show_is_not_run(outcomes: Outcomes) -> None:
+    left_out = {name for name, outcome in outcomes.items() if outcome.status == NOT_RUN}
+    assert left_out == {one.name for one in checks.chosen(EVERY_DAY) if not one.rehearsed}
+
+
+def test_memory_is_planned_as_counted(outcomes: Outcomes) -> None:
+    figures = outcomes[checks.case(0).name].figures
+    for phase in ("generate", "train", "optimizer"):
+        assert 0.8 < figures[f"peak in {phase}, measured / planned"].value < 1.1, phase
