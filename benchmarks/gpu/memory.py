@@ -8,6 +8,7 @@ own 4-bit repositories keep some projections in 16 bit, these do not.
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import rloo_kit  # isort: skip - Unsloth first
 import torch
@@ -42,19 +43,28 @@ def config_of(checkpoint: Checkpoint) -> Qwen3Config:
     )
 
 
+def quantization() -> BitsAndBytesConfig:
+    """As Unsloth's 4-bit repositories have it, but for the projections that these keep in 16 bit."""
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
+
+
+def write_without_weights(checkpoint: Checkpoint, folder: Path) -> None:
+    """A checkpoint's folder: its configuration in 4 bit, with the tiny policy's tokenizer."""
+    not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
+    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
+    config = config_of(checkpoint)
+    config.quantization_config = quantization().to_dict()
+    config.save_pretrained(folder)
+
+
 def make(place: Place, shape: str) -> dict[str, Figure]:
     """Write random weights in NF4 with the tiny policy's tokenizer, matrix by matrix; load them as a user would, and
     compare their bytes with the catalogue's."""
     checkpoint, folder = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape], place.scratch / shape
-    not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
-    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
-    config = config_of(checkpoint)
+    write_without_weights(checkpoint, folder)
     with torch.device("meta"):
-        skeleton = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
-    config.quantization_config = how.to_dict()
-    config.save_pretrained(folder)
+        skeleton = Qwen3ForCausalLM(config_of(checkpoint)).to(torch.bfloat16)
     found: dict[str, torch.Tensor] = {}
     device = "cpu" if place.is_rehearsal else "cuda"
     for name, parameter in skeleton.named_parameters():
