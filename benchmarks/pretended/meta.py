@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .devices import enter
+
 META = torch.device("meta")
 FLASH_EFFICIENT_MATH = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 aten = torch.ops.aten
@@ -145,5 +147,5 @@ def make_passes_run() -> Answers:
     norm._multirow_self_check = lambda *args: True  # it compares values
     _open_the_head()
     mode = Answers()
-    mode.__enter__()
+    enter(mode)
     return mode
