@@ -139,9 +139,10 @@ OPERATORS: dict[str, Any] = {}
 def _open_the_head() -> None:
     import unsloth_zoo.fused_losses.fused_linear as head
 
-    OPERATORS.update(torch._unsloth_fused_linear_ops)
+    patched: Any = torch
+    OPERATORS.update(patched._unsloth_fused_linear_ops)
     head._LP_OP = "counted"
-    torch.ops.unsloth_zoo.counted = Head.apply
+    patched.ops.unsloth_zoo.counted = Head.apply
     # What these find out on a GPU: torch.mm has out_dtype, Triton compiles, and no token is masked.
     head._fp32_out_ok = lambda *args: True
     head._use_triton = lambda device: True
@@ -158,7 +159,8 @@ def make_passes_run() -> Answers:
     import unsloth.utils.attention_dispatch as dispatch
     from torch.nn.attention import SDPBackend
 
-    torch.nn.functional.scaled_dot_product_attention = attention
+    patched: Any = torch
+    patched.nn.functional.scaled_dot_product_attention = attention
     # What torch would choose on a GPU, with grouped keys and with keys expanded to all heads.
     flash, efficient, math = (getattr(SDPBackend, name).value for name in FLASH_EFFICIENT_MATH)
     has_flash = torch.cuda.get_device_capability()[0] >= 8
@@ -166,7 +168,7 @@ def make_passes_run() -> Answers:
         (flash, flash) if has_flash and not args[6] else (math, efficient)
     )
     dispatch._CUDNN_LENGTH_BUCKET = 0
-    torch.cuda.CUDAGraph, torch.cuda.graph_pool_handle = Graph, lambda: (0, 0)
+    patched.cuda.CUDAGraph, patched.cuda.graph_pool_handle = Graph, lambda: (0, 0)
     norm._multirow_self_check = lambda *args: True  # it compares values
     _open_the_head()
     mode = Answers()

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .shapes import load  # isort: skip - Unsloth first
 import torch
 from trl.trainer.utils import add_fused_lm_head
+from unsloth.kernels.utils import _SCRATCH as scratch
 
+from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.memory.meter import TensorGauge
 from rloo_kit.memory.reading import standing_tensors
 
@@ -30,9 +32,10 @@ GENERATE = ("generate: prompts", "generate: first token", "generate: last token"
 @dataclass(frozen=True)
 class Case:
     """A configuration: ``rows`` completions of ``completion`` tokens are sampled at once, and trained on ``micro`` at a
-    time; ``checkpointing`` and ``optimizer`` as the config has them."""
+    time; ``checkpointing`` and ``optimizer`` as the config has them; ``layers`` leaves some of the shape's out."""
 
     model: str
+    layers: int | None = None
     rows: int = 8
     micro: int = 2
     prompt: int = 512
@@ -41,31 +44,36 @@ class Case:
     checkpointing: bool | str = "unsloth"
     optimizer: str = "adamw_torch_fused"
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The catalogue's entry, with fewer layers where so asked."""
+        whole = CATALOGUE[self.model]
+        return replace(whole, layers=self.layers or whole.layers)
+
 
 class MetaGauge(TensorGauge):
-    """Counts what lies on the pretended card; ``at_peak`` has shape and type of what was live at the peak."""
+    """Counts what lies on the pretended card.
+
+    Attributes:
+        at_peak: where ``keeps_peak`` is set, storage -> bytes, shape and type of what was live at the peak.
+    """
 
     keeps_peak = False
+
+    def __init__(self, standing: list[torch.Tensor]) -> None:
+        self._shapes: dict[int, str] = {}
+        self.at_peak: dict[int, tuple[int, str]] = {}
+        super().__init__(standing)
 
     def _count(self, tensor: torch.Tensor) -> None:
         if not on_meta(tensor):
             return
-        before = self.peak_bytes
+        key, before = tensor.untyped_storage()._cdata, self.peak_bytes
+        if key not in self._known:
+            self._shapes[key] = f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
         super()._count(tensor)
-        if self.keeps_peak:
-            self._shapes = getattr(self, "_shapes", {})
-            self._shapes[tensor.untyped_storage()._cdata] = (tuple(tensor.shape), str(tensor.dtype)[6:])
-            if self.peak_bytes > before:
-                self.at_peak = dict(self._sizes)
-
-    def largest(self, standing: set[int], count: int = 24) -> list[tuple[float, int, str]]:
-        """The largest kinds at the peak beside what stood before: MiB, how many, shape and type."""
-        kinds: dict[str, list[int]] = {}
-        for key, size in self.at_peak.items():
-            if key not in standing:
-                kinds.setdefault(str(self._shapes.get(key, "?")), []).append(size)
-        rows = [(sum(sizes) / 2**20, len(sizes), name) for name, sizes in kinds.items()]
-        return sorted(rows, reverse=True)[:count]
+        if self.keeps_peak and self.peak_bytes > before:
+            self.at_peak = {key: (size, self._shapes[key]) for key, size in self._sizes.items()}
 
 
 class Run:
@@ -77,33 +85,46 @@ class Run:
 
     def __init__(self, case: Case, mode: Answers) -> None:
         self.case, self.mode = case, mode
-        self.policy: Policy = load(case.model, gradient_checkpointing=case.checkpointing)
+        scratch.clear()  # of a case before
+        self.policy: Policy = load(case.checkpoint, gradient_checkpointing=case.checkpointing)
         self.model = self.policy.model
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))
         self.optimizer = optimizer_of(case.optimizer, self.trained)
         self.gauge = MetaGauge([t for t in standing_tensors(self.model) if on_meta(t)])
-        self.peaks = {"load": self.gauge.live_bytes}
+        self.peaks, self._open = {"load": self.gauge.live_bytes}, ""
+        backbone = self.model.base_model.model.model
+        backbone.register_forward_hook(lambda *_: self._moment("layers"))
+
+    def _moment(self, name: str) -> None:
+        """Keep the peak so far as a part of the phase."""
+        if self._open:
+            name = f"{self._open}: {name}"
+            self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
+            self.gauge.restart()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count; the largest peak of all visits is kept."""
+        self._open = name
         self.gauge.restart()
         with self.gauge:
             yield
-        self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
+        self._moment("rest")
+        self._open = ""
+        self.peaks[name] = max(peak for key, peak in self.peaks.items() if key.startswith(f"{name}: "))
 
     def step(self) -> None:
         """Two updates: in the first buffers and the optimizer's state are made, the second is counted."""
-        self._update()
+        self._update(passes=1)
         self.peaks = {"load": self.peaks["load"]}
         self._generate()
         with self.phase("log-probs"), torch.no_grad():
             self._pass()
-        self._update()
+        self._update(passes=2)  # in the second gradients are there
 
-    def _update(self) -> None:
-        for _ in range(2):  # from the second on gradients are there
+    def _update(self, passes: int) -> None:
+        for _ in range(passes):
             with self.phase("forward"):
                 out = self._pass()
                 loss = -out.log_probs[:, -self.case.completion :].float().sum()
@@ -170,7 +191,8 @@ class Run:
         self.peaks["generate"] = max(self.peaks[name] for name in GENERATE)
 
     def _last_token(self) -> None:
-        """Let the buffers grow as they would have by now, decode a token, and draw the next as transformers does."""
+        """Decode a token, let the buffers grow as they would have by the last one, decode that; after each draw the
+        next as transformers' loop does, which holds scores and probabilities until they are replaced."""
         from unsloth.models import _decode_graphs
         from unsloth.models.qwen3 import KV_CACHE_INCREMENT
 
@@ -178,23 +200,26 @@ class Run:
         tokens = case.prompt + case.completion
         attentions = [layer.self_attn for layer in self.model.base_model.model.model.layers]
         _decode_graphs.start_generation(tokens)
-        while attentions[0].paged_attention.shape[0] <= tokens - 1:
-            for attention in attentions:
-                _decode_graphs.resize_decode_buffers(
-                    attention, KV_CACHE_INCREMENT, case.rows, shape.heads, shape.kv_heads, shape.head_dim
-                )
-        views = ("paged_attention_K", "paged_attention_V")
-        cache = [tuple(getattr(a, n)[: tokens - 2].permute(1, 2, 0, 3) for n in views) for a in attentions]
-        ids = torch.zeros(case.rows, 1, dtype=torch.long, device="cuda")
-        out = self.model.base_model.model(
-            input_ids=ids,
-            past_key_values=cache,
-            position_ids=ids,
-            attention_mask=torch.ones(case.rows, tokens - 1, dtype=torch.long, device="cuda"),
-            use_cache=True,
-        )
-        scores = out[0][:, -1].to(torch.float32, copy=True)
-        torch.multinomial(torch.nn.functional.softmax(scores, dim=-1), 1)
+        for cached in (case.prompt + len(GENERATE), tokens - 2):
+            while attentions[0].paged_attention.shape[0] <= cached + 1:
+                for attention in attentions:
+                    _decode_graphs.resize_decode_buffers(
+                        attention, KV_CACHE_INCREMENT, case.rows, shape.heads, shape.kv_heads, shape.head_dim
+                    )
+            views = ("paged_attention_K", "paged_attention_V")
+            cache = [tuple(getattr(a, n)[:cached].permute(1, 2, 0, 3) for n in views) for a in attentions]
+            ids = torch.zeros(case.rows, 1, dtype=torch.long, device="cuda")
+            logits = self.model.base_model.model(
+                input_ids=ids,
+                past_key_values=cache,
+                position_ids=ids,
+                attention_mask=torch.ones(case.rows, cached + 1, dtype=torch.long, device="cuda"),
+                use_cache=True,
+            )[0]
+            scores = logits[:, -1].to(torch.float32, copy=True)
+            del logits
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            torch.multinomial(probabilities, 1)
         _decode_graphs.end_generation()
 
 
