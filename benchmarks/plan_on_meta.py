@@ -87,7 +87,7 @@ FULL = (
 def planned(case: dict[str, Any]) -> dict[str, int]:
     """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
     from rloo_kit.catalogue import CATALOGUE
-    from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, Step
+    from rloo_kit.memory.footprint import BUFFER, CONTEXT, FRAGMENTATION, Step
     from rloo_kit.memory.reading import model_of
     from rloo_kit.memory.settings import Settings
 
@@ -106,6 +106,7 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
     whole = CATALOGUE[case["model"]]
     checkpoint = dataclasses.replace(whole, layers=case["layers"] or whole.layers, four_bit_repository=None)
     phases = Step(model_of(checkpoint, settings.lora_rank, four_bit=True), settings).phases()
+    phases["load"].pop(BUFFER)  # what is read here is quantised already
     estimated = (CONTEXT, FRAGMENTATION)
     return {
         name: sum(size for part, size in parts.items() if part not in estimated)
@@ -174,8 +175,8 @@ def report(found: list[dict[str, Any]], command: str) -> str:
         f"{len(found)} configurations, {len(all_ratios)} phases: planned / traced from {min(all_ratios):.4f} to "
         f"{max(all_ratios):.4f}.",
         table(columns, "lrlllllr" + "r" * len(COUNTED), map(row, found)),
-        "Not traced: the CUDA context, fragmentation, projections that repositories keep in 16 bit, and what a kernel "
-        "allocates inside.",
+        "Not traced: the CUDA context, fragmentation, projections that repositories keep in 16 bit, a matrix in full "
+        "while it is quantised, and what a kernel allocates inside.",
     )
 
 

@@ -44,9 +44,14 @@ def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: 
             folder = Path(scratch) / checkpoint.name
             write_without_weights(checkpoint, folder)
             (folder / "model.safetensors").write_bytes(b"")
-            return rloo_kit.load_policy(folder, dtype=dtype, **kwargs)
+            policy = rloo_kit.load_policy(folder, dtype=dtype, **kwargs)
     finally:
         loader.from_pretrained = read
+    if not checkpoint.tied:
+        # Unsloth ties weights of one address again (unsloth_zoo/patching_utils.py), and here every address is 0.
+        head = policy.model.get_output_embeddings()
+        head.weight.data = torch.empty_like(head.weight)
+    return policy
 
 
 def skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:

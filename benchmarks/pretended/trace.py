@@ -16,6 +16,7 @@ from .shapes import load  # isort: skip - Unsloth first
 import torch
 from trl.trainer.utils import add_fused_lm_head
 from unsloth.kernels.utils import _SCRATCH as scratch
+from unsloth_zoo.gradient_checkpointing import initialize_unsloth_gradient_checkpointing
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.memory.meter import TensorGauge
@@ -85,8 +86,13 @@ class Run:
 
     def __init__(self, case: Case, mode: Answers) -> None:
         self.case, self.mode = case, mode
-        scratch.clear()  # of a case before
-        self.policy: Policy = load(case.checkpoint, gradient_checkpointing=case.checkpointing)
+        # Buffers of a case before.
+        scratch.clear()
+        initialize_unsloth_gradient_checkpointing()
+        longest = case.prompt + case.completion
+        self.policy: Policy = load(
+            case.checkpoint, gradient_checkpointing=case.checkpointing, max_seq_length=longest
+        )
         self.model = self.policy.model
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))

@@ -31,9 +31,8 @@ PARTS = (
 """Every part, in the order in which a table shows them."""
 
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""What a process holds on a GPU beside torch's tensors: the CUDA context, the kernels of torch, cuBLAS, Triton and
-bitsandbytes, and cuBLAS's workspace.  An estimate, not measured: published out-of-memory messages and forum posts
-show 0.1 to 0.7 GiB between what the driver and what torch count, by GPU, driver and version."""
+"""What a process holds on a GPU beside torch's tensors: the CUDA context, libraries' kernels, cuBLAS's workspace.  An
+estimate: published out-of-memory messages show 0.1 to 0.7 GiB between what the driver and what torch count."""
 
 KEPT_SHARE = 0.1
 """Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost below 10 % of what plain
@@ -56,7 +55,6 @@ class Step:
         self.scored_tokens = settings.micro_rows * settings.completion_tokens
         self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
         self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
-        self.first_buffer_tokens = _buffer(settings.prompt_tokens + 513)
 
     @property
     def lora(self) -> int:
@@ -133,7 +131,7 @@ class Step:
     def buffer_sizes(self) -> list[int]:
         """Tokens a row that unsloth allocates on a GPU, first to last: multiples of 256, from prompt + 513 on, doubling
         up to prompt + completion + 1 (models/_decode_graphs.py, which RL generation uses)."""
-        most, sizes = self.settings.row_tokens, [self.first_buffer_tokens]
+        most, sizes = self.settings.row_tokens, [_buffer(self.settings.prompt_tokens + 513)]
         while sizes[-1] < most:
             sizes.append(_buffer(min(2 * sizes[-1], most + 1)))
         return sizes
@@ -195,7 +193,7 @@ class Step:
             return self._phase(_largest(prompts, {CACHE: whole + growth, DECODING: self.sampling}), 0)
         held = s.generation_rows * self.checkpoint.vocabulary * s.dtype_bytes
         drawing, before = held + self.sampling, 2 * held + s.generation_rows * self.checkpoint.vocabulary * 8
-        first, beside = self.first_buffer_tokens, before + self.decode_attention(s.prompt_tokens + 1)
+        first, beside = self.buffer_sizes[0], before + self.decode_attention(s.prompt_tokens + 1)
         copying = {
             CACHE: self.cache(s.prompt_tokens + first),
             DECODING: self.decode_scratch(first) + max(drawing, beside),
@@ -211,15 +209,19 @@ class Step:
         ``LlamaDecoderLayer_fast_forward``).  MLP: residual, norm, gate, up, product, output: 5 H + 3 F per token, and
         the mask.  Attention: norm, Q before and after its norm and position, its contiguous copy, K, V, the output:
         3 H + 3 A + 3 G; in padded rows K and V are expanded to all heads, 3 H + 5 A + 2 G, and the mask is there
-        three times (utils/attention_dispatch.py, and torch's conversion).  CPU, counted: 4 H + 4 F.
+        in 16 bit, as bool (utils/attention_dispatch.py) and converted again (torch's ``scaled_dot_product_attention``,
+        which inverts it before there is an output).  CPU, counted: 4 H + 4 F.
         """
         s, pairs = self.settings, rows * tokens * tokens
         if not s.on_gpu:
             return rows * tokens * 4 * (self.hidden + self.ffn) * s.dtype_bytes + pairs
-        heads = 5 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
+        heads = 4 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
         mlp = rows * tokens * (5 * self.hidden + 3 * self.ffn) * s.dtype_bytes + self.mask(rows, tokens)
-        attention = rows * tokens * (3 * self.hidden + heads) * s.dtype_bytes + 5 * pairs * s.padded
-        return max(mlp, attention) + rows * tokens * self.statistics
+        attention = rows * tokens * (3 * self.hidden + heads) * s.dtype_bytes
+        if s.padded:
+            attention += 5 * pairs + max(pairs, rows * tokens * self.attention * s.dtype_bytes)
+        lora = s.lora_rank * (self.hidden + self.ffn) * s.dtype_bytes
+        return max(mlp, attention) + rows * tokens * self.statistics + lora
 
     def mask(self, rows: int, tokens: int) -> int:
         """The causal mask of a batch padded on the left, rows x T x T: additive in 16 bit on a GPU (unsloth's
@@ -327,11 +329,11 @@ class Step:
 
     def final_hidden(self, with_gradient: bool) -> int:
         """Around the head: the last norm's output and the scored positions of it; when training also the norm's
-        input and the gradient, which both kernels form in the forward pass; on a GPU 64 bytes a token: ids, mask and
+        input and the gradient, which both kernels form in the forward pass; on a GPU 80 bytes a token: ids, mask and
         labels in int64, and results."""
         tokens = self.pass_tokens + self.scored_tokens
         hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
-        return hidden + self.pass_tokens * (64 if self.settings.on_gpu else 0)
+        return hidden + self.pass_tokens * (80 if self.settings.on_gpu else 0)
 
     def log_probs(self) -> dict[str, int]:
         """Log-probabilities before the update, without gradient: a layer, or the head."""
@@ -353,12 +355,14 @@ class Step:
     @property
     def last_layer(self) -> int:
         """The last layer's forward pass on a GPU, beside what is kept: its input, the embedding's output and the mask,
-        or all that it saves."""
+        or all that it saves.  Where inputs are offloaded the first micro-batch was seen to hold one more, and has no
+        gradients yet; by which line of unsloth's is not known."""
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
         whole = self.layer_without_gradient(s.micro_rows, s.row_tokens)
-        return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens)
+        first = max(0, self.layer_input - self.lora) if self.offloads else 0
+        return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
 
     def backward(self) -> dict[str, int]:
         """The update's backward pass, in the layer that comes first: everything kept, and one layer in full.  On a GPU
@@ -370,8 +374,8 @@ class Step:
     def load(self) -> dict[str, int]:
         """Weights and LoRA, before the first step; a matrix is held in full while it is quantised.
 
-        The LoRA is float32, on CPU and GPU: unsloth_zoo's ``prepare_model_for_training`` upcasts what is trained, and
-        so does PEFT's ``autocast_adapter_dtype``.
+        The LoRA is float32: unsloth_zoo's ``prepare_model_for_training`` and PEFT's ``autocast_adapter_dtype`` upcast
+        what is trained.
         """
         loaded = {
             part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing
@@ -379,8 +383,8 @@ class Step:
         return {**loaded, LORA: 4 * sum(self.model.lora_sizes), BUFFER: self.buffer}
 
     def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
-        """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more: a caching
-        allocator cannot put a large block into the holes that smaller ones left.  Not measured."""
+        """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more, which does not go
+        into the holes that smaller ones left."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
         return {**self.standing, **moving, **fragmentation}
 
