@@ -121,16 +121,16 @@ class Run:
         self.peaks[name] = max(peak for key, peak in self.peaks.items() if key.startswith(f"{name}: "))
 
     def step(self) -> None:
-        """Two updates: in the first buffers and the optimizer's state are made, the second is counted."""
-        self._update(passes=1)
+        """Two updates: the first makes both offload buffers and the optimizer's state, the second is counted."""
+        self._update()
         self.peaks = {"load": self.peaks["load"]}
         self._generate()
         with self.phase("log-probs"), torch.no_grad():
             self._pass()
-        self._update(passes=2)  # in the second gradients are there
+        self._update()
 
-    def _update(self, passes: int) -> None:
-        for _ in range(passes):
+    def _update(self) -> None:
+        for _ in range(2):  # in the second gradients are there
             with self.phase("forward"):
                 out = self._pass()
                 loss = -out.log_probs[:, -self.case.completion :].float().sum()

@@ -355,8 +355,8 @@ class Step:
     @property
     def last_layer(self) -> int:
         """The last layer's forward pass on a GPU, beside what is kept: its input, the embedding's output and the mask,
-        or all that it saves.  Where inputs are offloaded the first micro-batch was seen to hold one more, and has no
-        gradients yet; by which line of unsloth's is not known."""
+        or all that it saves.  Where inputs are offloaded the first micro-batch, which has no gradients yet, keeps one
+        more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
