@@ -164,12 +164,13 @@ class Step:
 
     def decode_scratch(self, tokens: int) -> int:
         """What unsloth holds on a GPU beside the cache while it decodes: of each layer, projections of one token and
-        attention scores over the cache (``alloc_decode_buffers``); and the LoRA in 16 bit (kernels/utils.py,
-        ``_fast_lora_weights``)."""
+        attention scores over the cache (``alloc_decode_buffers``); one layer's activations and mask; and the LoRA in
+        16 bit (kernels/utils.py, ``_fast_lora_weights``)."""
         s = self.settings
         projections = 3 * self.attention + 2 * self.keys + self.hidden
         per_layer = projections + self.checkpoint.heads * tokens
-        buffers = s.generation_rows * self.checkpoint.layers * per_layer * s.dtype_bytes
+        token = 4 * self.hidden + 4 * self.attention + 2 * self.ffn + 4 * tokens
+        buffers = s.generation_rows * (self.checkpoint.layers * per_layer + token) * s.dtype_bytes
         return buffers + s.dtype_bytes * sum(self.model.lora_sizes)
 
     def decode_attention(self, tokens: int) -> int:
