@@ -1,5 +1,6 @@
 """``make gpu-check``: what has not run has not passed, and a check that breaks costs no other check anything."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, report, runner
 from benchmarks.gpu.runner import FAILED, MEASURED, NOT_RUN, PASSED, Check, Figure, Outcome, Place, judged
+from rloo_kit.catalogue import CATALOGUE, nf4_bytes
 
 Figures = dict[str, Figure]
 HERE = Place(Path("unused"))
@@ -228,3 +230,12 @@ def test_without_a_gpu_or_such_a_check_the_exit_status_is_2(monkeypatch: Any, ca
     assert "--rehearse t4 needs no GPU" in said
     assert "No check's name begins with no such check" in said
     assert command.main(["--list"]) == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b"])
+def test_the_shapes_whose_memory_is_bounded_keep_a_share_in_16_bit_as_repositories_do(name: str) -> None:
+    memory = importlib.import_module("benchmarks.gpu.memory")  # by name: it imports Unsloth
+    checkpoint = CATALOGUE[name]
+    mlp = [rows * columns for rows, columns in list(checkpoint.projections.values())[-3:]]
+    more = len(memory.kept_in_16_bit(checkpoint)) * sum(2 * size - nf4_bytes(size) for size in mlp)
+    assert 0.05 < more / checkpoint.weight_bytes() < 0.2

@@ -1,13 +1,15 @@
 """Memory: the plan beside what a step takes, on checkpoints of the real Qwen3 shapes with random weights.
 
 The plan must never be under what the driver counts for the process, and is meant to be at most a tenth above it.
-Weights change neither the memory nor the time of a step, as long as completions run to their full length.  Unsloth's
-own 4-bit repositories keep some projections in 16 bit, these do not.
+Weights change neither the memory nor the time of a step, as long as completions run to their full length.  Like
+Unsloth's own 4-bit repositories these keep some projections in 16 bit; which ones theirs keep is not known here.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
 
 import rloo_kit  # isort: skip - Unsloth first
 import torch
@@ -15,7 +17,7 @@ from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
 from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
 
-from rloo_kit.catalogue import Checkpoint
+from rloo_kit.catalogue import Checkpoint, nf4_bytes
 from rloo_kit.memory.hardware import cuda_process_bytes
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.reading import weight_bytes
@@ -36,31 +38,51 @@ def config_of(checkpoint: Checkpoint) -> Qwen3Config:
         num_key_value_heads=checkpoint.kv_heads,
         head_dim=checkpoint.head_dim,
         tie_word_embeddings=checkpoint.tied,
-        max_position_embeddings=40960,
+        max_position_embeddings=checkpoint.positions,
         architectures=["Qwen3ForCausalLM"],
         dtype=torch.bfloat16,
     )
+
+
+KEPT_EVERY = 12
+"""Of so many layers one keeps its MLP in 16 bit, which makes a checkpoint about a tenth larger."""
+
+
+def kept_in_16_bit(checkpoint: Checkpoint) -> list[str]:
+    """Modules that are left unquantised."""
+    return [f"model.layers.{layer}.mlp" for layer in range(0, checkpoint.layers, KEPT_EVERY)]
+
+
+def quantization(kept: Sequence[str] = ()) -> BitsAndBytesConfig:
+    """As Unsloth's 4-bit repositories have it."""
+    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    skipped = {"llm_int8_skip_modules": ["lm_head", *kept]}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4, **skipped)
+
+
+def write_without_weights(checkpoint: Checkpoint, folder: Path, kept: Sequence[str] = ()) -> None:
+    """A checkpoint's folder: its configuration in 4 bit, with the tiny policy's tokenizer."""
+    not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
+    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
+    config = config_of(checkpoint)
+    config.quantization_config = quantization(kept).to_dict()
+    config.save_pretrained(folder)
 
 
 def make(place: Place, shape: str) -> dict[str, Figure]:
     """Write random weights in NF4 with the tiny policy's tokenizer, matrix by matrix; load them as a user would, and
     compare their bytes with the catalogue's."""
     checkpoint, folder = rloo_kit.CATALOGUE["tiny" if place.is_rehearsal else shape], place.scratch / shape
-    not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
-    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
-    config = config_of(checkpoint)
+    kept = kept_in_16_bit(checkpoint)
+    write_without_weights(checkpoint, folder, kept)
     with torch.device("meta"):
-        skeleton = Qwen3ForCausalLM(config).to(torch.bfloat16)
-    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-    how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
-    config.quantization_config = how.to_dict()
-    config.save_pretrained(folder)
+        skeleton = Qwen3ForCausalLM(config_of(checkpoint)).to(torch.bfloat16)
     found: dict[str, torch.Tensor] = {}
     for name, parameter in skeleton.named_parameters():
         weight = torch.ones(parameter.shape, dtype=torch.bfloat16, device="cuda")
         if weight.dim() == 2:
             weight.normal_(std=0.02)  # as transformers initialises Qwen3
-        if "_proj." in name:
+        if "_proj." in name and not name.startswith(tuple(f"{module}." for module in kept)):
             fresh = Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4")
             weight = fresh.to(weight.device)
             state = weight.quant_state.as_dict(packed=True)
@@ -69,8 +91,11 @@ def make(place: Place, shape: str) -> dict[str, Figure]:
     save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
     model = rloo_kit.load_policy(folder).model
     linear, rest = weight_bytes(model)
-    expected = model.get_input_embeddings().weight.element_size() * checkpoint.rest_parameters
-    off = abs(linear - checkpoint.linear_bytes()) + abs(rest - expected)
+    bytes_each = model.get_input_embeddings().weight.element_size()
+    projections = [rows * columns for rows, columns in checkpoint.projections.values()]
+    mlp = projections[-3:]
+    expected = checkpoint.linear_bytes() + len(kept) * (bytes_each * sum(mlp) - sum(map(nf4_bytes, mlp)))
+    off = abs(linear - expected) + abs(rest - bytes_each * checkpoint.rest_parameters)
     return {"projections and other weights, off the catalogue by, bytes": Figure(off, high=0)}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 CUDA = torch.device("cuda:0")
 _device = vars(torch._C.TensorBase)["device"].__get__
@@ -54,6 +55,31 @@ class CudaIs(TorchFunctionMode):
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (args[0], self.target, *args[2:])
         return func(*map(self.lowered, args), **{name: self.lowered(value) for name, value in kwargs.items()})
+
+
+_ENTERED: list[TorchFunctionMode] = []
+
+
+def enter(mode: TorchFunctionMode) -> None:
+    """Enter a mode for good, backward passes included."""
+    mode.__enter__()
+    _ENTERED.append(mode)
+
+
+def _stay_in_backward() -> None:
+    """torch switches a mode off inside the call that it handles, and ``loss.backward()`` is one such call."""
+    engine: Any = torch.autograd  # which calls it by the name it imported
+    run = engine._engine_run_backward
+
+    def run_in_modes(*args: Any, **kwargs: Any) -> Any:
+        active = _get_current_function_mode_stack()
+        with contextlib.ExitStack() as stack:
+            for mode in _ENTERED:
+                if mode not in active:
+                    stack.enter_context(mode)
+            return run(*args, **kwargs)
+
+    engine._engine_run_backward = run_in_modes
 
 
 def _host(value: Any) -> Any:
@@ -114,7 +140,8 @@ class Generator(metaclass=_IsGenerator):
 def pretend(target: str) -> CudaIs:
     """Enter the mode, for good."""
     mode = CudaIs(target)
-    mode.__enter__()
+    enter(mode)
+    _stay_in_backward()
     torch.Tensor.cuda = lambda self, *args, **kwargs: self.to(mode.target)  # type: ignore[method-assign]
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
     _autocast_on_host()

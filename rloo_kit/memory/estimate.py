@@ -100,8 +100,8 @@ class Estimate:
 
     @property
     def estimated_bytes(self) -> int:
-        """How much of the peak is :data:`ESTIMATED`; on a GPU also one layer's activations, whose kernels were read but
-        not run."""
+        """How much of the peak is :data:`ESTIMATED`; on a GPU also one layer's activations, beside which kernels
+        allocate what no trace counts."""
         peak = self.phases[self.peak_phase]
         unsure = ESTIMATED | ({footprint.LAYER} if self.settings.on_gpu else set())
         return sum(size for part, size in peak.items() if part in unsure)

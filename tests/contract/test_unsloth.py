@@ -109,7 +109,7 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
 
 
 def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_prompts(gpu_path: dict) -> None:
-    """Which ``footprint.Step.mask`` plans, and which lets the trainer drop it where all prompts are of one length."""
+    """Which ``footprint.Step`` plans, and which lets the trainer drop it where all prompts are of one length."""
     mask = gpu_path["mask"]
     assert mask["additive"] == 2
     assert 1.9 < mask["beside"] < 2.1, "two bool copies"

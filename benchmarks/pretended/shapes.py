@@ -1,0 +1,113 @@
+"""The real Qwen3 shapes as policies on meta tensors: every tensor has its shape and no memory.
+
+For counting bytes.  :func:`load` goes through ``load_policy`` and Unsloth's own code; only the reading of weights is
+replaced.  After ``start(card, target="meta")``; :mod:`.meta` makes passes run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import rloo_kit  # isort: skip - Unsloth first
+import bitsandbytes
+import torch
+import unsloth.models.llama
+from transformers import GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
+
+from benchmarks.gpu.memory import config_of, quantization, write_without_weights
+from rewards.thinking import QWEN3
+from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
+
+if TYPE_CHECKING:
+    from rloo_kit import Policy
+
+BLOCK, SCALES = 64, 256
+"""Weights a scale, and scales a scale of theirs, in bitsandbytes' NF4."""
+
+
+def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> Policy:
+    """The policy of a checkpoint, in 4 bit.
+
+    Args:
+        name: of :data:`rloo_kit.CATALOGUE`, or a checkpoint itself.
+        dtype: what it computes in; float16 on a T4.
+        kwargs: of ``load_policy``.
+    """
+    checkpoint = CATALOGUE[name] if isinstance(name, str) else name
+    loader = unsloth.models.llama.AutoModelForCausalLM
+    read = loader.from_pretrained
+    loader.from_pretrained = staticmethod(lambda *args, **more: skeleton(checkpoint, dtype))
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / checkpoint.name
+            write_without_weights(checkpoint, folder)
+            (folder / "model.safetensors").write_bytes(b"")
+            policy = rloo_kit.load_policy(folder, dtype=dtype, **kwargs)
+    finally:
+        loader.from_pretrained = read
+    if not checkpoint.tied:
+        # Unsloth ties weights of one address again (unsloth_zoo/patching_utils.py), and here every address is 0.
+        head = policy.model.get_output_embeddings()
+        head.weight.data = torch.empty_like(head.weight)
+    return policy
+
+
+def skeleton(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """What transformers and bitsandbytes make of a 4-bit checkpoint, without a value."""
+    config = config_of(checkpoint)
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config).to(dtype)
+    for block in model.modules():
+        for name, linear in list(block.named_children()):
+            if name in PROJECTIONS:
+                setattr(block, name, _in_four_bit(linear, dtype))
+    model.config.quantization_config = quantization()
+    model.is_loaded_in_4bit = model.is_quantized = True
+    model.quantization_method = "bitsandbytes"
+    model.hf_device_map = {"": 0}
+    model.generation_config = GenerationConfig(
+        eos_token_id=list(QWEN3.eos_ids), pad_token_id=QWEN3.eos_ids[1]
+    )
+    return model
+
+
+def _in_four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> torch.nn.Module:
+    """As ``quantize_4bit`` leaves it, statistics compressed."""
+    empty = lambda *shape, kind: torch.empty(*shape, dtype=kind, device="meta")  # noqa: E731
+    weights = linear.in_features * linear.out_features
+    scales = -(-weights // BLOCK)
+    common = {"compress_statistics": True, "quant_type": "nf4"}
+    state = bitsandbytes.functional.QuantState(
+        absmax=empty(scales, kind=torch.uint8),
+        shape=linear.weight.shape,
+        code=empty(16, kind=torch.float32),
+        blocksize=BLOCK,
+        quant_type="nf4",
+        dtype=dtype,
+        offset=empty((), kind=torch.float32),
+        state2=bitsandbytes.functional.QuantState(
+            absmax=empty(-(-scales // SCALES), kind=torch.float32),
+            blocksize=SCALES,
+            code=empty(256, kind=torch.float32),
+            dtype=torch.float32,
+        ),
+    )
+    with torch.device("meta"):
+        found = bitsandbytes.nn.Linear4bit(
+            linear.in_features, linear.out_features, bias=False, compute_dtype=dtype, **common
+        )
+    found.weight = bitsandbytes.nn.Params4bit.__new__(
+        bitsandbytes.nn.Params4bit,
+        empty(-(-weights // 2), 1, kind=torch.uint8),
+        requires_grad=False,
+        quant_state=state,
+        bnb_quantized=True,
+        blocksize=BLOCK,
+        module=found,
+        **common,
+    )
+    found.quant_state, found.quant_type = state, "nf4"
+    return found
