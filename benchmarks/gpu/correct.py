@@ -9,8 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import rloo_kit  # isort: skip - Unsloth first
 import torch
@@ -22,7 +21,6 @@ from . import work
 from .runner import Figure, Place
 
 K, LIMIT = 4, 12  # completions of a prompt, and tokens of a completion at most
-TEMPERATURE = 4.0  # of first tokens, so that they vary
 Weights = dict[str, torch.Tensor]
 IN_LOSS = {"beta": 0.1, "kl_placement": "loss", "kl_estimator": "k2"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -89,7 +87,7 @@ def off_by(found: Weights, expected: Weights) -> float:
 
 
 def one_update(
-    policy: Any, place: Place, settings: dict[str, Any]
+    policy: Any, place: Place, settings: dict[str, Any], **precision: bool
 ) -> tuple[rloo_kit.RLOOTrainer, dict[str, Any]]:
     """One update at learning rate 0: the trainer, and prompts, completions, rewards and gradient.
 
@@ -99,7 +97,7 @@ def one_update(
     batch: dict[str, Any] = {"settings": settings}
 
     def written(prompt_ids: list[list[int]], *args: Any) -> list[list[int]]:
-        draw, lengths = random.Random(0), itertools.cycle((1, 2, 10, 4))
+        draw, lengths = random.Random(0), itertools.cycle((2, 7, 11, 9))
         rows = [[*draw.choices(range(15, 25), k=next(lengths)), 151645] for _ in prompt_ids]
         batch.update(prompts=[list(ids) for ids in prompt_ids], completions=rows)
         return rows
@@ -109,7 +107,7 @@ def one_update(
         return varied(**given)
 
     draw_lora(policy.model, 0.0)
-    trainer = trainer_of(policy, place, paid, **settings)
+    trainer = trainer_of(policy, place, paid, **settings, **precision)
     work.listen(trainer, on_pre_optimizer_step=lambda: batch.update(gradient=lora_of(trainer.model, True)))
     draw_lora(trainer.model)
     if trainer.accelerator.scaler:  # float16: a scale that overflows nothing, so that the first step counts
@@ -120,32 +118,45 @@ def one_update(
     return trainer, batch
 
 
-BASES: dict[str, dict[str, Any]] = {
-    "4 bit": {"load_in_4bit": True, "gradient_checkpointing": False},
-    "16 bit": {"load_in_4bit": False},
-    "32 bit": {"load_in_4bit": False, "dtype": torch.float32},
-}
-"""What is loaded: arguments of ``load_policy``.  In 32 bit greedy search is compared token by token."""
+class Base(NamedTuple):
+    """A policy to load, and which of :data:`SETTINGS` to train it with."""
+
+    dtype: str
+    options: dict[str, Any]
+    names: tuple[str, ...] = ("rloo, beta 0",)
 
 
-def update(place: Place, bases: Sequence[str] = tuple(BASES)) -> dict[str, Figure]:
+def bases(own: str, is_rehearsal: bool) -> dict[str, Base]:
+    """By name.  float16 shows a wrong formula best: bfloat16 rounds eight times as coarsely, and a difference of two
+    log-probabilities, as the KL term is, drowns in it.  A rehearsal takes what its card would take, ``own``."""
+    found: dict[str, Base] = {}
+    if own == "float16" or not is_rehearsal:
+        without = {"load_in_4bit": True, "gradient_checkpointing": False}
+        found["4 bit, float16"] = Base("float16", without, ("rloo",))
+        found["16 bit, float16"] = Base("float16", {"load_in_4bit": False}, tuple(SETTINGS))
+    if own == "bfloat16":
+        found["4 bit, bfloat16"] = Base("bfloat16", {"load_in_4bit": True})
+        found["16 bit, bfloat16"] = Base("bfloat16", {"load_in_4bit": False})
+    return found | {"32 bit": Base("float32", {"load_in_4bit": False})}
+
+
+def update(place: Place) -> dict[str, Figure]:
     """Record updates, log-probabilities and samples for plain.py."""
     env = rloo_kit.prepare(dotenv=None, offline=True, seed=0)
     record: dict[str, dict[str, Any]] = {}
-    for base in bases:
-        policy = rloo_kit.load_policy("tiny", **BASES[base])
-        # Rounding aside they do not depend on the type: a rehearsal goes through them once, in bfloat16.
-        is_every = base == "16 bit" and (env.bf16 or not place.is_rehearsal)
-        names = list(SETTINGS) if is_every else ["rloo"]
-        made = {name: one_update(policy, place, SETTINGS[name]) for name in names}
-        trainer, batch = made["rloo"]
-        found = {
+    for name, base in bases(environment.compute_dtype(), place.is_rehearsal).items():
+        policy = rloo_kit.load_policy("tiny", dtype=getattr(torch, base.dtype), **base.options)
+        precision = {"fp16": base.dtype == "float16", "bf16": base.dtype == "bfloat16"}
+        made = {one: one_update(policy, place, SETTINGS[one], **precision) for one in base.names}
+        trainer, batch = made[base.names[0]]
+        record[name] = {
+            "dtype": base.dtype,
+            "four_bit": base.options["load_in_4bit"],
             "lora": lora_of(trainer.model),
-            "dtype": "float32" if base == "32 bit" else environment.compute_dtype(),
+            "logps": log_probs(trainer, batch),
+            "updates": {one: update for one, (_, update) in made.items()},
         }
-        found |= {"four_bit": BASES[base]["load_in_4bit"], "logps": log_probs(trainer, batch)}
-        found |= {"updates": {name: update for name, (_, update) in made.items()}}
-        record[base] = found | {"samples": samples(trainer, place)}
+        record[name]["samples"] = samples(trainer, place)
     torch.save(record, place.scratch / "update.pt")
     is_unsloths = any(one.__name__.startswith("Unsloth") for one in type(trainer).__mro__)
     on_gpu = env.device == policy.device.type == "cuda"
@@ -182,12 +193,12 @@ def log_probs(trainer: rloo_kit.RLOOTrainer, batch: dict[str, Any]) -> Weights:
 
 def samples(trainer: rloo_kit.RLOOTrainer, place: Place) -> dict[str, Any]:
     """What the trainer samples of eight prompts padded on the left: first tokens, and the most probable completions."""
-    draw_lora(trainer.model, 0.3)
+    draw_lora(trainer.model, 0.3)  # so large that completions vary
     tokenizer = trainer.processing_class
     prompts = [tokenizer(prompt)["input_ids"] for prompt in sums(place)["prompt"][:8]]
     torch.manual_seed(0)
     how, times = trainer.generation_config, 1 if place.is_rehearsal else 64
-    how.max_new_tokens, how.temperature = 1, TEMPERATURE
+    how.max_new_tokens = 1
     drawn = [row[0] for _ in range(8) for row in trainer._generate_single_turn(prompts * times, None, {})]
     how.do_sample, how.max_new_tokens = False, 8 if place.is_rehearsal else 24
     greedy = trainer._generate_single_turn(prompts, None, {})

@@ -18,7 +18,7 @@ from rloo_kit import advantages  # isort: skip - after transformers, so that Uns
 from rloo_kit.policy import tiny  # isort: skip - after transformers, so that Unsloth stays out
 from rloo_kit.train import losses  # isort: skip - after transformers, so that Unsloth stays out
 
-from .correct import LIMIT, TEMPERATURE, K, Weights, off_by
+from .correct import LIMIT, K, Weights, off_by
 from .runner import Figure, Place
 
 Rows = list[torch.Tensor]
@@ -48,12 +48,13 @@ def compare(place: Place) -> dict[str, Figure]:
 def against(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figure]:
     """Log-probabilities and gradients, and controls: what must be off."""
     updates = record["updates"]
-    of_exact, of_rounded = (both(model, updates["rloo"]) for model in (exact, rounded))
+    first = next(iter(updates.values()))  # all are of the same completions
+    of_exact, of_rounded = (both(model, first) for model in (exact, rounded))
     true = torch.cat([row.detach() for row in of_exact[0]])
-    limit = FACTOR * rms(torch.cat([row.detach() for row in of_rounded[0]]) - true)
+    limit = FACTOR * size(torch.cat([row.detach() for row in of_rounded[0]]) - true)
     figures: dict[str, Figure] = {}
     for how, given in record["logps"].items():
-        off = rms(torch.cat([given[i, : len(row)] for i, row in enumerate(of_exact[0])]) - true)
+        off = size(torch.cat([given[i, : len(row)] for i, row in enumerate(of_exact[0])]) - true)
         is_control = how in ("pads seen", "flag unset")
         figure = Figure(off, low=2 * limit) if is_control else Figure(off, high=limit)
         figures[f"left padding, {how}: log-probabilities off by, nats"] = figure
@@ -69,9 +70,9 @@ def against(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figur
     return figures
 
 
-def rms(values: torch.Tensor) -> float:
-    """Root mean square."""
-    return float(values.square().mean().sqrt())
+def size(values: torch.Tensor) -> float:
+    """Mean of absolute values: a root mean square would be that of the few tokens that rounding moves most."""
+    return float(values.abs().mean())
 
 
 def both(model: Any, record: dict[str, Any]) -> tuple[Rows, Rows]:
@@ -152,7 +153,7 @@ def sampled(record: dict[str, Any], exact: Any, rounded: Any | None) -> dict[str
     ):
         with torch.no_grad():
             logp = after(exact, prompt, greedy)
-            first = (logp[0].double() / TEMPERATURE).log_softmax(-1)
+            first = logp[0].double()
             mean = (first.exp() * first).sum()
             surprise += float((first[drawn] - mean).sum())
             entropies.append(-float(mean))
@@ -162,9 +163,9 @@ def sampled(record: dict[str, Any], exact: Any, rounded: Any | None) -> dict[str
             if rounded is not None:
                 rounding.append((after(rounded, prompt, greedy) - logp).gather(1, chosen).squeeze(1))
     lack = torch.cat(lacking)
-    high = FACTOR * rms(torch.cat(rounding)) if rounding else 0.0
+    high = FACTOR * size(torch.cat(rounding)) if rounding else 0.0
     return {
-        "first tokens: least entropy, nats": Figure(min(entropies), low=1.0),
+        "first tokens: entropy, nats": Figure(sum(entropies) / len(entropies), low=1.0),
         "first tokens: surprise off by, standard errors": Figure(abs(surprise) / spread**0.5, high=ERRORS),
-        "greedy tokens: less probable than the best by, nats": Figure(rms(lack), high=high),
+        "greedy tokens: less probable than the best by, nats": Figure(size(lack), high=high),
     }

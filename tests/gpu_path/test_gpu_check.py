@@ -44,7 +44,9 @@ def test_what_no_pretended_card_can_show_is_not_run(outcomes: Outcomes) -> None:
     assert left_out == {one.name for one in checks.chosen(EVERY_DAY) if not one.rehearsed}
 
 
-def test_memory_is_planned_as_counted(outcomes: Outcomes) -> None:
+def test_what_stands_in_memory_is_planned_to_the_byte(outcomes: Outcomes) -> None:
+    """Peaks are not compared: a pretended card counts the computer's tensors, offloaded activations' buffers among
+    them, which at the tiny policy's size are more than the rest."""
     figures = outcomes[checks.case(0).name].figures
-    for phase in ("generate", "train", "optimizer"):
-        assert 0.8 < figures[f"peak in {phase}, measured / planned"].value < 1.1, phase
+    for part in ("weights", "embedding, lm_head, norms", "LoRA", "optimizer state"):
+        assert figures[f"{part}, measured / planned"].value == 1.0, part
