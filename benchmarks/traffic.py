@@ -1,30 +1,33 @@
 """What a step asks of a GPU, counted where it cannot be timed: bytes, operations and kernels, by phase.
 
     PYTHONPATH=.:.triton OMP_NUM_THREADS=1 python benchmarks/traffic.py [--card "rtx 3090"] [--shapes qwen3-4b ...]
-    python benchmarks/traffic.py --tables
+    python benchmarks/traffic.py --stored
 
-Unsloth's own GPU path runs on tensors without memory, at the real shapes in 4 bit, and every kernel that it would launch
-is counted (benchmarks/pretended/counter.py); nothing is timed.  A step is put together from its passes: a decoded token
-costs a + b x tokens in the cache, traced at two lengths and checked at a third.  What is compared: stock TRL under Unsloth
-with Unsloth's defaults, the kit, each of the kit's switches, and the least that a step needs.  Cards take part by what
-Unsloth and bitsandbytes choose for them.  Results: benchmarks/results/traffic.json and traffic.md.
+Unsloth's own GPU path runs on tensors without memory, at the real shapes in 4 bit, and every kernel that it would
+launch is counted (benchmarks/pretended/counter.py); nothing is timed.  A step is put together from its passes: a
+decoded token costs a + b x tokens in the cache, traced at two lengths and checked at a third.  What is compared:
+stock TRL under Unsloth with Unsloth's defaults, the kit, each of the kit's switches, and the least that a step needs.
+Cards take part by what Unsloth and bitsandbytes choose for them.  Results: benchmarks/results/traffic.json and
+traffic.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import pretended  # noqa: E402
+from benchmarks import pretended, traffic_tables  # noqa: E402
 from benchmarks.pretended.work import Work, total  # noqa: E402
 from rloo_kit.catalogue import CATALOGUE, Checkpoint  # noqa: E402
 
@@ -49,6 +52,7 @@ class Recipe:
         four_bit: the base in 4 bit, or 16.
         shared: the prefill computes each prompt once, not once a completion.
         live: the share of completions that is trained on.
+        shared_once: whether what a batch of products shares is read once, whatever the cache holds.
         prompt: tokens.
     """
 
@@ -61,6 +65,7 @@ class Recipe:
     four_bit: bool = True
     shared: int = 1
     live: float = 1.0
+    shared_once: bool = False
     prompt: int = PROMPT
 
 
@@ -125,6 +130,8 @@ class Traced:
 
         with ExitStack() as stack:
             stack.enter_context(switched(dict(recipe.variables)))
+            if recipe.shared_once:
+                stack.enter_context(patch.object(self.passes.counter, "cache_bytes", math.inf))
             if recipe.one_head:
                 stack.enter_context(head_in_one_product(self.passes.model))
             yield
@@ -132,6 +139,7 @@ class Traced:
     def generate(self, recipe: Recipe, rows: int, prompt: int) -> tuple[dict[str, Work], dict[str, Work]]:
         """Prefill and one decoded token."""
         key = ("generate", rows, prompt, recipe.padded, recipe.variables, recipe.one_head)
+        key += (recipe.shared_once,)
 
         def run() -> Any:
             with self._as(recipe):
@@ -197,8 +205,8 @@ def bound(checkpoint: Checkpoint, rows: int, completion: int) -> dict[str, Work]
 
 
 def optimizer_work(lora: int, eight_bit: bool) -> Work:
-    """AdamW over float32 weights, computed from what it holds, and the clipping of the gradient's norm: weight, gradient
-    and two moments read, weight and moments written; in 8 bit the moments take a byte each."""
+    """AdamW over float32 weights, computed from what it holds, and the clipping of the gradient's norm: weight,
+    gradient and two moments read, weight and moments written; in 8 bit the moments take a byte each."""
     moments = 2 if eight_bit else 8
     return Work((8 + moments + 8) * lora, (4 + moments + 4) * lora, 20 * lora)
 
@@ -220,8 +228,6 @@ def counted(card: str, names: list[str]) -> dict[str, Any]:
 
 def loaded(name: str, dtype: Any, four_bit: bool) -> Any:
     """The policy of a shape; in 16 bit its projections are left as they are."""
-    from unittest.mock import patch
-
     from benchmarks.pretended import shapes
 
     if four_bit:
@@ -263,9 +269,7 @@ def of_shape(traced: Traced, checkpoint: Checkpoint, is_first: bool) -> dict[str
     token = traced.generate(kit(8), 8, PROMPT)[1]
     found = {"steps": steps, "kernels of a decoded token": shown({"kit, K 8": token})["kit, K 8"]}
     if checkpoint.name == "qwen3-4b":
-        found["switches"] = {
-            f"{length} tokens": shown(switches(traced, lora, length)) for length in LENGTHS
-        }
+        found["switches"] = {f"{length} tokens": shown(switches(traced, lora, length)) for length in LENGTHS}
     if is_first and checkpoint.name == "qwen3-1.7b":
         third = 768
         line = traced.token(kit(8), third + 1).bytes
@@ -278,8 +282,11 @@ def switches(traced: Traced, lora: int, length: int) -> dict[str, dict[str, Work
     """Each switch over the kit before, at K 8."""
     recipes = {"the kit before": before(8), **{name: turn(before(8)) for name, turn in SWITCHES.items()}}
     long = replace(kit(8), prompt=2048)
+    recipes |= {"usual": usual(8), "usual, a shared matrix read once": replace(usual(8), shared_once=True)}
     recipes |= {"the kit, prompt of 2048": long, "the same, prefill shared": replace(long, shared=8)}
-    return {name: step(traced, recipe, length, optimizer_work(lora, False)) for name, recipe in recipes.items()}
+    return {
+        name: step(traced, recipe, length, optimizer_work(lora, False)) for name, recipe in recipes.items()
+    }
 
 
 def shown(found: dict[str, dict[str, Work]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -295,15 +302,18 @@ def shown(found: dict[str, dict[str, Work]]) -> dict[str, dict[str, dict[str, fl
 
 def main() -> None:
     """Count one card, or write the tables of all that were counted."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--card", choices=pretended.CARDS, default="rtx 3090")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--tables", action="store_true", help="write traffic.md of traffic.json, and count nothing")
+    parser.add_argument("--stored", action="store_true", help="write the tables of what was counted before")
     given, file = parser.parse_args(), RESULTS / "traffic.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    if not given.tables:
+    if not given.stored:
         known.setdefault(given.card, {}).update(counted(given.card, given.shapes))
         file.write_text(json.dumps(known, indent=1) + "\n")
+    (RESULTS / "traffic.md").write_text(traffic_tables.markdown(known))
 
 
 if __name__ == "__main__":

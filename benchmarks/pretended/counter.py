@@ -1,9 +1,9 @@
 """Count what a piece of code asks of a GPU: bytes read and written, floating-point operations, kernels.
 
 Inside :class:`Counter` every aten or bitsandbytes operator that launches a kernel is counted by its arguments and
-results, and every Triton kernel by :data:`.launched.LAUNCHED`.  Tensors may have values or none ("meta").  The bytes are
-those that pass between the GPU's memory and its processors if nothing stays in its caches from one kernel to the next; a
-kernel's own temporaries are not seen.  An operator counts as one kernel, although a few launch two or three.
+results, and every Triton kernel by :data:`.launched.LAUNCHED`.  Tensors may have values or none ("meta").  The bytes
+are those that pass between the GPU's memory and its processors if nothing stays in its caches from one kernel to the
+next; a kernel's own temporaries are not seen.  An operator counts as one kernel, although a few launch two or three.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from .work import Work, size, total
 aten = torch.ops.aten
 
 FREE = {
-    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten.new_empty, aten.new_empty_strided),
+    *(
+        aten.empty,
+        aten.empty_like,
+        aten.empty_strided,
+        aten.empty_permuted,
+        aten.new_empty,
+        aten.new_empty_strided,
+    ),
     *(aten.resize_, aten.set_, aten.detach, aten.detach_, aten.lift_fresh, aten._unsafe_view, aten.alias),
     *(aten._local_scalar_dense, aten._reshape_alias, aten.equal),
 }

@@ -1,8 +1,8 @@
 """What each Triton kernel of Unsloth reads and writes in one launch, of its arguments by name.
 
 A kernel is given more than it touches: pointers that stand for nothing, tables of which it reads a few rows, tiles of a
-larger buffer.  So the arguments that are read and written are named here, from the kernels' sources (unsloth/kernels and
-unsloth_zoo/fused_losses/fused_linear.py).  A kernel that is not named stops the count.
+larger buffer.  So the arguments that are read and written are named here, from the kernels' sources (unsloth/kernels
+and unsloth_zoo/fused_losses/fused_linear.py).  A kernel that is not named stops the count.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _add_norm(given: Arguments) -> Work:
 
 def _positions(given: Arguments, rows: int) -> int:
     """Cosines and sines of so many positions."""
-    return sum(min(size(given[name]), rows * given[name].shape[-1] * given[name].itemsize) for name in ("cos", "sin"))
+    return sum(
+        min(size(given[name]), rows * given[name].shape[-1] * given[name].itemsize) for name in ("cos", "sin")
+    )
 
 
 def _norm_and_rotate(reads: str, writes: str, flops: float) -> Callable[[Arguments], Work]:

@@ -50,6 +50,7 @@ class Settings:
         generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
         iterations: how often a generation batch is used (``num_iterations``).
+        steps: updates of the run (``max_steps``); 0 where the data decides.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         fast_sampling: on a CPU, the kit's own sampling loop instead of transformers'.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
@@ -67,6 +68,7 @@ class Settings:
     generation_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps
     accumulation: int = DEFAULTS.gradient_accumulation_steps
     iterations: int = DEFAULTS.num_iterations
+    steps: int = 0
     beta: float = DEFAULTS.beta
     reference_copy: bool = False
     fast_sampling: bool = DEFAULTS.fast_sampling

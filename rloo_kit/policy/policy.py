@@ -148,7 +148,7 @@ class Policy:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        with torch.no_grad():
+        with torch.no_grad(), sampling.head_in_one_product(self.model):
             output = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,

@@ -1,9 +1,10 @@
 """Sampling without work that gives nothing: on a CPU from Qwen3's vocabulary of 151,936, on a GPU for several rows.
 
-On a CPU, through ``generate``'s public ``custom_generate``: for each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
-computes rows that have ended until the last one has.  :func:`decode` draws by inverse CDF, one uniform number a row,
-and drops rows as they end: the same distribution in a fraction of the time.  On a GPU, where multinomial is cheap
-and unsloth has its own loop, only the head's input is put in order (:func:`head_in_one_product`).
+On a CPU, through ``generate``'s public ``custom_generate``: for each token transformers' own loop draws one random
+variate per vocabulary entry (``torch.multinomial``), and it computes rows that have ended until the last one has.
+:func:`decode` draws by inverse CDF, one uniform number a row, and drops rows as they end: the same distribution in a
+fraction of the time.  On a GPU, where multinomial is cheap and unsloth has its own loop, only the head's input is put
+in order (:func:`head_in_one_product`).
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def options(device: torch.device, beams: int = 1) -> dict[str, object]:
 @contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
     """Works around: on a GPU unsloth's decoding hands lm_head a slice of a wider buffer (its models/llama.py,
-    ``fast_swiglu_inference``), and its prefill a slice of the prompt.  torch does not fold the rows of such a slice into
-    one product (aten's LinearAlgebra.cpp, ``should_fold``): it makes one for each row, which reads the matrix, the
+    ``fast_swiglu_inference``), and its prefill a slice of the prompt.  torch does not fold the rows of such a slice
+    into one product (aten's LinearAlgebra.cpp, ``should_fold``): it makes one for each row, which reads the matrix, the
     largest of the model, each time.  While inside, lm_head's input is made contiguous first; no value changes.
     """
     head = model.get_output_embeddings()  # type: ignore[operator]

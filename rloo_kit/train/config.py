@@ -68,7 +68,7 @@ class RLOOConfig(trl.RLOOConfig):
             their KL term, which then holds the policy only on prompts that it is still learning from.  False
             trains on all.  "kl" and "entropy" are means over what is trained on.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
-            (same distribution, a fraction of the time).
+            (same distribution, a fraction of the time); on a GPU, read lm_head once a token, not once a completion.
 
     Added, to see and to be safe:
         live_plot: in a notebook, draw the run while it trains.
@@ -117,7 +117,7 @@ class RLOOConfig(trl.RLOOConfig):
     )
     skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
     fast_sampling: bool = field(
-        default=DEFAULTS.fast_sampling, metadata={"help": "On a CPU, draw tokens by inverse CDF."}
+        default=DEFAULTS.fast_sampling, metadata={"help": "Sample with less work, the same distribution."}
     )
     live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
     on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})

@@ -143,7 +143,7 @@ class RolloutTrainer(ResumableTrainer):
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
         """Works around: unsloth cuts sequences inside the forward pass, and ends an evaluation's sampling in training
-        mode; multinomial is most of a CPU's step."""
+        mode; multinomial is most of a CPU's step, and reading lm_head for each row most of a GPU's."""
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         with shortage.phase(self, "generate"), self._fast_sampling():
@@ -167,11 +167,12 @@ class RolloutTrainer(ResumableTrainer):
 
     @contextmanager
     def _fast_sampling(self) -> Iterator[None]:
-        """Have ``generate`` draw by inverse CDF while inside, on a CPU."""
-        wanted = self.own.fast_sampling and self.accelerator.device.type == "cpu"
+        """While inside, have ``generate`` draw by inverse CDF on a CPU, and read lm_head once a token on a GPU."""
         other_engine = self.use_vllm or self.use_transformers_continuous_batching
-        if not wanted or other_engine or self.args.generation_kwargs:
-            yield
+        wanted, on_cpu = self.own.fast_sampling and not other_engine, self.accelerator.device.type == "cpu"
+        if not wanted or not on_cpu or self.args.generation_kwargs:
+            with sampling.head_in_one_product(self.model) if wanted and not on_cpu else nullcontext():
+                yield
             return
         model, bound = self.model, self.model.generate
         patched = "generate" in vars(model)
