@@ -54,6 +54,7 @@ class Checkpoint:
         tied: whether lm_head and the embedding are one matrix.
         thinks: "always" (the prompt ends with <think>), "by choice" (enable_thinking) or "never".
         four_bit_repository: hub id of unsloth's 4-bit form; None where there is none.
+        positions: tokens that its position embedding knows (``max_position_embeddings``).
     """
 
     name: str
@@ -68,6 +69,7 @@ class Checkpoint:
     thinks: Thinks
     vocabulary: int = 151936
     four_bit_repository: str | None = None
+    positions: int = 40960
 
     @property
     def tokens(self) -> ThinkTokens:
@@ -130,7 +132,8 @@ def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int
     hidden_size, layers, heads, ffn_size, tied = shape
     repository = f"unsloth/Qwen3-{size}"
     found = Checkpoint(name, repository, hidden_size, layers, heads, 8, 128, ffn_size, tied, thinks)
-    return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit")
+    positions = 262144 if size.endswith("2507") else found.positions
+    return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit", positions=positions)
 
 
 _SHAPE_4B = (2560, 36, 32, 9728, True)
@@ -184,6 +187,7 @@ def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: s
         tied=bool(config.tie_word_embeddings),
         thinks=thinks_by_template(chat_template or ""),
         vocabulary=text.vocab_size,
+        positions=getattr(text, "max_position_embeddings", Checkpoint.positions),
     )
 
 

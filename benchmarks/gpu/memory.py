@@ -37,7 +37,7 @@ def config_of(checkpoint: Checkpoint) -> Qwen3Config:
         num_key_value_heads=checkpoint.kv_heads,
         head_dim=checkpoint.head_dim,
         tie_word_embeddings=checkpoint.tied,
-        max_position_embeddings=40960,
+        max_position_embeddings=checkpoint.positions,
         architectures=["Qwen3ForCausalLM"],
         dtype=torch.bfloat16,
     )

@@ -68,7 +68,8 @@ def enter(mode: TorchFunctionMode) -> None:
 
 def _stay_in_backward() -> None:
     """torch switches a mode off inside the call that it handles, and ``loss.backward()`` is one such call."""
-    run = torch.autograd._engine_run_backward
+    engine: Any = torch.autograd  # which calls it by the name it imported
+    run = engine._engine_run_backward
 
     def run_in_modes(*args: Any, **kwargs: Any) -> Any:
         active = _get_current_function_mode_stack()
@@ -78,7 +79,7 @@ def _stay_in_backward() -> None:
                     stack.enter_context(mode)
             return run(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = run_in_modes
+    engine._engine_run_backward = run_in_modes
 
 
 def _host(value: Any) -> Any:

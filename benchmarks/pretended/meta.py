@@ -29,9 +29,11 @@ class Answers(TorchFunctionMode):
 
     Attributes:
         selected: how many rows a boolean mask selects.
+        is_padded: whether a mask has zeros, so that ``mask.all()`` is false.
     """
 
     selected = 0
+    is_padded = False
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,7 +45,10 @@ class Answers(TorchFunctionMode):
                 return given
         if func is torch.Tensor.copy_ and on_meta(args[1]) != on_meta(args[0]):
             return args[0]
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if func in (torch.all, torch.Tensor.all) and on_meta(found):
+            found.is_of_all = True
+        return found
 
 
 def _by_mask(mode: Answers, x: torch.Tensor, index: Any) -> Any:
@@ -53,9 +58,13 @@ def _by_mask(mode: Answers, x: torch.Tensor, index: Any) -> Any:
     return x.reshape(-1, *x.shape[index.dim() :]).index_select(0, rows)
 
 
+def _as_bool(mode: Answers, x: torch.Tensor) -> bool:
+    return getattr(x, "is_of_all", False) and not mode.is_padded
+
+
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__getitem__: _by_mask,
-    torch.Tensor.__bool__: lambda mode, x: False,
+    torch.Tensor.__bool__: _as_bool,
     torch.Tensor.item: lambda mode, x: 0,
     torch.Tensor.__int__: lambda mode, x: 0,
     torch.Tensor.tolist: lambda mode, x: [0] * x.numel(),
@@ -98,9 +107,9 @@ class Head(torch.autograd.Function):
         """As the operator calls it."""
         needs, (needs_head, want_gradient) = any(args[15:18]), (args[16], args[14])
         given = OPERATORS["lp_impl"](*args[:15], args[18], needs and not want_gradient, needs_head)
-        ctx.kept, ctx.dtype = given[5], args[0].dtype
-        lazy = args[14] and args[19] and args[10]
-        ctx.more = (*args[:2], args[3], *given[8:10], given[6], given[1], given[10]) if lazy else ()
+        ctx.dtype, is_lazy = args[0].dtype, args[14] and args[19] and args[10]
+        kept = (*args[:2], args[3], *given[8:10], given[6], given[1], given[10]) if is_lazy else ()
+        ctx.save_for_backward(given[5], *kept)
         ctx.mark_non_differentiable(*given[2:])
         ctx.set_materialize_grads(False)
         return given
@@ -108,7 +117,20 @@ class Head(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *others: Any) -> Any:
         """The gradient was formed in the forward pass."""
-        return OPERATORS["scale_rows_impl"](ctx.kept, gradient, ctx.dtype), *[None] * 19
+        return OPERATORS["scale_rows_impl"](ctx.saved_tensors[0], gradient, ctx.dtype), *[None] * 19
+
+
+class Graph:
+    """A CUDA graph: what is captured runs once, for its memory."""
+
+    def capture_begin(self, **kwargs: object) -> None:
+        """Nothing."""
+
+    def capture_end(self) -> None:
+        """Nothing."""
+
+    def replay(self) -> None:
+        """Nothing."""
 
 
 OPERATORS: dict[str, Any] = {}
@@ -117,9 +139,10 @@ OPERATORS: dict[str, Any] = {}
 def _open_the_head() -> None:
     import unsloth_zoo.fused_losses.fused_linear as head
 
-    OPERATORS.update(torch._unsloth_fused_linear_ops)
+    patched: Any = torch
+    OPERATORS.update(patched._unsloth_fused_linear_ops)
     head._LP_OP = "counted"
-    torch.ops.unsloth_zoo.counted = Head.apply
+    patched.ops.unsloth_zoo.counted = Head.apply
     # What these find out on a GPU: torch.mm has out_dtype, Triton compiles, and no token is masked.
     head._fp32_out_ok = lambda *args: True
     head._use_triton = lambda device: True
@@ -136,7 +159,8 @@ def make_passes_run() -> Answers:
     import unsloth.utils.attention_dispatch as dispatch
     from torch.nn.attention import SDPBackend
 
-    torch.nn.functional.scaled_dot_product_attention = attention
+    patched: Any = torch
+    patched.nn.functional.scaled_dot_product_attention = attention
     # What torch would choose on a GPU, with grouped keys and with keys expanded to all heads.
     flash, efficient, math = (getattr(SDPBackend, name).value for name in FLASH_EFFICIENT_MATH)
     has_flash = torch.cuda.get_device_capability()[0] >= 8
@@ -144,6 +168,7 @@ def make_passes_run() -> Answers:
         (flash, flash) if has_flash and not args[6] else (math, efficient)
     )
     dispatch._CUDNN_LENGTH_BUCKET = 0
+    patched.cuda.CUDAGraph, patched.cuda.graph_pool_handle = Graph, lambda: (0, 0)
     norm._multirow_self_check = lambda *args: True  # it compares values
     _open_the_head()
     mode = Answers()

@@ -27,21 +27,21 @@ BLOCK, SCALES = 64, 256
 """Weights a scale, and scales a scale of theirs, in bitsandbytes' NF4."""
 
 
-def load(name: str, dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> Policy:
-    """The policy of a catalogue entry, in 4 bit.
+def load(name: str | Checkpoint, dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> Policy:
+    """The policy of a checkpoint, in 4 bit.
 
     Args:
-        name: of :data:`rloo_kit.CATALOGUE`.
+        name: of :data:`rloo_kit.CATALOGUE`, or a checkpoint itself.
         dtype: what it computes in; float16 on a T4.
         kwargs: of ``load_policy``.
     """
-    checkpoint = CATALOGUE[name]
+    checkpoint = CATALOGUE[name] if isinstance(name, str) else name
     loader = unsloth.models.llama.AutoModelForCausalLM
     read = loader.from_pretrained
     loader.from_pretrained = staticmethod(lambda *args, **more: skeleton(checkpoint, dtype))
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = Path(scratch) / name
+            folder = Path(scratch) / checkpoint.name
             write_without_weights(checkpoint, folder)
             (folder / "model.safetensors").write_bytes(b"")
             return rloo_kit.load_policy(folder, dtype=dtype, **kwargs)

@@ -2,8 +2,8 @@
 
 For :mod:`rloo_kit.memory`, which adds the terms up by phase and compares them with a GPU's memory.  Sources are the
 pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied from them.  The
-CPU's terms are checked against real tensors (tests/memory).  The GPU's follow unsloth's kernels, which were read and
-not run: no figure here was measured on a GPU.
+CPU's terms are checked against real tensors (tests/memory).  The GPU's are checked against unsloth's own GPU code, run
+on tensors without memory (benchmarks/plan_on_meta.py): no figure here was measured on a GPU.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
@@ -21,11 +21,12 @@ GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
 CACHE, DECODING = "key-value cache", "decoding and sampling"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
-BUFFER, CONTEXT, FRAGMENTATION = "one weight, dequantised", "context", "fragmentation"
+BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary table"
+CONTEXT, FRAGMENTATION = "context", "fragmentation"
 
 PARTS = (
     *(WEIGHTS, KEPT, REST, LORA, REFERENCE, OPTIMIZER, GRADIENTS, CACHE, DECODING, CHECKPOINTS, LAYER),
-    *(HIDDEN, TILE, BUFFER, CONTEXT, FRAGMENTATION),
+    *(HIDDEN, TILE, BUFFER, OFFLOAD, ROTARY, CONTEXT, FRAGMENTATION),
 )
 """Every part, in the order in which a table shows them."""
 
@@ -94,6 +95,8 @@ class Step:
             OPTIMIZER: self.optimizer,
             CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
             BUFFER: self.buffer if s.on_gpu else 0,
+            OFFLOAD: 2 * self.layer_input if self.offloads else 0,
+            ROTARY: self.rotary,
         }
         return {part: size for part, size in found.items() if size}
 
@@ -104,6 +107,15 @@ class Step:
         largest = max(rows * columns for rows, columns in self.checkpoint.projections.values())
         return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
 
+    @property
+    def rotary(self) -> int:
+        """Cosines and sines of every position that the checkpoint knows, in multiples of 8192: unsloth's
+        ``LlamaModel_fast_forward`` builds them all where positions are given, as in sampling.  None on a CPU."""
+        if not self.settings.on_gpu:
+            return 0
+        rows = -(-self.checkpoint.positions // 8192) * 8192
+        return 2 * rows * self.checkpoint.head_dim * self.settings.dtype_bytes
+
     def cache(self, tokens: int) -> int:
         """Keys and values of the generation batch, ``tokens`` per row: rows x tokens x 2 L G."""
         per_token = 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
@@ -113,24 +125,26 @@ class Step:
     def cached_tokens(self) -> int:
         """Tokens of a row in the cache at the end: the last one sampled is not fed back.
 
-        On a CPU transformers' ``DynamicCache`` holds exactly these.  On a GPU unsloth allocates rows in multiples
-        of 256, from prompt + 513 on, doubling up to prompt + completion + 1 (models/_decode_graphs.py, which RL
-        generation uses; without graphs it grows by 512).
+        On a CPU transformers' ``DynamicCache`` holds exactly these, on a GPU unsloth allocates more.
         """
-        if not self.settings.on_gpu:
-            return self.settings.row_tokens - 1
-        return max(self.first_buffer_tokens, _buffer(self.settings.row_tokens + 1))
+        return self.buffer_sizes[-1] if self.settings.on_gpu else self.settings.row_tokens - 1
+
+    @cached_property
+    def buffer_sizes(self) -> list[int]:
+        """Tokens a row that unsloth allocates on a GPU, first to last: multiples of 256, from prompt + 513 on, doubling
+        up to prompt + completion + 1 (models/_decode_graphs.py, which RL generation uses)."""
+        most, sizes = self.settings.row_tokens, [self.first_buffer_tokens]
+        while sizes[-1] < most:
+            sizes.append(_buffer(min(2 * sizes[-1], most + 1)))
+        return sizes
 
     @property
     def cache_growth(self) -> int:
-        """The old copy of what is being enlarged.
-
-        CPU: a layer's keys, while ``torch.cat`` makes the new ones.  GPU: a layer's buffer of half the length,
-        while ``resize_`` copies it; none where the first allocation was large enough.
-        """
-        if self.settings.on_gpu and self.cached_tokens <= self.first_buffer_tokens:
-            return 0
-        return self.cache(self.cached_tokens) // self.checkpoint.layers // 2
+        """The old copy of what is being enlarged: on a CPU a layer's keys, while ``torch.cat`` makes the new ones; on
+        a GPU a layer's buffer, while ``resize_`` copies it, and none where the first was large enough."""
+        if not self.settings.on_gpu:
+            return self.cache(self.cached_tokens) // self.checkpoint.layers // 2
+        return self.cache(self.buffer_sizes[-2]) // self.checkpoint.layers if self.buffer_sizes[1:] else 0
 
     @property
     def sampling(self) -> int:
@@ -150,85 +164,121 @@ class Step:
             per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
         return s.generation_rows * self.checkpoint.vocabulary * per_logit
 
-    @property
-    def decode_scratch(self) -> int:
-        """Unsloth's buffers beside the cache, of each layer: projections of one token, and attention scores over
-        all cached tokens (``alloc_decode_buffers``).  None on a CPU."""
-        if not self.settings.on_gpu:
-            return 0
+    def decode_scratch(self, tokens: int) -> int:
+        """What unsloth holds on a GPU beside the cache while it decodes: of each layer, projections of one token and
+        attention scores over the cache (``alloc_decode_buffers``); and the LoRA in 16 bit (kernels/utils.py,
+        ``_fast_lora_weights``)."""
+        s = self.settings
         projections = 3 * self.attention + 2 * self.keys + self.hidden
-        per_layer = projections + self.checkpoint.heads * self.cached_tokens
-        return self.settings.generation_rows * self.checkpoint.layers * per_layer * self.settings.dtype_bytes
+        per_layer = projections + self.checkpoint.heads * tokens
+        buffers = s.generation_rows * self.checkpoint.layers * per_layer * s.dtype_bytes
+        return buffers + s.dtype_bytes * sum(self.model.lora_sizes)
+
+    def decode_attention(self, tokens: int) -> int:
+        """A layer's keys and values expanded to all heads, where rows are padded (models/llama.py,
+        ``_decode_attention_core``)."""
+        s = self.settings
+        is_expanded = s.padded and s.generation_rows > 1 and self.keys < self.attention
+        return 2 * s.generation_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
     def generate(self) -> dict[str, int]:
-        """The largest of three moments: all prompts in a layer; the first decode step, which on a GPU copies the
-        prompts' keys and values into buffers; the last token."""
+        """The largest of three moments: all prompts in a layer; on a GPU the first decode step, which copies the
+        prompts' keys and values into buffers; the last token.
+
+        On a GPU a decode step holds the logits of its graph, and the scores and probabilities of the token before.
+        """
         s = self.settings
         layer = self.layer_without_gradient(s.generation_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
-        decoding = self.sampling + self.decode_scratch
-        copied = self.cache(s.prompt_tokens + self.first_buffer_tokens) if s.on_gpu else 0
-        whole = self.cache(self.cached_tokens)
-        first = {CACHE: copied, DECODING: decoding}
-        last = {CACHE: whole + self.cache_growth, DECODING: decoding}
-        return self._phase(_largest(prompts, first, last), whole // self.checkpoint.layers)
+        whole, growth = self.cache(self.cached_tokens), self.cache_growth
+        if not s.on_gpu:
+            return self._phase(_largest(prompts, {CACHE: whole + growth, DECODING: self.sampling}), 0)
+        held = s.generation_rows * self.checkpoint.vocabulary * s.dtype_bytes
+        drawing, before = held + self.sampling, 2 * held + s.generation_rows * self.checkpoint.vocabulary * 8
+        first, beside = self.first_buffer_tokens, before + self.decode_attention(s.prompt_tokens + 1)
+        copying = {
+            CACHE: self.cache(s.prompt_tokens + first),
+            DECODING: self.decode_scratch(first) + max(drawing, beside),
+        }
+        beside = before + max(growth, self.decode_attention(s.row_tokens - 1))
+        last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, beside)}
+        return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
 
-        GPU: residual and norm, then the larger of attention (Q before and after its norm and position, K and V
-        expanded to all heads, the output and its contiguous copy) and the MLP (gate, up, product, output):
-        2 H + max(6 A + 3 G, 3 F + H) per token.  CPU, counted: 4 H + 4 F.
+        GPU: the embedding's output, the layer's input, and the larger of two moments (models/llama.py,
+        ``LlamaDecoderLayer_fast_forward``).  MLP: residual, norm, gate, up, product, output: 5 H + 3 F per token, and
+        the mask.  Attention: norm, Q before and after its norm and position, its contiguous copy, K, V, the output:
+        3 H + 3 A + 3 G; in padded rows K and V are expanded to all heads, 3 H + 5 A + 2 G, and the mask is there
+        three times (utils/attention_dispatch.py, and torch's conversion).  CPU, counted: 4 H + 4 F.
         """
-        if self.settings.on_gpu:
-            both = max(6 * self.attention + 3 * self.keys, 3 * self.ffn + self.hidden)
-            per_token = 2 * self.hidden + both
-        else:
-            per_token = 4 * self.hidden + 4 * self.ffn
-        return rows * tokens * per_token * self.settings.dtype_bytes + self.mask(rows, tokens)
+        s, pairs = self.settings, rows * tokens * tokens
+        if not s.on_gpu:
+            return rows * tokens * 4 * (self.hidden + self.ffn) * s.dtype_bytes + pairs
+        heads = 5 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
+        mlp = rows * tokens * (5 * self.hidden + 3 * self.ffn) * s.dtype_bytes + self.mask(rows, tokens)
+        attention = rows * tokens * (3 * self.hidden + heads) * s.dtype_bytes + 5 * pairs * s.padded
+        return max(mlp, attention) + rows * tokens * self.statistics
 
     def mask(self, rows: int, tokens: int) -> int:
-        """The causal mask of a batch padded on the left, rows x T x T: on a GPU additive in 16 bit (unsloth's
-        models/llama.py) beside two bool copies (its utils/attention_dispatch.py), one byte on a CPU (transformers'
-        masking_utils)."""
-        return rows * tokens * tokens * (4 if self.settings.on_gpu else 1)
+        """The causal mask of a batch padded on the left, rows x T x T: additive in 16 bit on a GPU (unsloth's
+        models/llama.py), one byte on a CPU (transformers' masking_utils)."""
+        if not self.settings.on_gpu:
+            return rows * tokens * tokens
+        return rows * tokens * tokens * self.settings.dtype_bytes * self.settings.padded
 
     @property
     def layer_with_gradient(self) -> int:
         """The layer that is recomputed, at the widest moment of its backward pass.
 
-        GPU, from what unsloth's autograd functions save (kernels/fast_lora.py, rms_layernorm.py,
-        rope_embedding.py): two norms' outputs, the residual, incoming and outgoing gradient (5 H); Q twice, the
-        attention's output twice, K and V expanded to all heads (6 A); K twice and V (3 G); gate, up and one
-        gradient, since the rest is written in place (3 F).
+        GPU, in ``LoRA_MLP.backward`` (unsloth's kernels/fast_lora.py): the incoming gradient and what the layer saves
+        (:attr:`layer_saved`); the product of gate and up, the rest is written in place; three pairs of LoRA matrices
+        in 16 bit, and their gradients.
         CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, :attr:`statistics` included.
-        Where nothing is checkpointed, what it keeps is counted there, and 2 F (on a GPU F + 2 H) remain.
+        Where nothing is checkpointed, what it keeps is counted there, and F + H (on a CPU 2 F) remain.
         """
-        if not self.settings.checkpointing:
-            per_token = self.ffn + 2 * self.hidden if self.settings.on_gpu else 2 * self.ffn
-        elif self.settings.on_gpu:
-            per_token = 5 * self.hidden + 6 * self.attention + 3 * self.keys + 3 * self.ffn
-        else:
+        s = self.settings
+        if s.on_gpu:
+            lora = 12 * s.lora_rank * (self.hidden + self.ffn) * s.dtype_bytes
+            saved = self.layer_saved if s.checkpointing else 0
+            return saved + lora + self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
+        per_token = 2 * self.ffn
+        if s.checkpointing:
             per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 6 * self.ffn
-            per_token += 6 * self.settings.lora_rank + self.statistics
-        return self.pass_tokens * per_token * self.settings.dtype_bytes
+            per_token += 6 * s.lora_rank + self.statistics
+        return self.pass_tokens * per_token * s.dtype_bytes
 
     @property
     def statistics(self) -> int:
-        """Elements per token on a CPU: the norms' and the attention's statistics, and a row of the mask as floats; in
-        16 bit also what RMSNorm keeps in float32: 2 H for each of two norms, and A + G for those of Q and K."""
+        """Per token, what norms and attention keep beside the activations.
+
+        GPU, bytes: float32 statistics of the norms of Q and K, of two norms, and of the attention; what LoRA's A makes.
+        CPU, elements: the norms' and the attention's statistics, and a row of the mask as floats; in 16 bit also what
+        RMSNorm keeps in float32: 2 H for each of two norms, and A + G for those of Q and K.
+        """
+        heads, kv_heads = self.checkpoint.heads, self.checkpoint.kv_heads
+        if self.settings.on_gpu:
+            return 4 * (2 * heads + kv_heads + 2) + 8 * self.settings.lora_rank
         copies = 4 * self.hidden + self.attention + self.keys if self.settings.dtype_bytes == 2 else 0
-        return 2 + 2 * self.checkpoint.heads + self.checkpoint.kv_heads + self.settings.row_tokens + copies
+        return 2 + 2 * heads + kv_heads + self.settings.row_tokens + copies
 
     @property
     def layer_saved(self) -> int:
-        """What a layer keeps for its backward pass where nothing is checkpointed, its output included."""
-        if self.settings.on_gpu:
-            per_token = 4 * self.hidden + 6 * self.attention + 3 * self.keys + 2 * self.ffn
-        else:
+        """What a layer keeps for its backward pass where nothing is checkpointed, its output included.
+
+        GPU (kernels/fast_lora.py, rms_layernorm.py, qk_norm_rope.py): both norms' outputs, the residual, the output;
+        Q before and after its norm and position, K, V, the attention's output; gate and up: 4 H + 3 A + 3 G + 2 F.  In
+        padded rows K and V are expanded to all heads: 4 H + 5 A + G + 2 F, and the mask as the kernel took it.
+        """
+        s = self.settings
+        if not s.on_gpu:
             per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn
-            per_token += 7 * self.settings.lora_rank + self.statistics
-        return self.pass_tokens * per_token * self.settings.dtype_bytes
+            per_token += 7 * s.lora_rank + self.statistics
+            return self.pass_tokens * per_token * s.dtype_bytes
+        heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
+        saved = self.pass_tokens * (4 * self.hidden + heads + 2 * self.ffn) * s.dtype_bytes
+        return saved + self.pass_tokens * self.statistics + self.mask(s.micro_rows, s.row_tokens)
 
     @property
     def offloads(self) -> bool:
@@ -245,24 +295,23 @@ class Step:
     @property
     def checkpoints(self) -> int:
         """What is kept between the forward and the backward pass: each layer's input, or :attr:`layer_saved` where
-        nothing is checkpointed; the positions' cosines and sines; the mask.  Where inputs are offloaded: the last
-        one, and two buffers that bring the others back."""
+        nothing is checkpointed; the mask; on a CPU the positions' cosines and sines.  Where inputs are offloaded the
+        embedding's output and the last layer's input stay."""
         s = self.settings
         each = self.layer_input if s.checkpointing else self.layer_saved
-        kept = each * (3 if self.offloads else self.checkpoint.layers)
-        positions = 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
-        return kept + positions + self.mask(s.micro_rows, s.row_tokens)
+        kept = each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
+        return kept if s.on_gpu else kept + 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
 
-    @property
-    def tile(self) -> int:
+    def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once while log-probabilities are computed; never those of all tokens.
 
         CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
         probabilities, in 16 bit beside lm_head's output; four times from the second tile on, since those of the
         previous tile are still held.
         GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
-        ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, and a float32
-        accumulator of 4096 x H; on larger ones whole rows, 512 or as many as n H / V, at most 2 GiB.
+        ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, for the gradient
+        a float32 accumulator of 4096 x H, and 8 statistics of each 16384 of a row; on larger ones whole rows, 512 or
+        as many as n H / V, at most 2 GiB.
         """
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu:
@@ -270,32 +319,52 @@ class Step:
             first = 2 * 4 + s.dtype_bytes % 4
             return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
         if s.small_card or scored >= 4096:
-            rows = min(scored, 4096)
-            return 4 * rows * (min(vocabulary, 16384) + self.hidden)
+            rows, splits = min(scored, 4096), -(-vocabulary // 16384)
+            accumulator = self.hidden if with_gradient else 0
+            return 4 * rows * (min(vocabulary, 16384) + accumulator + 8 * splits)
         rows = min(scored, max(512, scored * self.hidden // vocabulary))
         return min(4 * rows * vocabulary, 2 * GIB)
 
     def final_hidden(self, with_gradient: bool) -> int:
         """Around the head: the last norm's output and the scored positions of it; when training also the norm's
-        input and the gradient, which both kernels form in the forward pass."""
+        input and the gradient, which both kernels form in the forward pass; on a GPU 64 bytes a token: ids, mask and
+        labels in int64, and results."""
         tokens = self.pass_tokens + self.scored_tokens
-        return tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
+        hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
+        return hidden + self.pass_tokens * (64 if self.settings.on_gpu else 0)
 
     def log_probs(self) -> dict[str, int]:
         """Log-probabilities before the update, without gradient: a layer, or the head."""
         layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
-        head = {HIDDEN: self.final_hidden(with_gradient=False), TILE: self.tile}
-        moving = _largest(layer, head)
-        return self._phase(moving, self.tile if TILE in moving else self.widest_activation)
+        tile = self.tile(with_gradient=False)
+        moving = _largest(layer, {HIDDEN: self.final_hidden(with_gradient=False), TILE: tile})
+        return self._phase(moving, tile if TILE in moving else self.widest_activation)
 
     def forward(self) -> dict[str, int]:
-        """The update's forward pass, at its end: everything checkpointed, and the head's tile."""
-        head = {CHECKPOINTS: self.checkpoints, HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile}
-        return self._phase({GRADIENTS: self.lora, **head}, self.tile)
+        """The update's forward pass: on a GPU the last layer, or as on a CPU its end, everything kept and the head's
+        tile."""
+        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile()}]
+        if self.settings.on_gpu:
+            moments.append({LAYER: self.last_layer})
+        moving = _largest(*moments)
+        block = self.tile() if TILE in moving else self.widest_activation
+        return self._phase({GRADIENTS: self.lora, CHECKPOINTS: self.checkpoints, **moving}, block)
+
+    @property
+    def last_layer(self) -> int:
+        """The last layer's forward pass on a GPU, beside what is kept: its input, the embedding's output and the mask,
+        or all that it saves."""
+        s = self.settings
+        if not s.checkpointing:
+            return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
+        whole = self.layer_without_gradient(s.micro_rows, s.row_tokens)
+        return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens)
 
     def backward(self) -> dict[str, int]:
-        """The update's backward pass, in its first layer: everything checkpointed, and one layer in full."""
-        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: self.buffer}
+        """The update's backward pass, in the layer that comes first: everything kept, and one layer in full.  On a GPU
+        a weight is dequantised beside the buffer for them (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
+        buffers = (2 if self.settings.on_gpu else 1) * self.buffer
+        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: buffers}
         return self._phase({GRADIENTS: self.lora, **layers}, self.widest_activation)
 
     def load(self) -> dict[str, int]:
@@ -320,8 +389,8 @@ class Step:
         found = {"load": self.load(), "generate": self.generate()}
         if self.settings.passes.before_update:
             found["log-probs"] = self.log_probs()
-        # The optimizer's fused kernels need nothing beside gradients and state.
-        update = {**self.standing, GRADIENTS: self.lora}
+        # The optimizer's fused kernels need nothing beside gradients and state; clipping, a norm of each, twice.
+        update = {**self.standing, GRADIENTS: self.lora + 8 * len(self.model.lora_sizes) + 8}
         return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": update}
 
 

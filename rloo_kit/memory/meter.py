@@ -61,14 +61,15 @@ class TensorGauge(TorchDispatchMode):
     """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU: now, at most since
     :meth:`restart`, and of the largest single storage since then.
 
-    Counts each storage once, from the operation that returns it until it is freed; not what a kernel allocates
-    internally.  Costs some microseconds per operation.
+    Counts each storage once, at its present size, from the operation that returns it until it is freed; not what a
+    kernel allocates internally.  Costs some microseconds per operation.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self.live_bytes = self.peak_bytes = self.largest_bytes = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[int, int] = {}
         for tensor in standing:
             self._count(tensor)
         self.restart()
@@ -97,16 +98,18 @@ class TensorGauge(TorchDispatchMode):
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self._known or not size:
+        if self._sizes.get(key, 0) == size:
             return
 
         def freed(_: object) -> None:
             if self._known.pop(key, None) is not None:
-                self.live_bytes -= size
+                self.live_bytes -= self._sizes.pop(key)
 
-        self._known[key] = weakref.ref(storage, freed)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, freed)
+        self.live_bytes += size - (before := self._sizes.get(key, 0))
+        self._sizes[key] = size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies
         self.largest_bytes = max(self.largest_bytes, size)
 
 

@@ -46,6 +46,7 @@ class Settings:
 
     Attributes:
         completion_tokens: ``max_completion_length``.
+        padded: whether prompts of a batch differ in length, so that rows are padded on the left.
         micro_rows: completions in one forward and backward pass (``per_device_train_batch_size``).
         generation_rows: completions sampled at once: micro_rows x ``steps_per_generation``.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
@@ -63,6 +64,7 @@ class Settings:
 
     prompt_tokens: int = 512
     completion_tokens: int = DEFAULTS.max_completion_length
+    padded: bool = True
     num_generations: int = DEFAULTS.num_generations
     micro_rows: int = DEFAULTS.per_device_train_batch_size
     generation_rows: int = DEFAULTS.per_device_train_batch_size * DEFAULTS.gradient_accumulation_steps

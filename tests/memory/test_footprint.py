@@ -88,8 +88,8 @@ def test_the_log_probability_tile_is_planned_to_the_byte(
             hidden, head, None, torch.zeros(rows, dtype=torch.long), 1.0, 32768, None, 1.0, ("entropy",)
         )
     step = tiny_step(policy, micro_rows=1, completion_tokens=rows, dtype_bytes=dtype.itemsize)
-    assert step.tile == copies * gauge.largest_bytes, why
-    assert gauge.peak_bytes - before == pytest.approx(step.tile, rel=0.01)
+    assert step.tile() == copies * gauge.largest_bytes, why
+    assert gauge.peak_bytes - before == pytest.approx(step.tile(), rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""The memory plan beside live tensors of Unsloth's own GPU code, on the real Qwen3 shapes in 4 bit, without a GPU.
+
+Tensors lie on "meta": they have a shape and no memory (benchmarks/pretended).  Unsloth's forward and backward passes,
+its offloading, head, cache and captured decode step make them; what is live is counted at every operation.  Compared
+is what the plan says of tensors.  The CUDA context, fragmentation, projections kept in 16 bit and what a kernel
+allocates inside are not: they stay estimates.
+
+    python benchmarks/plan_on_meta.py             some ten minutes; writes results/plan_on_meta.md and .json
+    python benchmarks/plan_on_meta.py --stored    the document again, of the stored figures
+    python benchmarks/plan_on_meta.py --short     three configurations, printed as JSON
+
+It needs Triton of the release that torch names, which an index has as "triton", in .triton or on the path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tables import RESULTS, command_line, document, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+COUNTED = ("load", "generate", "log-probs", "forward", "backward", "optimizer")
+SHORT = (
+    {"model": "qwen3-4b", "layers": 3, "rows": 8, "micro": 2, "padded": True},
+    {
+        "model": "qwen3-0.6b",
+        "layers": 3,
+        "rows": 4,
+        "micro": 4,
+        "completion": 1536,
+        "optimizer": "adamw_8bit",
+    },
+    {"model": "qwen3-1.7b", "layers": 3, "rows": 4, "micro": 2, "padded": True, "checkpointing": False},
+)
+"""For the test: few layers, and all else as it is."""
+
+FULL = (
+    {"model": "qwen3-0.6b", "rows": 16, "micro": 8, "padded": True},
+    {"model": "qwen3-1.7b", "rows": 8, "micro": 2},
+    {"model": "qwen3-4b", "rows": 8, "micro": 2, "padded": True},
+    {"model": "qwen3-8b", "rows": 8, "micro": 2, "optimizer": "adamw_8bit"},
+    {"model": "qwen3-14b", "rows": 4, "micro": 1, "padded": True},
+    {"model": "qwen3-0.6b", "layers": 6, "rows": 2, "micro": 1, "completion": 128},
+    {
+        "model": "qwen3-0.6b",
+        "layers": 6,
+        "micro": 4,
+        "completion": 4096,
+        "padded": True,
+        "checkpointing": True,
+    },
+    {"model": "qwen3-1.7b", "layers": 6, "micro": 4, "completion": 2048, "padded": True},
+    {"model": "qwen3-1.7b", "layers": 6, "rows": 4, "micro": 2, "completion": 512, "checkpointing": False},
+    {"model": "qwen3-4b", "layers": 6, "rows": 2, "micro": 1, "completion": 4096, "padded": True},
+    {"model": "qwen3-4b", "layers": 6, "micro": 8, "optimizer": "adamw_8bit"},
+    {"model": "qwen3-4b", "layers": 6, "rows": 16, "micro": 2, "completion": 2048, "checkpointing": True},
+    {"model": "qwen3-4b", "layers": 6, "rows": 4, "micro": 1, "padded": True, "checkpointing": False},
+    {
+        "model": "qwen3-8b",
+        "layers": 6,
+        "micro": 4,
+        "completion": 2048,
+        "padded": True,
+        "optimizer": "adamw_8bit",
+    },
+    {
+        "model": "qwen3-8b",
+        "layers": 6,
+        "rows": 16,
+        "micro": 1,
+        "completion": 256,
+        "padded": True,
+        "checkpointing": True,
+    },
+    {"model": "qwen3-14b", "layers": 6, "micro": 2, "completion": 512, "optimizer": "adamw_8bit"},
+    {"model": "qwen3-14b", "layers": 6, "rows": 2, "micro": 2, "checkpointing": True},
+)
+"""Each shape in full, and more configurations on six layers of it: one layer is like another."""
+
+
+def planned(case: dict[str, Any]) -> dict[str, int]:
+    """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
+    from rloo_kit.catalogue import CATALOGUE
+    from rloo_kit.memory.footprint import CONTEXT, FRAGMENTATION, Step
+    from rloo_kit.memory.reading import model_of
+    from rloo_kit.memory.settings import Settings
+
+    settings = Settings(
+        prompt_tokens=case["prompt"],
+        completion_tokens=case["completion"],
+        padded=case["padded"],
+        num_generations=case["rows"],
+        micro_rows=case["micro"],
+        generation_rows=case["rows"],
+        accumulation=case["rows"] // case["micro"],
+        beta=0.05,
+        optimizer=case["optimizer"],
+        checkpointing=case["checkpointing"],
+    )
+    whole = CATALOGUE[case["model"]]
+    checkpoint = dataclasses.replace(whole, layers=case["layers"] or whole.layers, four_bit_repository=None)
+    phases = Step(model_of(checkpoint, settings.lora_rank, four_bit=True), settings).phases()
+    estimated = (CONTEXT, FRAGMENTATION)
+    return {
+        name: sum(size for part, size in parts.items() if part not in estimated)
+        for name, parts in phases.items()
+    }
+
+
+def measure(cases: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
+    """Configurations with the live bytes of each phase."""
+    sys.path[:0] = [str(ROOT), str(ROOT / ".triton")]
+    from benchmarks.pretended import start
+
+    start("rtx 3090", target="meta")
+    from benchmarks.pretended.trace import Case, make_passes_run, run
+
+    mode, found = make_passes_run(), []
+    for given in cases:
+        case = Case(**given)
+        peaks = run(case, mode).peaks
+        found.append({"case": dataclasses.asdict(case), "traced": {name: peaks[name] for name in COUNTED}})
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def ratios(entry: dict[str, Any]) -> list[float]:
+    """Planned / traced, phase by phase."""
+    plan = planned(entry["case"])
+    return [plan[name] / entry["traced"][name] for name in COUNTED]
+
+
+def row(entry: dict[str, Any]) -> list[str]:
+    """A configuration, the traced peak, and each phase's planned / traced."""
+    case = entry["case"]
+    shown = {"adamw_torch_fused": "fused", "adamw_8bit": "8 bit"}
+    return [
+        case["model"],
+        str(case["layers"] or "all"),
+        f"{case['rows']} by {case['micro']}",
+        f"{case['prompt']} + {case['completion']:,}",
+        "yes" if case["padded"] else "no",
+        str(case["checkpointing"]),
+        shown[case["optimizer"]],
+        f"{max(entry['traced'].values()) / 2**30:.2f}",
+        *(f"{ratio:.3f}" for ratio in ratios(entry)),
+    ]
+
+
+def report(found: list[dict[str, Any]], command: str) -> str:
+    """The document."""
+    all_ratios = [ratio for entry in found for ratio in ratios(entry)]
+    columns = (
+        "policy",
+        "rows by micro-batch",
+        "tokens",
+        "padded",
+        "checkpointing",
+        "AdamW",
+        "peak GiB",
+        *COUNTED,
+    )
+    return document(
+        "The memory plan beside Unsloth's own code",
+        command,
+        "Traced on tensors without memory, on no GPU: Unsloth's GPU code makes the tensors, and what is live is "
+        "counted. A phase's figure is planned / traced, tensors alone; the peak is the largest phase's, traced.",
+        f"{len(found)} configurations, {len(all_ratios)} phases: planned / traced from {min(all_ratios):.4f} to "
+        f"{max(all_ratios):.4f}.",
+        table(columns, "lrlllllr" + "r" * len(COUNTED), map(row, found)),
+        "Not traced: the CUDA context, fragmentation, projections that repositories keep in 16 bit, and what a kernel "
+        "allocates inside.",
+    )
+
+
+def main() -> None:
+    """Parse, measure, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--stored", action="store_true")
+    parser.add_argument("--short", action="store_true")
+    given = parser.parse_args()
+    if given.short:
+        print(json.dumps(measure(SHORT)))
+        return
+    stored = RESULTS / "plan_on_meta.json"
+    if not given.stored:
+        stored.write_text(json.dumps(measure(FULL), indent=1) + "\n")
+    found = json.loads(stored.read_text())
+    (RESULTS / "plan_on_meta.md").write_text(report(found, command_line()))
+
+
+if __name__ == "__main__":
+    main()

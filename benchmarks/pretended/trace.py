@@ -1,0 +1,243 @@
+"""The live bytes of one RLOO step, phase by phase, on meta tensors through Unsloth's own code.
+
+For comparing a plan with.  Counted are tensors: weights, LoRA, optimizer, gradients, cache, activations, Unsloth's
+buffers.  Not counted: the CUDA context, the allocator's fragmentation, and what a kernel allocates inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .shapes import load  # isort: skip - Unsloth first
+import torch
+from trl.trainer.utils import add_fused_lm_head
+from unsloth.kernels.utils import _SCRATCH as scratch
+
+from rloo_kit.catalogue import CATALOGUE, Checkpoint
+from rloo_kit.memory.meter import TensorGauge
+from rloo_kit.memory.reading import standing_tensors
+
+from .meta import Answers, make_passes_run, on_meta
+
+if TYPE_CHECKING:
+    from rloo_kit import Policy
+
+GENERATE = ("generate: prompts", "generate: first token", "generate: last token")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration: ``rows`` completions of ``completion`` tokens are sampled at once, and trained on ``micro`` at a
+    time; ``checkpointing`` and ``optimizer`` as the config has them; ``layers`` leaves some of the shape's out."""
+
+    model: str
+    layers: int | None = None
+    rows: int = 8
+    micro: int = 2
+    prompt: int = 512
+    completion: int = 1024
+    padded: bool = False
+    checkpointing: bool | str = "unsloth"
+    optimizer: str = "adamw_torch_fused"
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The catalogue's entry, with fewer layers where so asked."""
+        whole = CATALOGUE[self.model]
+        return replace(whole, layers=self.layers or whole.layers)
+
+
+class MetaGauge(TensorGauge):
+    """Counts what lies on the pretended card.
+
+    Attributes:
+        at_peak: where ``keeps_peak`` is set, storage -> bytes, shape and type of what was live at the peak.
+    """
+
+    keeps_peak = False
+
+    def __init__(self, standing: list[torch.Tensor]) -> None:
+        self._shapes: dict[int, str] = {}
+        self.at_peak: dict[int, tuple[int, str]] = {}
+        super().__init__(standing)
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        if not on_meta(tensor):
+            return
+        key, before = tensor.untyped_storage()._cdata, self.peak_bytes
+        if key not in self._known:
+            self._shapes[key] = f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
+        super()._count(tensor)
+        if self.keeps_peak and self.peak_bytes > before:
+            self.at_peak = {key: (size, self._shapes[key]) for key, size in self._sizes.items()}
+
+
+class Run:
+    """A policy and its optimizer on the pretended card, taken through a step.
+
+    Attributes:
+        peaks: phase -> live bytes at its peak.
+    """
+
+    def __init__(self, case: Case, mode: Answers) -> None:
+        self.case, self.mode = case, mode
+        scratch.clear()  # of a case before
+        self.policy: Policy = load(case.checkpoint, gradient_checkpointing=case.checkpointing)
+        self.model = self.policy.model
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        add_fused_lm_head(self.model.base_model.model, outputs=("log_probs", "entropy"))
+        self.optimizer = optimizer_of(case.optimizer, self.trained)
+        self.gauge = MetaGauge([t for t in standing_tensors(self.model) if on_meta(t)])
+        self.peaks, self._open = {"load": self.gauge.live_bytes}, ""
+        backbone = self.model.base_model.model.model
+        backbone.register_forward_hook(lambda *_: self._moment("layers"))
+
+    def _moment(self, name: str) -> None:
+        """Keep the peak so far as a part of the phase."""
+        if self._open:
+            name = f"{self._open}: {name}"
+            self.peaks[name] = max(self.peaks.get(name, 0), self.gauge.peak_bytes)
+            self.gauge.restart()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count; the largest peak of all visits is kept."""
+        self._open = name
+        self.gauge.restart()
+        with self.gauge:
+            yield
+        self._moment("rest")
+        self._open = ""
+        self.peaks[name] = max(peak for key, peak in self.peaks.items() if key.startswith(f"{name}: "))
+
+    def step(self) -> None:
+        """Two updates: in the first buffers and the optimizer's state are made, the second is counted."""
+        self._update(passes=1)
+        self.peaks = {"load": self.peaks["load"]}
+        self._generate()
+        with self.phase("log-probs"), torch.no_grad():
+            self._pass()
+        self._update(passes=2)  # in the second gradients are there
+
+    def _update(self, passes: int) -> None:
+        for _ in range(passes):
+            with self.phase("forward"):
+                out = self._pass()
+                loss = -out.log_probs[:, -self.case.completion :].float().sum()
+                del out
+            with self.phase("backward"):
+                loss.backward()
+            del loss
+        with self.phase("optimizer"):
+            torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _pass(self) -> Any:
+        case = self.case
+        self.model.for_training(use_gradient_checkpointing=case.checkpointing)
+        for module in self.model.modules():
+            if hasattr(module, "embed_tokens"):
+                module._unsloth_keep_padding_mask = case.padded
+        self.mode.selected, self.mode.is_padded = case.micro * case.completion, case.padded
+        ids = torch.zeros(case.micro, case.prompt + case.completion, dtype=torch.long, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return self.model(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                labels=torch.zeros_like(ids),
+                fused_lm_head=True,
+                use_cache=False,
+            )
+
+    def _generate(self) -> None:
+        """Sample as Unsloth's trainer does, its captured decode step included: the prompts, the first token, which
+        copies the prompts' cache into buffers, and, after a jump, the last one."""
+        from unsloth.models import _decode_graphs
+
+        case, names = self.case, iter(GENERATE)
+        self.mode.is_padded = case.padded
+        ids = torch.zeros(case.rows, case.prompt, dtype=torch.long, device="cuda")
+        name = next(names)
+
+        def after_a_token(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+            nonlocal name
+            self.peaks[name] = self.gauge.peak_bytes
+            self.gauge.restart()
+            name = next(names, "")
+            if not name:
+                raise _Finished  # "all rows are done" is a value
+            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
+        self.model.for_inference()
+        with self.gauge, _decode_graphs.rl_generation():
+            with contextlib.suppress(_Finished):
+                self.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=True,
+                    max_new_tokens=case.completion,
+                    top_k=0,
+                    stopping_criteria=[after_a_token],
+                )
+            with torch.inference_mode(), torch.autocast("cuda", dtype=torch.bfloat16):
+                self._last_token()
+        self.peaks[GENERATE[-1]] = self.gauge.peak_bytes
+        _decode_graphs.release_for_training(self.model)
+        self.peaks["generate"] = max(self.peaks[name] for name in GENERATE)
+
+    def _last_token(self) -> None:
+        """Decode a token, let the buffers grow as they would have by the last one, decode that; after each draw the
+        next as transformers' loop does, which holds scores and probabilities until they are replaced."""
+        from unsloth.models import _decode_graphs
+        from unsloth.models.qwen3 import KV_CACHE_INCREMENT
+
+        case, shape = self.case, self.policy.checkpoint
+        tokens = case.prompt + case.completion
+        attentions = [layer.self_attn for layer in self.model.base_model.model.model.layers]
+        _decode_graphs.start_generation(tokens)
+        for cached in (case.prompt + len(GENERATE), tokens - 2):
+            while attentions[0].paged_attention.shape[0] <= cached + 1:
+                for attention in attentions:
+                    _decode_graphs.resize_decode_buffers(
+                        attention, KV_CACHE_INCREMENT, case.rows, shape.heads, shape.kv_heads, shape.head_dim
+                    )
+            views = ("paged_attention_K", "paged_attention_V")
+            cache = [tuple(getattr(a, n)[:cached].permute(1, 2, 0, 3) for n in views) for a in attentions]
+            ids = torch.zeros(case.rows, 1, dtype=torch.long, device="cuda")
+            logits = self.model.base_model.model(
+                input_ids=ids,
+                past_key_values=cache,
+                position_ids=ids,
+                attention_mask=torch.ones(case.rows, cached + 1, dtype=torch.long, device="cuda"),
+                use_cache=True,
+            )[0]
+            scores = logits[:, -1].to(torch.float32, copy=True)
+            del logits
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            torch.multinomial(probabilities, 1)
+        _decode_graphs.end_generation()
+
+
+class _Finished(Exception):
+    """As many tokens as were asked for."""
+
+
+def optimizer_of(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """transformers' choice for the name."""
+    if name == "adamw_torch_fused":
+        return torch.optim.AdamW(parameters, fused=True)
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(parameters)
+
+
+def run(case: Case, mode: Answers | None = None) -> Run:
+    """A step of the case, counted."""
+    found = Run(case, mode or make_passes_run())
+    found.step()
+    return found

@@ -1,0 +1,64 @@
+"""The plan of a GPU's tensors beside live tensors of Unsloth's own GPU code, traced without a GPU."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import CLEAN_ENVIRONMENT, ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # its scripts import each other by name
+
+import plan_on_meta
+
+TRACED = json.loads((ROOT / "benchmarks" / "results" / "plan_on_meta.json").read_text())
+ABOVE = 1.02
+"""The plan is never under what is traced, and at most this much above."""
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    case = entry["case"]
+    words = (
+        case[key] for key in ("model", "rows", "micro", "completion", "padded", "checkpointing", "optimizer")
+    )
+    return "-".join(map(str, words))
+
+
+@pytest.mark.parametrize("entry", TRACED, ids=name_of)
+def test_the_plan_of_each_phase_is_within_two_percent_of_what_was_traced_and_never_under(
+    entry: dict[str, Any],
+) -> None:
+    planned = plan_on_meta.planned(entry["case"])
+    ratios = {name: planned[name] / entry["traced"][name] for name in plan_on_meta.COUNTED}
+    assert {name: ratio for name, ratio in ratios.items() if not 1 <= ratio <= ABOVE} == {}
+
+
+def test_the_stored_traces_are_those_of_the_script_and_its_document() -> None:
+    ours = [
+        {key: entry["case"][key] for key in given}
+        for entry, given in zip(TRACED, plan_on_meta.FULL, strict=True)
+    ]
+    assert ours == list(plan_on_meta.FULL)
+    document = (ROOT / "benchmarks" / "results" / "plan_on_meta.md").read_text()
+    assert document == plan_on_meta.report(TRACED, "`python benchmarks/plan_on_meta.py`")
+
+
+@pytest.fixture(scope="module")
+def traced_now() -> list[dict[str, Any]]:
+    """Three configurations of three layers, traced in a process of its own."""
+    if not (ROOT / ".triton" / "triton").is_dir():
+        pytest.skip("make test puts Triton into .triton, on Linux")
+    command = [sys.executable, str(ROOT / "benchmarks" / "plan_on_meta.py"), "--short"]
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=550, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_unsloths_code_makes_the_tensors_that_are_planned(traced_now: list[dict[str, Any]]) -> None:
+    """Fails where an upgrade of Unsloth changes what a step holds, and where a formula changes."""
+    for entry in traced_now:
+        for name, ratio in zip(plan_on_meta.COUNTED, plan_on_meta.ratios(entry), strict=True):
+            assert 1 <= ratio <= (1.06 if name == "load" else ABOVE), (entry, name)
