@@ -14,6 +14,7 @@ traffic.md.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -111,7 +112,8 @@ class Traced:
     """Passes of one policy, each traced once."""
 
     def __init__(self, passes: Any, load: Callable[[bool], Any]) -> None:
-        self.passes, self._load, self._known = passes, load, {}
+        self.passes, self._load = passes, load
+        self._known: dict[tuple[Any, ...], Any] = {}
         self._four_bit: bool | None = None
 
     def _once(self, key: tuple[Any, ...], four_bit: bool, run: Callable[[], Any]) -> Any:
@@ -138,8 +140,8 @@ class Traced:
 
     def generate(self, recipe: Recipe, rows: int, prompt: int) -> tuple[dict[str, Work], dict[str, Work]]:
         """Prefill and one decoded token."""
-        key = ("generate", rows, prompt, recipe.padded, recipe.variables, recipe.one_head)
-        key += (recipe.shared_once,)
+        key: tuple[Any, ...] = ("generate", rows, prompt, recipe.padded, recipe.variables, recipe.one_head)
+        key = (*key, recipe.shared_once)
 
         def run() -> Any:
             with self._as(recipe):
@@ -221,7 +223,7 @@ def counted(card: str, names: list[str]) -> dict[str, Any]:
     passes, found = Passes(card), {}
     dtype = torch.bfloat16 if pretended.CARDS[card].has_bfloat16 else torch.float16
     for name in names:
-        traced = Traced(passes, lambda four, name=name: loaded(name, dtype, four))
+        traced = Traced(passes, functools.partial(loaded, name, dtype))
         found[name] = of_shape(traced, CATALOGUE[name], is_first=card == "rtx 3090")
     return found
 

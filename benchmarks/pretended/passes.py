@@ -32,7 +32,8 @@ class Passes:
         self.counter = Counter(cache_bytes=CACHE_MIB[card] * 2**20)
         self.counter.count_launches()
         self._answers: Answers = make_passes_run()
-        self._padded, self._marks, self._left = False, [], 0
+        self._padded, self._left = False, 0
+        self._marks: list[Found] = []
         self._watch_generation()
         self._count_head()
 
