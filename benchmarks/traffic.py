@@ -285,6 +285,8 @@ def switches(traced: Traced, lora: int, length: int) -> dict[str, dict[str, Work
     recipes = {"the kit before": before(8), **{name: turn(before(8)) for name, turn in SWITCHES.items()}}
     long = replace(kit(8), prompt=2048)
     recipes |= {"usual": usual(8), "usual, a shared matrix read once": replace(usual(8), shared_once=True)}
+    recipes |= {"the kit, K 4: 2 prompts at once, of unlike length": kit(4)}
+    recipes |= {"the kit, K 4: one prompt at once": replace(kit(4), rows=4, padded=False)}
     recipes |= {"the kit, prompt of 2048": long, "the same, prefill shared": replace(long, shared=8)}
     return {
         name: step(traced, recipe, length, optimizer_work(lora, False)) for name, recipe in recipes.items()

@@ -74,6 +74,7 @@ def switches(counted: dict[str, dict[str, Phases]]) -> str:
     lengths = list(counted)
     before = {length: moved(counted[length]["the kit before"]) for length in lengths}
     apart = ["the kit before", "usual", "usual, a shared matrix read once"]
+    apart += ["the kit, K 4: 2 prompts at once, of unlike length", "the kit, K 4: one prompt at once"]
     apart += ["the kit, prompt of 2048", "the same, prefill shared"]
     apart = [name for name in apart if name in counted[lengths[0]]]
     names = sorted(
@@ -84,7 +85,7 @@ def switches(counted: dict[str, dict[str, Phases]]) -> str:
         row = [name]
         for length in lengths:
             made = counted[length][name]
-            alike = "2048" not in name and "the same" not in name
+            alike = not name.startswith(("the kit, ", "the same"))
             to = f"{moved(made) / before[length]:.2f}" if alike else ""
             row += [f"{moved(made):.0f}", to, f"{computed(made):.1f}"]
         rows.append(row)
