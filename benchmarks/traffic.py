@@ -7,14 +7,15 @@ Unsloth's own GPU path runs on tensors without memory, at the real shapes in 4 b
 launch is counted (benchmarks/pretended/counter.py); nothing is timed.  A step is put together from its passes: a
 decoded token costs a + b x tokens in the cache, traced at two lengths and checked at a third.  What is compared:
 stock TRL under Unsloth with Unsloth's defaults, the kit, each of the kit's switches, and the least that a step needs.
-Cards take part by what Unsloth and bitsandbytes choose for them.  Results: benchmarks/results/traffic.json and
-traffic.md.
+Cards take part by what Unsloth and bitsandbytes choose for them.  What traffic.json holds is not counted again.
+Results: benchmarks/results/traffic.json and traffic.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import sys
@@ -206,26 +207,26 @@ def bound(checkpoint: Checkpoint, rows: int, completion: int) -> dict[str, Work]
     }
 
 
-def optimizer_work(lora: int, eight_bit: bool) -> Work:
+def optimizer_work(lora: int, recipe: str) -> Work:
     """AdamW over float32 weights, computed from what it holds, and the clipping of the gradient's norm: weight,
     gradient and two moments read, weight and moments written; in 8 bit the moments take a byte each."""
-    moments = 2 if eight_bit else 8
+    moments = 2 if recipe.startswith("usual") else 8
     return Work((8 + moments + 8) * lora, (4 + moments + 4) * lora, 20 * lora)
 
 
-def counted(card: str, names: list[str]) -> dict[str, Any]:
-    """All of a card's counts, for this process alone."""
+def count(card: str, names: list[str], known: dict[str, Any], keep: Callable[[], None]) -> None:
+    """Count what is not yet known of a card, for this process alone; ``keep`` is called whenever something is."""
     pretended.start(card, target="meta")
     import torch
 
     from benchmarks.pretended.passes import Passes
 
-    passes, found = Passes(card), {}
+    passes = Passes(card)
     dtype = torch.bfloat16 if pretended.CARDS[card].has_bfloat16 else torch.float16
     for name in names:
         traced = Traced(passes, functools.partial(loaded, name, dtype))
-        found[name] = of_shape(traced, CATALOGUE[name], is_first=card == "rtx 3090")
-    return found
+        for _ in of_shape(traced, CATALOGUE[name], known.setdefault(name, {}), card == "rtx 3090"):
+            keep()
 
 
 def loaded(name: str, dtype: Any, four_bit: bool) -> Any:
@@ -253,44 +254,40 @@ def loaded(name: str, dtype: Any, four_bit: bool) -> Any:
         return shapes.load(name, dtype, load_in_4bit=False)
 
 
-def of_shape(traced: Traced, checkpoint: Checkpoint, is_first: bool) -> dict[str, Any]:
-    """Steps of every K and length, the switches on one shape, and how well the line fits."""
+def of_shape(traced: Traced, checkpoint: Checkpoint, known: dict[str, Any], is_first: bool) -> Iterator[None]:
+    """Steps of every K and length, the switches on one shape, and how well the line fits; added to ``known``."""
     from rloo_kit.memory.footprint import lora_sizes
 
-    lora = sum(lora_sizes(checkpoint, 16))
-    steps: dict[str, Any] = {}
-    for k in KS:
-        for length in LENGTHS:
-            recipes = {"usual": usual(k), "before": before(k), "kit": kit(k)}
-            made = {
-                how: step(traced, recipe, length, optimizer_work(lora, how == "usual"))
-                for how, recipe in recipes.items()
-            }
-            made["bound"] = bound(checkpoint, kit(k).rows, length)
-            steps[f"K {k}, {length} tokens"] = shown(made)
-    token = traced.generate(kit(8), 8, PROMPT)[1]
-    found = {"steps": steps, "kernels of a decoded token": shown({"kit, K 8": token})["kit, K 8"]}
+    lora, steps = sum(lora_sizes(checkpoint, 16)), known.setdefault("steps", {})
+    for k, length in itertools.product(KS, LENGTHS):
+        recipes = {"usual": usual(k), "before": before(k), "kit": kit(k)}
+        if (case := f"K {k}, {length} tokens") not in steps:
+            made = {how: step(traced, r, length, optimizer_work(lora, how)) for how, r in recipes.items()}
+            steps[case] = shown({**made, "bound": bound(checkpoint, kit(k).rows, length)})
+            yield
+    if (name := "kernels of a decoded token") not in known:
+        known[name] = shown({"": traced.generate(kit(8), 8, PROMPT)[1]})[""]
+        yield
     if checkpoint.name == "qwen3-4b":
-        found["switches"] = {f"{length} tokens": shown(switches(traced, lora, length)) for length in LENGTHS}
-    if is_first and checkpoint.name == "qwen3-1.7b":
-        third = 768
-        line = traced.token(kit(8), third + 1).bytes
-        measured = total(traced.generate(kit(8), 8, third)[1].values()).bytes
-        found["line / trace at 768"] = line / measured
-    return found
+        for length, (name, recipe) in itertools.product(LENGTHS, switched_recipes().items()):
+            found = known.setdefault("switches", {}).setdefault(f"{length} tokens", {})
+            if name not in found:
+                found |= shown({name: step(traced, recipe, length, optimizer_work(lora, name))})
+                yield
+    if is_first and checkpoint.name == "qwen3-1.7b" and (name := "line / trace at 768") not in known:
+        traced_there = total(traced.generate(kit(8), 8, 768)[1].values())
+        known[name] = traced.token(kit(8), 769).bytes / traced_there.bytes
+        yield
 
 
-def switches(traced: Traced, lora: int, length: int) -> dict[str, dict[str, Work]]:
-    """Each switch over the kit before, at K 8."""
-    recipes = {"the kit before": before(8), **{name: turn(before(8)) for name, turn in SWITCHES.items()}}
+def switched_recipes() -> dict[str, Recipe]:
+    """Each switch over the kit before, at K 8; and what else is compared."""
+    found = {"the kit before": before(8), **{name: turn(before(8)) for name, turn in SWITCHES.items()}}
+    found |= {"usual": usual(8), "usual, a shared matrix read once": replace(usual(8), shared_once=True)}
+    found |= {"the kit, K 4: 2 prompts at once, of unlike length": kit(4)}
+    found |= {"the kit, K 4: one prompt at once": replace(kit(4), rows=4, padded=False)}
     long = replace(kit(8), prompt=2048)
-    recipes |= {"usual": usual(8), "usual, a shared matrix read once": replace(usual(8), shared_once=True)}
-    recipes |= {"the kit, K 4: 2 prompts at once, of unlike length": kit(4)}
-    recipes |= {"the kit, K 4: one prompt at once": replace(kit(4), rows=4, padded=False)}
-    recipes |= {"the kit, prompt of 2048": long, "the same, prefill shared": replace(long, shared=8)}
-    return {
-        name: step(traced, recipe, length, optimizer_work(lora, False)) for name, recipe in recipes.items()
-    }
+    return {**found, "the kit, prompt of 2048": long, "the same, prefill shared": replace(long, shared=8)}
 
 
 def shown(found: dict[str, dict[str, Work]]) -> dict[str, dict[str, dict[str, float]]]:
@@ -304,6 +301,10 @@ def shown(found: dict[str, dict[str, Work]]) -> dict[str, dict[str, dict[str, fl
     }
 
 
+def _write(file: Path, known: dict[str, Any]) -> None:
+    file.write_text(json.dumps(known, indent=1) + "\n")
+
+
 def main() -> None:
     """Count one card, or write the tables of all that were counted."""
     parser = argparse.ArgumentParser(
@@ -315,8 +316,8 @@ def main() -> None:
     given, file = parser.parse_args(), RESULTS / "traffic.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     if not given.stored:
-        known.setdefault(given.card, {}).update(counted(given.card, given.shapes))
-        file.write_text(json.dumps(known, indent=1) + "\n")
+        found = known.setdefault(given.card, {})
+        count(given.card, given.shapes, found, lambda: _write(file, known))
     (RESULTS / "traffic.md").write_text(traffic_tables.markdown(known))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.tables import command_line, document, table
+from benchmarks.tables import document, table
 
 Phases = dict[str, dict[str, float]]
 PHASES = ("prefill", "decode", "log-probs", "update")
