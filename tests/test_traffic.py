@@ -135,9 +135,9 @@ passes = Passes("rtx 3090")
 policy = shapes.load("tiny")
 passes.of(policy)
 found = {}
-for name, fused, one in (("neither", "0", False), ("both", "1", True)):
+for name, variables, one in (("neither", {}, False), ("both", {"UNSLOTH_BNB_GEMM_4BIT": "1"}, True)):
     in_order = head_in_one_product(policy.model) if one else contextlib.nullcontext()
-    with switched({"UNSLOTH_BNB_GEMM_4BIT": fused}), in_order:
+    with switched(variables), in_order:
         token = passes.generate(8, 64)[1]
     found[name] = [whole(token).bytes, token.get("aten.bmm") is not None, "bitsandbytes.gemm_4bit" in token]
 print(json.dumps(found))

@@ -128,12 +128,16 @@ class Passes:
         head._mm_fp32, head._addmm_fp32 = counted, added
 
 
+OF_PRODUCTS = ("UNSLOTH_BNB_GEMM_4BIT", "UNSLOTH_GEMV_MAX_ROWS")
+
+
 @contextmanager
 def switched(variables: dict[str, str]) -> Iterator[None]:
-    """Unsloth's switches of its 4-bit products, as if they had been set before it was imported."""
+    """Unsloth's switches of its 4-bit products, as if they had been set before it was imported; one that is not given is
+    not set, although the kit sets it."""
     import unsloth.kernels.utils as kernels
 
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.pop(name) for name in OF_PRODUCTS if name in os.environ}
     rows = kernels._GEMV_MAX_ROWS
 
     def read_again() -> None:
@@ -142,13 +146,14 @@ def switched(variables: dict[str, str]) -> Iterator[None]:
         kernels._BNB_GEMM_4BIT, kernels._BNB_GEMM_4BIT_DTYPES = None, (torch.float16,)
 
     os.environ.update(variables)
-    kernels._GEMV_MAX_ROWS = int(variables.get("UNSLOTH_GEMV_MAX_ROWS", rows))
+    kernels._GEMV_MAX_ROWS = int(variables.get(OF_PRODUCTS[1], rows))
     read_again()
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
         kernels._GEMV_MAX_ROWS = rows
         read_again()
 
