@@ -14,7 +14,7 @@ ABOUT = """Qwen3's real shapes in 4 bit with LoRA of rank 16, prompts of 256 tok
 limit. Unsloth's own GPU path ran on tensors without memory; each kernel that it would launch was counted by what it
 reads and writes. **Nothing was timed, and nothing ran on a GPU.** What a kernel keeps in the GPU's cache from one
 launch to the next is not seen; a matrix that a batched product reads once for each row counts once where it fits into
-the second-level cache (T4 4, RTX 3090 6, RTX 4060 24 MiB), else once for each row. Which 4-bit product a card takes
+the second-level cache (6 MiB on an RTX 3090), else once for each row. Which 4-bit product a card takes
 follows Unsloth's and bitsandbytes' own tables. A product's operations are counted with torch's formulas, a causal
 mask halves nothing.
 

@@ -133,8 +133,8 @@ OF_PRODUCTS = ("UNSLOTH_BNB_GEMM_4BIT", "UNSLOTH_GEMV_MAX_ROWS")
 
 @contextmanager
 def switched(variables: dict[str, str]) -> Iterator[None]:
-    """Unsloth's switches of its 4-bit products, as if they had been set before it was imported; one that is not given is
-    not set, although the kit sets it."""
+    """Unsloth's switches of its 4-bit products, as if they had been set before it was imported; one that is not given
+    is not set, although the kit sets it."""
     import unsloth.kernels.utils as kernels
 
     before = {name: os.environ.pop(name) for name in OF_PRODUCTS if name in os.environ}
