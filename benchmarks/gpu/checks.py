@@ -34,7 +34,8 @@ one more pass, for the KL term."""
 PLAIN, UNSLOTH, KIT = "TRL, PEFT, bitsandbytes", "TRL under Unsloth", "kit"
 CANDIDATES: dict[str, dict[str, Any]] = {
     "fused 4-bit rows": {"variables": {"UNSLOTH_GEMV_MAX_ROWS": "8"}},
-    "fused 4-bit GEMM": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "1"}},
+    "4-bit matrices made in 16 bit": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "0"}},
+    "lm_head row by row": {"config": {"fast_sampling": False}},
     "2 prompts at once": {"groups": 2},
     "4 prompts at once": {"groups": 4},
     "no decode graphs": {"variables": {"UNSLOTH_DECODE_CUDA_GRAPHS": "0"}},

@@ -1,6 +1,6 @@
-"""How much memory a run may take on a GPU that is named, or on this machine.
+"""How much memory a run may take on a GPU that is named, or on this machine; and how fast a named GPU is at best.
 
-For :mod:`rloo_kit.memory`.  A table of common GPUs, and what torch, NVML and psutil report of this machine.  It plans
+For :mod:`rloo_kit.memory`.  Tables of common GPUs, and what torch, NVML and psutil report of this machine.  It plans
 nothing, and imports torch only where this machine is asked about.
 """
 
@@ -46,6 +46,38 @@ CARD_MIB = {
 """Name -> memory in MiB, as nvidia-smi shows it; a T4's error correction takes a sixteenth of its 16 GiB.  Part of it
 belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
 
+CARD_SPEED = {
+    "rtx 2060 6gb": (336, 25.8),
+    "rtx 2080 ti": (616, 53.8),
+    "rtx 3060 12gb": (360, 25.5),
+    "rtx 3060 ti": (448, 32.4),
+    "rtx 3070": (448, 40.6),
+    "rtx 3080 10gb": (760, 59.5),
+    "rtx 3080 ti": (912, 68.2),
+    "rtx 3090": (936, 71.2),
+    "rtx 3090 ti": (1008, 80.0),
+    "rtx 4060": (272, 30.2),
+    "rtx 4060 ti 8gb": (288, 44.1),
+    "rtx 4060 ti 16gb": (288, 44.1),
+    "rtx 4070": (504, 58.3),
+    "rtx 4070 ti": (504, 80.2),
+    "rtx 4070 ti super": (672, 88.2),
+    "rtx 4080": (717, 97.5),
+    "rtx 4090": (1008, 165.2),
+    "rtx 5060 ti 16gb": (448, 47.4),
+    "rtx 5070": (672, 61.7),
+    "rtx 5070 ti": (896, 87.9),
+    "rtx 5080": (960, 112.6),
+    "rtx 5090": (1792, 209.5),
+    "t4": (320, 65),
+    "l4": (300, 121),
+    "a10": (600, 125),
+}
+"""Name -> memory bandwidth in GB/s, and peak TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch
+has them.  From NVIDIA's tables: the architecture whitepapers of Turing, GA102, Ada and RTX Blackwell (appendices; a
+GeForce card adds up in 32 bit at half the rate in 16 bit, which is twice its float32 rate), and the data sheets of
+T4, L4 (there with sparsity: half of it) and A10.  Cards sold with other clocks differ by a few percent."""
+
 RESERVED_BYTES = 512 * MIB
 """Left free on a GPU that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
 gives torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  For the GPU of this machine the
@@ -80,13 +112,26 @@ def device_of(card: str | float | Device | None = None) -> Device:
     return Device(name, CARD_MIB[name] * MIB - RESERVED_BYTES)
 
 
-def _known_card(card: str) -> str:
-    def bare(name: str) -> str:
-        return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+def speed_of(device: Device) -> tuple[float, float] | None:
+    """Bytes and floating-point operations a second at best, by the GPU's name; None where :data:`CARD_SPEED` has it
+    not."""
+    wanted = _bare(device.name)
+    # torch's name of a card has no size, and a card's sizes differ in little else.
+    named = [name for name in CARD_SPEED if wanted in (_bare(name), _bare(re.sub(r" \d+gb$", "", name)))]
+    if not device.on_gpu or not named:
+        return None
+    bandwidth, peak = CARD_SPEED[named[0]]
+    return bandwidth * 1e9, peak * 1e12
 
-    wanted = bare(card)
-    exact = [name for name in CARD_MIB if bare(name) == wanted]
-    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", bare(name))]
+
+def _bare(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+
+
+def _known_card(card: str) -> str:
+    wanted = _bare(card)
+    exact = [name for name in CARD_MIB if _bare(name) == wanted]
+    sizes = [name for name in CARD_MIB if re.fullmatch(rf"{re.escape(wanted)}\d+gb", _bare(name))]
     found = exact or sizes
     if len(found) == 1:
         return found[0]

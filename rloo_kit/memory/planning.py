@@ -1,4 +1,4 @@
-"""Whether a run will fit into memory, and what to change where it will not.
+"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.
 
 For users with one consumer GPU.  ``plan(policy, config)`` adds up the terms of :mod:`.footprint` by phase and compares
 the peak with a GPU's memory; ``fit(card)`` finds the largest model for a GPU; ``Plan.compare(trainer)`` shows plan and
@@ -16,13 +16,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.memory import changes, measured, reading
+from rloo_kit.memory import changes, measured, reading, seconds
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
-from rloo_kit.memory.hardware import Device, device_of, where_computed
+from rloo_kit.memory.hardware import Device, device_of, speed_of, where_computed
 from rloo_kit.memory.measured import Measured, Trained
 from rloo_kit.memory.reading import model_of, settings_of
 from rloo_kit.memory.settings import Settings
+from rloo_kit.memory.traffic import Traffic
 from rloo_kit.session.show import GIB, html_table, scale_of, shown_figure, text_table
 
 if TYPE_CHECKING:
@@ -53,6 +54,37 @@ class Plan(Estimate):
         that suffice alone are listed.
         """
         return () if self.fits == "fits" else tuple(changes.that_fit(self))
+
+    @cached_property
+    def seconds_per_step(self) -> tuple[float, float] | None:
+        """Seconds of a step, at best and in a slow case: an estimate from counted bytes, operations and kernels and
+        from the GPU's data sheet (:mod:`.seconds`), never timed.  All prompts are taken to be as long as the longest,
+        and all completions to run to their limit.
+
+        None on a CPU, where a run's own first steps tell (``step_time`` in its log), and on a GPU whose bandwidth is
+        not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`.
+        """
+        speed = speed_of(self.device)
+        sliced = dataclasses.replace(self.settings, generation_rows=self.sampled_rows)
+        return None if speed is None else seconds.of_step(Traffic(self.model, sliced), speed)
+
+    @property
+    def _time(self) -> list[str]:
+        """The range in a line, and of the whole run where its steps are known."""
+        if self.seconds_per_step is None:
+            return (
+                ["seconds: not estimated, this GPU's bandwidth is not known"] if self.settings.on_gpu else []
+            )
+        low, high = self.seconds_per_step
+        found = f"a step takes {seconds.shown(low)} to {seconds.shown(high)}"
+        if self.settings.steps:
+            whole = (seconds.shown(self.settings.steps * each) for each in (low, high))
+            found += f", {self.settings.steps} steps {' to '.join(whole)}"
+        return [
+            f"{found}: an estimate, counted and not timed; from full bandwidth and peak to "
+            f"{seconds.BANDWIDTH_SHARE:.0%} and {seconds.PEAK_SHARE:.0%} of them, or launches of "
+            f"{1e6 * seconds.LAUNCH_SECONDS:.0f} µs a kernel"
+        ]
 
     def compare(self, trainer: Trained) -> Measured:
         """The plan beside what a run took.
@@ -106,6 +138,7 @@ class Plan(Estimate):
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
         found = ["* an estimate" + "; no figure has been measured on a GPU" * self.settings.on_gpu]
+        found += self._time
         if self.offloaded_bytes:
             size = f"{self.offloaded_bytes / GIB:.2f} GiB"
             found.append(f"{size} of activations go to the computer's own memory")

@@ -157,6 +157,7 @@ def settings_of(
         generation_rows=values.get("generation_rows"),
         accumulation=accumulation,
         iterations=values["num_iterations"],
+        steps=max(0, values.get("max_steps", 0)),
         beta=values["beta"],
         fast_sampling=values["fast_sampling"] and not sampling,
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),

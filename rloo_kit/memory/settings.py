@@ -52,6 +52,7 @@ class Settings:
         generation_rows: the most completions sampled at once (``generation_rows``); None takes as many as fit.
         accumulation: micro-batches per update (``gradient_accumulation_steps``).
         iterations: how often a generation batch is used (``num_iterations``).
+        steps: updates of the run (``max_steps``); 0 where the data decides.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         fast_sampling: on a CPU, the kit's own sampling loop instead of transformers'.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
@@ -71,6 +72,7 @@ class Settings:
     generation_rows: int | None = None
     accumulation: int = DEFAULTS.gradient_accumulation_steps
     iterations: int = DEFAULTS.num_iterations
+    steps: int = 0
     beta: float = DEFAULTS.beta
     reference_copy: bool = False
     fast_sampling: bool = DEFAULTS.fast_sampling

@@ -161,7 +161,11 @@ class Policy:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        with torch.no_grad(), sampling.without_max_length(self.model):
+        with (
+            torch.no_grad(),
+            sampling.without_max_length(self.model),
+            sampling.head_in_one_product(self.model),
+        ):
             output = generate(
                 input_ids=ids,
                 attention_mask=mask,

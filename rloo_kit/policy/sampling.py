@@ -1,15 +1,16 @@
-"""Fast sampling on a CPU from Qwen3's vocabulary of 151,936, through ``generate``'s public ``custom_generate``.
+"""Sampling without work that gives nothing: on a CPU from Qwen3's vocabulary of 151,936, on a GPU for several rows.
 
-For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
-computes rows that have ended until the last one has.  :func:`decode` draws by inverse CDF, one uniform number a row,
-and drops rows as they end: the same distribution in a fraction of the time.  On a GPU, where multinomial is cheap
-and unsloth has its own loop, nothing is changed.
+On a CPU, through ``generate``'s public ``custom_generate``: for each token transformers' own loop draws one random
+variate per vocabulary entry (``torch.multinomial``), and it computes rows that have ended until the last one has.
+:func:`decode` draws by inverse CDF, one uniform number a row, and drops rows as they end: the same distribution in a
+fraction of the time.  On a GPU, where multinomial is cheap and unsloth has its own loop, only the head's input is put
+in order (:func:`head_in_one_product`).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ BLOCK = 128
 then runs over a hundredth of it."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def without_max_length(model: PreTrainedModel) -> Iterator[None]:
     """Works around: on a GPU unsloth sets it to all that the checkpoint was trained for (unsloth_zoo's
     ``patch_tokenizer``), and transformers then warns in every call that ``max_new_tokens`` takes precedence."""
@@ -59,6 +60,24 @@ def options(device: torch.device, drawn: Drawn | None = None, fast: bool = True)
     if fast and device.type == "cpu":
         return {"custom_generate": partial(decode, drawn=drawn)}
     return {} if drawn is None else {"stopping_criteria": StoppingCriteriaList([drawn])}
+
+
+@contextmanager
+def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
+    """Works around: on a GPU unsloth's decoding hands lm_head a slice of a wider buffer (its models/llama.py,
+    ``fast_swiglu_inference``), and its prefill a slice of the prompt.  torch does not fold the rows of such a slice
+    into one product (aten's LinearAlgebra.cpp, ``should_fold``): it makes one for each row, which reads the matrix, the
+    largest of the model, each time.  While inside, lm_head's input is made contiguous first; no value changes.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None or head.weight.device.type == "cpu":
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()

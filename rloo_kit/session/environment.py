@@ -292,8 +292,8 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
     known = settings()
     for name, setting in known.items():
         value = os.environ.get(name)
-        if name == CPU_BF16 and (device != "cpu" or value is None):
-            continue  # of no effect on a GPU; load_policy chooses float32 without it
+        if setting.device not in ("", device) or (name == CPU_BF16 and value is None):
+            continue  # without it load_policy chooses float32
         if value != imports.read[name]:
             late = f"{name} was changed after {setting.read_by} read it"
             notes.append(f"{late}; restart the kernel to change it.")

@@ -37,6 +37,7 @@ TESTED = {
 }
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
+FUSED_4BIT = "UNSLOTH_BNB_GEMM_4BIT"
 
 
 class Setting(NamedTuple):
@@ -46,6 +47,7 @@ class Setting(NamedTuple):
     read_by: str  # the module whose import reads it; later changes do nothing
     reason: str
     old_name: str = ""  # an earlier name that is still read, and is the user's choice where it is set
+    device: str = ""  # "cpu" or "cuda" where it has an effect on one alone
 
 
 def settings() -> dict[str, Setting]:
@@ -60,7 +62,17 @@ def settings() -> dict[str, Setting]:
             "unsloth otherwise writes its compiled code into the notebook's folder",
         ),
         # unsloth takes bfloat16 where the CPU has it: less exact, and slower at the tiny policy's size.
-        CPU_BF16: Setting("0", "unsloth", "float32 on every CPU, so that results agree; 1 takes bfloat16"),
+        CPU_BF16: Setting(
+            "0", "unsloth", "float32 on every CPU, so that results agree; 1 takes bfloat16", device="cpu"
+        ),
+        # By default on a T4 alone (kernels/utils.py, _BNB_GEMM_4BIT_ARCHS).  bitsandbytes chooses by its own timings of
+        # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).
+        FUSED_4BIT: Setting(
+            "1",
+            "unsloth",
+            "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token",
+            device="cuda",
+        ),
         # unsloth sets it where the platform allows, but does not look for the old name.
         "PYTORCH_ALLOC_CONF": Setting(
             None, "torch", "torch settles its allocator once", old_name="PYTORCH_CUDA_ALLOC_CONF"

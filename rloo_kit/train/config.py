@@ -68,7 +68,7 @@ class RLOOConfig(trl.RLOOConfig):
             their KL term, which then holds the policy only on prompts that it is still learning from.  False
             trains on all.  "kl" and "entropy" are means over what is trained on.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
-            (same distribution, a fraction of the time).
+            (same distribution, a fraction of the time); on a GPU, read lm_head once a token, not once a completion.
 
     Added, less memory for the same update:
         generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
@@ -123,7 +123,7 @@ class RLOOConfig(trl.RLOOConfig):
     )
     skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
     fast_sampling: bool = field(
-        default=DEFAULTS.fast_sampling, metadata={"help": "On a CPU, draw tokens by inverse CDF."}
+        default=DEFAULTS.fast_sampling, metadata={"help": "Sample with less work, the same distribution."}
     )
     generation_rows: int | None = field(
         default=None, metadata={"help": "Completions sampled at once; None: as many as fit."}

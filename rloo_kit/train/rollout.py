@@ -144,8 +144,8 @@ class RolloutTrainer(ResumableTrainer):
         self, prompt_ids: list[list[int]], *args: object, **kwargs: object
     ) -> list[list[int]]:
         """Works around: unsloth cuts sequences inside the forward pass, has each call warn of a length, and ends an
-        evaluation's sampling in training mode; multinomial is most of a CPU's step; and all rows at once may be more
-        than memory holds."""
+        evaluation's sampling in training mode; multinomial is most of a CPU's step, and reading lm_head for each row
+        most of a GPU's; and all rows at once may be more than memory holds."""
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         with (
@@ -173,7 +173,8 @@ class RolloutTrainer(ResumableTrainer):
 
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
-        """Have ``generate`` sample as many rows at once as fit, and draw by inverse CDF on a CPU, while inside."""
+        """While inside, have ``generate`` sample as many rows at once as fit, draw by inverse CDF on a CPU, and read
+        lm_head once a token on a GPU."""
         if not self._samples_itself:
             yield
             return
@@ -183,7 +184,8 @@ class RolloutTrainer(ResumableTrainer):
         sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
         model.generate = sliced
         try:
-            yield
+            with sampling.head_in_one_product(model) if self.own.fast_sampling else nullcontext():
+                yield
         finally:
             if patched:
                 model.generate = bound

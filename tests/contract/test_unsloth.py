@@ -6,6 +6,7 @@ import inspect
 import json
 from pathlib import Path
 
+import bitsandbytes
 import pytest
 import unsloth
 from unsloth import FastLanguageModel
@@ -158,3 +159,26 @@ LINES = {
 def test_lines_that_the_kit_works_around_are_there(file: str) -> None:
     packages = Path(unsloth.__file__).parent.parent
     assert LINES[file] in (packages / file).read_text()
+
+
+def test_the_switch_of_4_bit_products_and_the_slice_that_lm_head_is_given_are_where_they_were() -> None:
+    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/imports.py) and for ``sampling.head_in_one_product``."""
+    folder = Path(unsloth.__file__).parent
+    for file, lines in {
+        "kernels/utils.py": (
+            "_BNB_GEMM_4BIT_MAX_ROWS = 16",
+            "_BNB_GEMM_4BIT_ARCHS = {(7, 5)}",
+            'os.environ.get("UNSLOTH_BNB_GEMM_4BIT") == "1"',
+            "_GEMV_ROWS_BY_ARCH = {(7, 5): 4, (8, 0): 2, (8, 9): 4, (12, 0): 4}",
+        ),
+        "models/llama.py": (
+            "down = fast_linear_forward(self.down_proj, gate, out = up[:, :, :hd])",
+            "logits = self.lm_head(hidden_states.to(dtype))",
+            'kwargs["cache_implementation"] = "dynamic"',
+        ),
+    }.items():
+        text = (folder / file).read_text()
+        for line in lines:
+            assert line in text, f"{line} in unsloth's {file}: look at what a step's bytes are now"
+    memory = (Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py").read_text()
+    assert "def _gemm_4bit_use_custom_cuda(device_index, dtype, M, N, K):" in memory

@@ -265,3 +265,17 @@ def test_no_call_warns_of_a_length_that_was_not_asked_for(
     finally:
         logger.removeHandler(caplog.handler)
     assert "max_length" not in caplog.text
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_off_the_cpu_the_heads_input_is_made_contiguous_while_inside_and_only_then(device: str) -> None:
+    head = torch.nn.Linear(4, 7, bias=False, device=device)
+    model: Any = type("Model", (), {"get_output_embeddings": lambda self: head})()
+    wide, seen = torch.zeros(3, 9, device=device)[:, :4].view(3, 1, 4), []
+    forward = head.forward
+    head.forward = lambda given: seen.append(given.is_contiguous()) or forward(given)  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError), sampling.head_in_one_product(model):
+        head(wide)[head(wide[:, :, :3])]  # the second has too few columns
+    head(wide)
+    assert seen[0] == (device == "meta")
+    assert not seen[-1]

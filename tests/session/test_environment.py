@@ -100,6 +100,11 @@ def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     assert (environment.SPILLS in found.warnings) is spills
     assert f"compute   {'bfloat16' if bf16 else 'float16'}\n" in str(found)
     assert imports.CPU_BF16 not in str(found), "of no effect on a GPU"
+    assert imports.FUSED_4BIT in str(found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert imports.FUSED_4BIT not in str(environment._describe(False, "in use", 0, (), [])), (
+        "nor this on a CPU"
+    )
 
 
 def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
