@@ -13,7 +13,7 @@ import rloo_kit  # isort: skip - Unsloth first
 import torch
 from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
-from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.memory.hardware import cuda_process_bytes
@@ -25,9 +25,10 @@ from . import work
 from .runner import Figure, Place
 
 
-def config_of(checkpoint: Checkpoint) -> Qwen3Config:
+def config_of(checkpoint: Checkpoint) -> PreTrainedConfig:
     """The transformers configuration of a catalogue entry."""
-    return Qwen3Config(
+    return AutoConfig.for_model(
+        checkpoint.family,
         vocab_size=checkpoint.vocabulary,
         hidden_size=checkpoint.hidden_size,
         intermediate_size=checkpoint.ffn_size,
@@ -37,7 +38,7 @@ def config_of(checkpoint: Checkpoint) -> Qwen3Config:
         head_dim=checkpoint.head_dim,
         tie_word_embeddings=checkpoint.tied,
         max_position_embeddings=40960,
-        architectures=["Qwen3ForCausalLM"],
+        architectures=[{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[checkpoint.family]],
         dtype=torch.bfloat16,
     )
 
@@ -50,7 +51,7 @@ def make(place: Place, shape: str) -> dict[str, Figure]:
     shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
     config = config_of(checkpoint)
     with torch.device("meta"):
-        skeleton = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        skeleton = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16, **nf4)
     config.quantization_config = how.to_dict()

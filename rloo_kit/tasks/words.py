@@ -33,7 +33,7 @@ FEWER = (
     "{name} had {a} {things} and lost {b}. How many {things} does {name} have now?",
     "{name} needs {a} {things} and has {b}. How many {things} are missing?",
 )
-LARGEST = 50
+LARGEST = 20
 
 
 @dataclass(frozen=True)

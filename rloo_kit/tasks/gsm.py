@@ -1,0 +1,129 @@
+"""GSM8K: 8,792 word problems of grade school, of two to eight steps (Cobbe et al. 2021, arXiv 2110.14168; MIT licence).
+
+For a policy of some billion parameters.  From the Hugging Face hub through ``datasets``, or, without a network, from a
+folder.  Its own split is kept: 7,473 problems to train on and 1,319 to measure on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rewards.answers import gold_text
+from rloo_kit.errors import DatasetError
+from rloo_kit.session.environment import within
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rewards.forms import Form
+    from rloo_kit.policy.policy import Policy
+
+REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
+HUB_SECONDS = 9.0
+SPLITS = ("train", "test")
+FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
+
+
+def gsm8k(
+    policy: Policy | None = None,
+    *,
+    form: Form | None = None,
+    n_train: int | None = None,
+    n_held_out: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Task:
+    """GSM8K as a task: its train split to train on, its test split held out.
+
+    Args:
+        policy: from ``load_policy``; says in which form to ask for the answer.
+        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
+            for none without a policy.
+        n_train, n_held_out: as many at random; None for all.
+        folder: instead of the hub, one with ``train.jsonl`` and ``test.jsonl`` (or .parquet), as
+            github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
+        seed: of the draw.
+
+    Raises:
+        DatasetError: the hub cannot be reached and it is not in its cache; a folder without the files; more problems
+            than there are.
+    """
+    correct, asks = asked_for(form or form_for(policy), policy)
+    sides = []
+    for split, n in zip(SPLITS, (n_train, n_held_out), strict=True):
+        found = _from_hub(split) if folder is None else _from_folder(Path(os.path.expanduser(folder)), split)  # noqa: PTH111
+        rows = _chosen(found, n, "n_train" if split == "train" else "n_held_out", seed)
+        sides.append(dataset_of({
+            "prompt": conversation(row["question"], asks),
+            "answer": gold_text(row["answer"]),
+            "problem": row["question"],
+        } for row in rows))  # fmt: skip
+    return Task("gsm8k", *sides, correct, None, "word problems of grade school, two to eight steps")
+
+
+def _chosen(found: Dataset, n: int | None, name: str, seed: int) -> Sequence[Any]:
+    """As many rows at random.
+
+    Raises:
+        DatasetError: there are fewer, or the number is not positive.
+    """
+    if n is None:
+        return found.to_list()  # type: ignore[no-any-return]
+    if not 1 <= n <= len(found):
+        where = f"tasks.gsm8k({name}={n})"
+        todo = f"ask for 1 to {len(found)}, or leave it out for all"
+        raise DatasetError(f"there are {len(found)} problems on that side", where=where, todo=todo)
+    return found.select(random.Random(seed).sample(range(len(found)), n)).to_list()  # type: ignore[no-any-return]
+
+
+def _from_folder(folder: Path, split: str) -> Dataset:
+    """A split from a file of its own.
+
+    Raises:
+        DatasetError: there is no such file, or it has other columns.
+    """
+    from datasets import Dataset
+
+    file = next((folder / f"{split}{end}" for end in (".jsonl", ".parquet") if (folder / f"{split}{end}").is_file()), None)
+    where = f"tasks.gsm8k(folder={str(folder)!r})"
+    todo = f"give {FILES}"
+    if file is None:
+        raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=todo)
+    found = (Dataset.from_json if file.suffix == ".jsonl" else Dataset.from_parquet)(str(file))
+    if not {"question", "answer"} <= set(found.column_names):
+        there = ", ".join(found.column_names)
+        raise DatasetError(f"{file.name} has other columns: {there}", where=where, todo=todo)
+    return found
+
+
+def _from_hub(split: str) -> Dataset:
+    """A split from the hub or its cache.
+
+    Raises:
+        DatasetError: neither has it.
+    """
+    from datasets import load_dataset
+    from huggingface_hub import constants, dataset_info
+
+    def load() -> Dataset:
+        return load_dataset(REPOSITORY, CONFIGURATION, split=split)
+
+    try:
+        if constants.HF_HUB_OFFLINE:
+            return load()
+        try:  # datasets itself would try for minutes
+            within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
+        except Exception:
+            return within(HUB_SECONDS, load)  # from the cache, where it is there
+        return load()
+    except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
+        raise DatasetError(
+            f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",
+            where=f"tasks.gsm8k; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}; {type(error).__name__}",
+            todo=f"prepare(offline=False) in a fresh kernel with a network, or gsm8k(folder=...): {FILES}",
+        ) from error
