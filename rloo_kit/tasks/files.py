@@ -126,20 +126,24 @@ def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
     _check_columns(file, rows, columns)
     kept = Kept([_renamed(row, columns) for row in rows])
     kept.without([not row["problem"] for row in kept.rows], "without a question")
-    first: dict[str, str] = {}
-    for row in kept.rows:
-        first.setdefault(_key(row["problem"]), row["answer"])
-    seen: set[str] = set()
-    again = [(key := _key(row["problem"])) in seen or bool(seen.add(key)) for row in kept.rows]
-    differs = [twice and first[_key(row["problem"])] != row["answer"] for row, twice in zip(kept.rows, again, strict=True)]
-    kept.without(differs, "repeated with another answer")
-    seen.clear()
-    kept.without([(key := _key(row["problem"])) in seen or bool(seen.add(key)) for row in kept.rows], "repeated")
+    kept.without([not row["answer"] for row in kept.rows], "without an answer")
+    _leave_out_repeated(kept)
     answers = [row["answer"] for row in kept.rows]
     unread = [score is None for score in correct(completions=[""] * len(answers), answer=answers)]
     example = next((one for one, bad in zip(answers, unread, strict=True) if bad), "")
     kept.without(unread, f"whose answer is not of kind {kind!r}, such as {example[:40]!r}")
     return kept
+
+
+def _leave_out_repeated(kept: Kept) -> None:
+    """Keep the first row of each question."""
+    first: dict[str, Row] = {}
+    for row in kept.rows:
+        first.setdefault(_key(row["problem"]), row)
+    firsts = [first[_key(row["problem"])] for row in kept.rows]
+    differ = [row["answer"] != one["answer"] for row, one in zip(kept.rows, firsts, strict=True)]
+    kept.without(differ, "repeated with another answer")
+    kept.without([row is not first[_key(row["problem"])] for row in kept.rows], "repeated")
 
 
 def _renamed(row: Row, columns: Columns) -> Row:
@@ -201,7 +205,8 @@ def _read(file: Path, columns: Columns) -> list[Row]:
         )
     how: dict[str, Any] = {"json": {}, "parquet": {}}.get(kind) or {}
     if kind == "csv":
-        how = {"converters": {columns.question: str, columns.answer: str}, "encoding": "utf-8-sig"}
+        as_written = {columns.question: str, columns.answer: str}
+        how = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
         how |= {"sep": "\t"} if file.suffix.lower() == ".tsv" else {}
     shown = is_progress_bar_enabled()
     disable_progress_bars()

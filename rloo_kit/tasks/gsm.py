@@ -107,20 +107,14 @@ def _from_hub(split: str) -> Dataset:
     Raises:
         DatasetError: neither has it.
     """
-    from datasets import load_dataset
+    from datasets import config, load_dataset
     from huggingface_hub import constants, dataset_info
 
-    def load() -> Dataset:
-        return load_dataset(REPOSITORY, CONFIGURATION, split=split)
-
+    in_cache = (Path(config.HF_DATASETS_CACHE) / REPOSITORY.replace("/", "___")).is_dir()
     try:
-        if constants.HF_HUB_OFFLINE:
-            return load()
-        try:  # datasets itself would try for minutes
+        if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
             within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
-        except Exception:
-            return within(HUB_SECONDS, load)  # from the cache, where it is there
-        return load()
+        return load_dataset(REPOSITORY, CONFIGURATION, split=split)
     except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
         raise DatasetError(
             f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",
