@@ -4,8 +4,9 @@
     OMP_NUM_THREADS=2 python benchmarks/real_model.py --baselines
 
 Each seed (of the LoRA, the task's draw and the sampling) runs in a process of its own and is added to
-benchmarks/results/real_model.json as soon as it is done, so that an interrupted benchmark goes on where it stopped; one
-that is there is not run again, unless --fresh asks for it.  The table and the picture are made of what is there.
+benchmarks/results/real_model.json as soon as it is done.  An interrupted benchmark goes on where it stopped: a seed
+that is there is not run again, and one that was begun resumes from its last checkpoint under out/benchmarks/real_model,
+unless --fresh asks for it.  The table and the picture are made of what is there.
 ``--baselines`` measures what the policies of a CPU know of each task before any training.  Needs the extra real-cpu,
 and for the baselines reasoning-gym.
 """
@@ -19,11 +20,11 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from quickstart import Run, share
 from quickstart_seeds import picture
+from runs import OUT
 from student import student
 from tables import RESULTS, command_line, cpu_name, document, table
+
+from rloo_kit.policy.smollm2 import SMOLLM2
 
 if TYPE_CHECKING:
     from rloo_kit.evaluation.intervals import Interval
@@ -56,6 +60,8 @@ TRAINING: dict[str, Any] = {
 }
 """Arguments of ``RLOOConfig``; the temperature is the checkpoint's own."""
 
+SAVED_EVERY = 5  # steps; a step takes 10 to 200 s, by what else the machine does
+
 
 def main() -> None:
     """Run what is missing, and write the results."""
@@ -71,7 +77,7 @@ def main() -> None:
     results = stored()
     for seed in asked.seeds:
         if asked.fresh or str(seed) not in results["seeds"]:
-            results["seeds"][str(seed)] = in_its_own_process(seed)
+            results["seeds"][str(seed)] = in_its_own_process(seed, asked.fresh)
             write(results)
     if asked.baselines:
         for row in baselines(fresh=asked.fresh, known=results["baselines"]):
@@ -100,8 +106,10 @@ def write(results: dict[str, Any]) -> None:
 # --- a seed
 
 
-def in_its_own_process(seed: int) -> dict[str, Any]:
+def in_its_own_process(seed: int, fresh: bool) -> dict[str, Any]:
     """The seed's result, with the peak memory of a process that did nothing else."""
+    if fresh:
+        shutil.rmtree(run_folder(seed), ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
         command = [sys.executable, __file__, "--one", str(seed), str(file)]
@@ -110,37 +118,41 @@ def in_its_own_process(seed: int) -> dict[str, Any]:
         return found
 
 
+def run_folder(seed: int) -> Path:
+    """Where a seed keeps its checkpoints."""
+    return OUT / "real_model" / f"seed-{seed}"
+
+
 def trained(seed: int) -> Run:
-    """Train on one seed and measure before and after."""
-    started = time.monotonic()
+    """Train on one seed, and measure after it and, with the adapter off, as it was before."""
     policy = rloo_kit.load_policy(POLICY, seed=seed, gradient_checkpointing=False)
     task = rloo_kit.tasks.word_sums(policy, seed=seed)
-    before = accuracy(policy, task)
-    print(f"seed {seed}: before {before}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        config = rloo_kit.RLOOConfig(
-            folder,
-            **TRAINING,
-            temperature=policy.checkpoint.temperature,
-            seed=seed,
-            save_strategy="no",
-            live_plot=False,
-        )
-        trainer = rloo_kit.RLOOTrainer(
-            model=policy, reward_funcs=task.correct, args=config, train_dataset=task.train
-        )
-        trainer.train()
+    config = rloo_kit.RLOOConfig(
+        str(run_folder(seed)),
+        **TRAINING,
+        temperature=policy.checkpoint.temperature,
+        seed=seed,
+        save_steps=SAVED_EVERY,
+        live_plot=False,
+    )
+    trainer = rloo_kit.RLOOTrainer(
+        model=policy, reward_funcs=task.correct, args=config, train_dataset=task.train
+    )
+    trainer.train(resume_from_checkpoint=True)  # at the beginning, where there is no checkpoint
     after = accuracy(policy, task)
-    print(f"seed {seed}: after {after}", flush=True)
+    with policy.model.disable_adapter():
+        before = accuracy(policy, task)
+    print(f"seed {seed}: {before} -> {after}", flush=True)
+    log = trainer.state.log_history
     return Run(
         device=f"cpu ({cpu_name()}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads)",
         model=str(policy.checkpoint),
         before=(before.value, before.low, before.high),
         after=(after.value, after.low, after.high),
-        rewards=[entry["reward"] for entry in trainer.state.log_history if "reward" in entry],
+        rewards=[entry["reward"] for entry in log if "reward" in entry],
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         adapter="",
-        seconds=time.monotonic() - started,
+        seconds=sum(entry["step_time"] for entry in log if "step_time" in entry),
     )
 
 
@@ -156,17 +168,25 @@ def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems
 
 def asked_tasks(policy: rloo_kit.Policy) -> dict[str, tuple[Task, int]]:
     """Label -> a task with few problems, and the length of a completion."""
-    tasks, few = rloo_kit.tasks, {"n_train": 1, "n_held_out": PROBLEMS}
+    tasks = rloo_kit.tasks
+    few: dict[str, Any] = {"policy": policy, "n_train": 1, "n_held_out": PROBLEMS}
     return {
-        "arithmetic, level 1": (tasks.arithmetic(1, policy, **few), LENGTH),
-        "word_sums": (tasks.word_sums(policy, **few), LENGTH),
-        "word_sums, with room to finish": (tasks.word_sums(policy, **few), 4 * LENGTH),
+        "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
+        "word_sums": (tasks.word_sums(**few), LENGTH),
+        "word_sums, with room to finish": (tasks.word_sums(**few), 4 * LENGTH),
         "reasoning_gym chain_sum, two terms of two digits": (
-            tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, policy=policy, **few),
+            tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, **few),
             LENGTH,
         ),
-        "reasoning_gym gsm_symbolic": (tasks.reasoning_gym("gsm_symbolic", policy=policy, **few), 128),
+        "reasoning_gym gsm_symbolic": (tasks.reasoning_gym("gsm_symbolic", **few), 128),
     }
+
+
+def known_policies() -> Iterable[tuple[str, rloo_kit.Policy]]:
+    """The policies of a CPU; the small one in 4 bit as well, which ``load_policy`` refuses by its name."""
+    yield "tiny", rloo_kit.load_policy("tiny")
+    yield POLICY, rloo_kit.load_policy(POLICY)
+    yield f"{POLICY}, in 4 bit", rloo_kit.load_policy(SMOLLM2.checkpoint(), load_in_4bit=True)
 
 
 def baselines(fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -174,8 +194,7 @@ def baselines(fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, An
     if fresh:
         known.clear()
     done = {(row["policy"], row["task"]) for row in known}
-    for name in ("tiny", POLICY):
-        policy = rloo_kit.load_policy(name)
+    for name, policy in known_policies():
         for label, (task, length) in asked_tasks(policy).items():
             if (name, label) in done:
                 continue
@@ -217,9 +236,11 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
-        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums`, greedy on {PROBLEMS} held-out "
-        f"problems of at most {LENGTH} tokens. {settings}, temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
-        "Intervals: 95 %, Wilson. Minutes are wall time of a seed's process, beside whatever else ran.",
+        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums`, greedy on {PROBLEMS} "
+        f"held-out problems, in at most {LENGTH} tokens. {settings}, "
+        f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
+        "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "
+        "interrupted the peak is that of its last piece.",
         table((*columns, "minutes", "peak GiB"), "rllrlrr", rows),
         f"Mean gain: {gains} (Student's 95 % interval over {len(runs)} seeds).",
     ]

@@ -1,8 +1,8 @@
-"""What the kit knows of models: checkpoints and their shapes, special tokens, chat templates, how to sample and ask them.
+"""What the kit knows of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
 For ``load_policy("qwen3-4b")`` and for planning memory before anything is loaded.  Shapes are those of the checkpoints'
-config.json, and every count is computed from them.  All are Qwen3's but one, which a CPU can train.  Token ids are owned
-by :mod:`rewards`, which works without the kit.  It loads nothing.
+config.json, and every count is computed from them.  All are Qwen3s but one, which a CPU can train.  Token ids are
+owned by :mod:`rewards`, which works without the kit.  It loads nothing.
 """
 
 from __future__ import annotations

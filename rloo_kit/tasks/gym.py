@@ -1,9 +1,9 @@
 """Tasks of reasoning-gym: a hundred generators of verifiable problems (Stojanovski et al. 2025, arXiv 2505.24760).
 
-For a policy that reads English, from a package of its own: ``pip install reasoning-gym`` (Apache-2.0).  Where all answers
-are numbers, ``rewards.answer_reward`` grades them, and is the stricter: the package's own graders pay a part for a wrong
-answer that holds the right one, and that of "gsm_symbolic" reads the first number of a text without its sign.  Other
-answers are graded by the package's own rule, of which the full score alone counts.
+For a policy that reads English, from a package of its own: ``pip install reasoning-gym`` (Apache-2.0).  Where all
+answers are numbers, ``rewards.answer_reward`` grades them, and is the stricter: the package's own graders pay a part
+for a wrong answer that holds the right one, and that of "gsm_symbolic" reads a text's first number, without its sign.
+Other answers are graded by the package's own rule, of which the full score alone counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rewards.answers import answer_reward, statements
 from rewards.quantities import to_number
 from rewards.thinking import QWEN3
-from rloo_kit.errors import ConfigError, DatasetError, VersionError
+from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
 
 if TYPE_CHECKING:
@@ -105,18 +105,15 @@ def reasoning_gym(
     if not numbers:
         tokens = QWEN3 if policy is None else policy.checkpoint.tokens
         correct = answer_reward(OwnRule(name, asked), form=asked, column="entry", tokens=tokens)
-    columns = [
-        dataset_of({
-            "prompt": conversation(entry.text, asks),
-            "answer": entry.answer,
-            "problem": entry.text,
-            "entry": entry.entry,
-        } for entry in side)
-        for side in sides
-    ]  # fmt: skip
+    train, held_out = (dataset_of(_row(entry, asks) for entry in side) for side in sides)
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
-    return Task(name, *columns, correct, None, f"reasoning-gym's {name}{settings}, graded by {graded}")
+    return Task(name, train, held_out, correct, None, f"reasoning-gym's {name}{settings}, graded by {graded}")
+
+
+def _row(entry: Entry, asks: str) -> dict[str, Any]:
+    prompt = conversation(entry.text, asks)
+    return {"prompt": prompt, "answer": entry.answer, "problem": entry.text, "entry": entry.entry}
 
 
 def _entry(name: str, difficulty: Mapping[str, Any] | None, rng: random.Random) -> Entry:

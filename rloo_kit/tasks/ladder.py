@@ -32,6 +32,7 @@ TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from
 
 WHOLE = answer_reward(form="whole")  # the bundled tiny Qwen3 answers with a sum and nothing else
 
+
 @dataclass(frozen=True)
 class Problem:
     """One question: the expression in its prompt, its operands, and its answer; ``asks`` names the answer's form."""
@@ -152,7 +153,9 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: s
 
 def side_of(problems: list[Problem]) -> Dataset:
     """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
-    return dataset_of({"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems)
+    return dataset_of(
+        {"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems
+    )
 
 
 # --- choosing a level

@@ -1,7 +1,7 @@
 """``Task``: a dataset of prompts with verifiable answers, split by problem, and the reward that grades it.
 
-For every file of this room: what a task is, which side of the split a problem is on, how problems are drawn, how a prompt
-asks for the form of its answer.  It knows no problem itself.
+For every file of this room: what a task is, which side of the split a problem is on, how problems are drawn, how a
+prompt asks for the form of its answer.  It knows no problem itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rewards.answers import answer_reward
 from rewards.forms import instruction
@@ -132,7 +132,7 @@ def asked_for(form: Form, policy: Policy | None, kind: str = "number") -> tuple[
     return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
 
 
-def dataset_of(rows: Iterable[dict[str, object]]) -> Dataset:
+def dataset_of(rows: Iterable[dict[str, Any]]) -> Dataset:
     """Rows, with at least the columns ``prompt``, ``answer`` and ``problem``, as a dataset."""
     from datasets import Dataset
 

@@ -15,6 +15,8 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
 
 if TYPE_CHECKING:
+    from datasets import Dataset
+
     from rewards.forms import Form
     from rloo_kit.policy.policy import Policy
 
@@ -89,16 +91,22 @@ def word_sums(
         where = f"tasks.word_sums, largest={largest}"
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
     correct, asks = asked_for(form or form_for(policy), policy)
-    sides = []
-    for held_out, n in ((False, n_train), (True, n_held_out)):
-        found = draw(
-            lambda rng: word_sum(rng, largest),
-            n,
-            held_out=held_out,
-            seed=f"words {held_out} {seed}",
-            what=f"word problems with numbers up to {largest}",
-        )
-        rows = ({"prompt": conversation(p.text, asks), "answer": str(p.answer), "problem": p.text} for p in found)
-        sides.append(dataset_of(rows))
+    train = _side(n_train, False, largest, asks, seed)
+    held_out = _side(n_held_out, True, largest, asks, seed)
     description = f"additions and subtractions in words, numbers up to {largest}"
-    return Task("word sums", *sides, correct, None, description)
+    return Task("word sums", train, held_out, correct, None, description)
+
+
+def _side(n: int | None, held_out: bool, largest: int, asks: str, seed: int) -> Dataset:
+    """One side of the split."""
+    found = draw(
+        lambda rng: word_sum(rng, largest),
+        n,
+        held_out=held_out,
+        seed=f"words {held_out} {seed}",
+        what=f"word problems with numbers up to {largest}",
+    )
+    return dataset_of(
+        {"prompt": conversation(one.text, asks), "answer": str(one.answer), "problem": one.text}
+        for one in found
+    )

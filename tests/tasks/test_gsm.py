@@ -19,7 +19,9 @@ SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for split, first in (("train", 0), ("test", 100)):
-        rows = [{"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)]
+        rows = [
+            {"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)
+        ]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
 
@@ -46,7 +48,7 @@ def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder: P
 
 def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder: Path, tmp_path: Path) -> None:
     (folder / "test.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
-    with pytest.raises(DatasetError, match=r'other columns: prompt, answer[\s\S]*#### 72'):
+    with pytest.raises(DatasetError, match=r"other columns: prompt, answer[\s\S]*#### 72"):
         tasks.gsm8k(folder=folder)
     with pytest.raises(DatasetError, match=r"no train.jsonl[\s\S]*test.jsonl[\s\S]*#### 72"):
         tasks.gsm8k(folder=tmp_path / "elsewhere")
@@ -74,7 +76,9 @@ def hub(monkeypatch: Any, tmp_path: Path) -> Any:
 
 def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub: Any) -> None:
     hub(OSError("no route"), load=lambda *args, **kwargs: pytest.fail("it would try for minutes"))
-    with pytest.raises(DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*#### 72") as caught:
+    with pytest.raises(
+        DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*#### 72"
+    ) as caught:
         tasks.gsm8k()
     assert len(str(caught.value).splitlines()) == 3
     hub(OSError("not asked"), offline=True)

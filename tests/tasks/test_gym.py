@@ -1,8 +1,11 @@
 """Tasks of reasoning-gym: split by problem, graded by the kit's reader of numbers or by the generator's own rule."""
 
+import importlib.util
 import json
 import pickle
+import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +22,14 @@ SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}
 EASY = {"max_terms": 2, "max_digits": 2}
 
 
+def without(*missing: str) -> Callable[..., Any]:
+    """``importlib.util.find_spec`` where these packages are not installed."""
+    real = importlib.util.find_spec
+    return lambda name, *rest: None if name in missing else real(name, *rest)
+
+
 def test_without_the_package_the_error_has_the_command(monkeypatch: Any) -> None:
-    monkeypatch.setattr(gym.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gym.importlib.util, "find_spec", without("reasoning_gym"))
     with pytest.raises(VersionError, match="pip install reasoning-gym=="):
         tasks.reasoning_gym("chain_sum")
 
@@ -41,7 +50,9 @@ class TestReasoningGym:
         expression = one.train["problem"][0].partition(": ")[2].rstrip(" =")
         assert one.train["answer"][0] == str(eval(expression))
         assert len(expression.split()) == 3
-        assert one.description == f"reasoning-gym's chain_sum with {json.dumps(EASY)}, graded by answer_reward"
+        assert (
+            one.description == f"reasoning-gym's chain_sum with {json.dumps(EASY)}, graded by answer_reward"
+        )
 
     def test_word_problems_have_numbers_and_ask_in_the_policys_form(self) -> None:
         policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
@@ -55,7 +66,12 @@ class TestReasoningGym:
         task = tasks.reasoning_gym("spell_backward", **SMALL)
         row = task.train[0]
         right = row["answer"]
-        said = [f"It is <answer>{right}</answer>.", right, f"<answer>{right}x</answer>", "<answer></answer>"]
+        said = [
+            f"It is <answer>{right}</answer>.",
+            right,
+            f"<answer>{right[:-1]}</answer>",
+            "<answer></answer>",
+        ]
         columns = {"answer": [right] * 4, "entry": [row["entry"]] * 4}
         correct = pickle.loads(pickle.dumps(task.correct))
         assert correct(completions=said, **columns) == [1.0, 0.0, 0.0, 0.0]
@@ -63,7 +79,9 @@ class TestReasoningGym:
         assert task.description.endswith("graded by the generator's own rule")
 
     @pytest.mark.parametrize("name", ["gsm_symbolic", "chain_sum", "leg_counting"])
-    def test_where_answers_are_numbers_both_graders_agree_on_a_number_alone(self, name: str, package: Any) -> None:
+    def test_where_answers_are_numbers_both_graders_agree_on_a_number_alone(
+        self, name: str, package: Any
+    ) -> None:
         ours = rewards.answer_reward("number")
         generator = package.create_dataset(name, seed=0, size=8)
         for entry in generator:
@@ -77,7 +95,9 @@ class TestReasoningGym:
     ) -> None:
         """Pinned: where a release mends this, the module's docstring is to be changed."""
         ours, entry = rewards.answer_reward("number"), {"answer": "288", "metadata": {}}
-        school, legs = (package.create_dataset(name, seed=0, size=1) for name in ("gsm_symbolic", "leg_counting"))
+        school, legs = (
+            package.create_dataset(name, seed=0, size=1) for name in ("gsm_symbolic", "leg_counting")
+        )
         assert [school.score_answer(said, entry) for said in ("-288", "288 or 7")] == [1.0, 1.0]
         assert legs.score_answer("1288", entry) == 0.75
         assert ours(completions=["-288", "288 or 7", "1288"], answer=["288"] * 3) == [0.0, 0.0, 0.0]
@@ -100,7 +120,5 @@ class TestReasoningGym:
 
 def test_importing_the_tasks_does_not_import_the_package() -> None:
     code = "import rloo_kit.tasks, sys; print('reasoning_gym' in sys.modules)"
-    import subprocess
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

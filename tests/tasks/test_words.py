@@ -27,7 +27,9 @@ def task() -> tasks.Task:
 def test_the_answer_is_that_of_the_question(task: tasks.Task) -> None:
     for row in task.train:
         a, b, answer = sum_in(row)
-        more = re.search(r"more|in all|altogether|together", row["problem"].split(".", 1)[-1] + row["problem"])
+        more = re.search(
+            r"more|in all|altogether|together", row["problem"].split(".", 1)[-1] + row["problem"]
+        )
         less = re.search(r"left|still|lost|missing", row["problem"])
         assert bool(more) != bool(less), row["problem"]
         assert answer == (a + b if more else b - a), row["problem"]
@@ -50,7 +52,12 @@ def test_every_wording_is_on_both_sides(task: tasks.Task) -> None:
     assert len(wordings(task.train)) == len(words.MORE) + len(words.FEWER)
 
 
-FORMS = [(None, "auto", ""), ("smollm2-135m", "auto", ""), ("tiny", "whole", ""), ("qwen3-4b", "boxed", "boxed")]
+FORMS = [
+    (None, "auto", ""),
+    ("smollm2-135m", "auto", ""),
+    ("tiny", "whole", ""),
+    ("qwen3-4b", "boxed", "boxed"),
+]
 
 
 @pytest.mark.parametrize(("name", "form", "asks"), FORMS)
@@ -70,7 +77,8 @@ def test_its_reward_reads_what_a_small_model_says(task: tasks.Task) -> None:
     assert task.correct(completions=said, answer=["12"] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_few_numbers_make_few_problems_and_too_few_none() -> None:
+def test_few_numbers_make_few_problems_and_too_few_none(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rloo_kit.tasks.task.EXHAUSTED", 2000)
     with pytest.raises(ConfigError, match="largest=2"):
         tasks.word_sums(largest=2)
     with pytest.raises(DatasetError, match=r"only \d+ held_out word problems with numbers up to 4"):
