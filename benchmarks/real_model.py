@@ -169,7 +169,9 @@ def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems
 def asked_tasks(policy: rloo_kit.Policy) -> dict[str, tuple[Task, int]]:
     """Label -> a task with few problems, and the length of a completion."""
     tasks = rloo_kit.tasks
-    few: dict[str, Any] = {"policy": policy, "n_train": 1, "n_held_out": PROBLEMS}
+    # By name, since a policy that was loaded from a folder is none of the catalogue's.
+    form = "whole" if policy.checkpoint.name == "tiny" else rloo_kit.CATALOGUE[POLICY].form
+    few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": PROBLEMS}
     return {
         "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
         "word_sums": (tasks.word_sums(**few), LENGTH),
