@@ -1,7 +1,7 @@
 """A real language model on a CPU: SmolLM2-135M learns sums in words; several seeds, as a table and a picture.
 
     OMP_NUM_THREADS=2 python benchmarks/real_model.py --seeds 0 1 2
-    OMP_NUM_THREADS=2 python benchmarks/real_model.py --baselines
+    OMP_NUM_THREADS=2 python benchmarks/real_model.py --baselines --problems 64
 
 Each seed (of the LoRA, the task's draw and the sampling) runs in a process of its own and is added to
 benchmarks/results/real_model.json as soon as it is done.  An interrupted benchmark goes on where it stopped: a seed
@@ -68,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     parser.add_argument("--baselines", action="store_true")
+    parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each baseline")
     parser.add_argument("--fresh", action="store_true", help="run again what is stored")
     parser.add_argument("--one", nargs=2, metavar=("SEED", "FILE"), help="one seed in this process")
     asked = parser.parse_args()
@@ -80,7 +81,7 @@ def main() -> None:
             results["seeds"][str(seed)] = in_its_own_process(seed, asked.fresh)
             write(results)
     if asked.baselines:
-        for row in baselines(fresh=asked.fresh, known=results["baselines"]):
+        for row in baselines(asked.problems, fresh=asked.fresh, known=results["baselines"]):
             results["baselines"].append(row)
             write(results)
     write(results)
@@ -166,12 +167,12 @@ def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems
 # --- what policies know before
 
 
-def asked_tasks(policy: rloo_kit.Policy) -> dict[str, tuple[Task, int]]:
+def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task, int]]:
     """Label -> a task with few problems, and the length of a completion."""
     tasks = rloo_kit.tasks
     # By name, since a policy that was loaded from a folder is none of the catalogue's.
     form = "whole" if policy.checkpoint.name == "tiny" else rloo_kit.CATALOGUE[POLICY].form
-    few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": PROBLEMS}
+    few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": problems}
     return {
         "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
         "word_sums": (tasks.word_sums(**few), LENGTH),
@@ -191,13 +192,13 @@ def known_policies() -> Iterable[tuple[str, rloo_kit.Policy]]:
     yield f"{POLICY}, in 4 bit", rloo_kit.load_policy(SMOLLM2.checkpoint(), load_in_4bit=True)
 
 
-def baselines(fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+def baselines(problems: int, fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
     """Greedy accuracy of each policy on each task before training, one row at a time."""
     if fresh:
         known.clear()
     done = {(row["policy"], row["task"]) for row in known}
     for name, policy in known_policies():
-        for label, (task, length) in asked_tasks(policy).items():
+        for label, (task, length) in asked_tasks(policy, problems).items():
             if (name, label) in done:
                 continue
             found = rloo_kit.evaluate(policy, task, max_new_tokens=length)

@@ -378,7 +378,9 @@ class TestRealModel:
             return SimpleNamespace(accuracy=Interval(0.25, 0.1, 0.5), completions=[0] * 20, truncated=0.5)
 
         monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P")])
-        monkeypatch.setattr(real_model, "asked_tasks", lambda policy: {"sums": ("S", 32), "words": ("W", 64)})
+        monkeypatch.setattr(
+            real_model, "asked_tasks", lambda policy, problems: {"sums": ("S", 32), "words": ("W", 64)}
+        )
         monkeypatch.setattr(real_model.rloo_kit, "evaluate", evaluate)
         for _ in range(2):
             text = self.call(monkeypatch, "--baselines")

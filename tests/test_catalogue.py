@@ -38,10 +38,6 @@ def test_the_sizes_are_the_published_ones() -> None:
         assert CATALOGUE[f"qwen3-{size}"].parameters / 1e9 == pytest.approx(published, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "alias",
-    ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"],
-)
 def test_the_model_for_a_cpu_is_of_another_family_and_says_how_to_sample_and_ask_it() -> None:
     card = CATALOGUE["smollm2-135m"]
     assert find("HuggingFaceTB/SmolLM2-135M-Instruct") is card
@@ -52,6 +48,10 @@ def test_the_model_for_a_cpu_is_of_another_family_and_says_how_to_sample_and_ask
     assert {(other.temperature, other.four_bit) for other in qwen} == {(1.0, True)}
 
 
+@pytest.mark.parametrize(
+    "alias",
+    ["qwen3-4b-thinking", "Qwen/Qwen3-4B-Thinking-2507", "unsloth/Qwen3-4B-Thinking-2507-unsloth-bnb-4bit"],
+)
 def test_any_name_of_a_checkpoint_finds_it_and_that_of_something_else_has_neighbours(alias: str) -> None:
     assert find(alias) is CATALOGUE["qwen3-4b-thinking"]
     assert find("meta-llama/Llama-3.2-1B") is None

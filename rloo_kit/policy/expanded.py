@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class Expanded:
         return cache_folder() / f"{self.name}-{self.shipped_hash()[:12]}"
 
     def made(self, base: str) -> bool:
-        """Whether a folder's name, on this machine or another, is that of this checkpoint."""
-        return Path(base).name.startswith(f"{self.name}-")
+        """Whether a folder's name, on this machine or another, is that of this checkpoint: the name and a hash."""
+        return re.fullmatch(rf"{re.escape(self.name)}-[0-9a-f]{{12}}", Path(base).name) is not None
 
     def checkpoint(self, folder: str | Path | None = None) -> Path:
         """The folder, made if it is missing or damaged; all files are compared with their hashes at every call.

@@ -245,10 +245,10 @@ def pass_rate(
     correct: Reward = WHOLE,
     asks: str = "",
 ) -> PassRate:
-    """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
+    """The policy's pass rate over ``n_prompts * n_samples`` completions, sampled as its checkpoint is in training."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
-    prompts = [problem.prompt for problem in problems]
-    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
+    prompts, heat = [problem.prompt for problem in problems], policy.checkpoint.temperature
+    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=heat, seed=seed)
     texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
     scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
     right = sum(score == 1.0 and said.finished for score, said in zip(scores, completions, strict=True))

@@ -54,6 +54,20 @@ def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any)
     assert planned.model.linear_bytes + planned.model.rest_bytes == 2 * 134_515_008
 
 
+@pytest.mark.parametrize(
+    ("base", "is_ours"),
+    [
+        ("/elsewhere/rloo-kit/smollm2-135m-0123456789ab", True),
+        ("models/smollm2-135m-instruct", False),
+        ("models/smollm2-135m-finetuned1", False),
+        ("HuggingFaceTB/SmolLM2-135M", False),
+    ],
+)
+def test_only_a_folder_that_the_kit_made_counts_as_its_own_base(base: str, is_ours: bool) -> None:
+    """Another one would be replaced by it without a word."""
+    assert smollm2.SMOLLM2.made(base) is is_ours
+
+
 @pytest.fixture(scope="module")
 def loaded() -> rloo_kit.Policy:
     """The policy; the first time on a machine it is made of its package, in half a minute."""
