@@ -185,11 +185,14 @@ def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task,
     }
 
 
-def known_policies() -> Iterable[tuple[str, rloo_kit.Policy]]:
-    """The policies of a CPU; the small one in 4 bit as well, which ``load_policy`` refuses by its name."""
-    yield "tiny", rloo_kit.load_policy("tiny")
-    yield POLICY, rloo_kit.load_policy(POLICY)
-    yield f"{POLICY}, in 4 bit", rloo_kit.load_policy(SMOLLM2.checkpoint(), load_in_4bit=True)
+def known_policies() -> Iterable[tuple[str, rloo_kit.Policy, str]]:
+    """Name and policy, and what the labels of its tasks begin with.
+
+    The small one in 4 bit as well, on the sums in words; ``load_policy`` refuses that by its name.
+    """
+    yield "tiny", rloo_kit.load_policy("tiny"), ""
+    yield POLICY, rloo_kit.load_policy(POLICY), ""
+    yield f"{POLICY}, in 4 bit", rloo_kit.load_policy(SMOLLM2.checkpoint(), load_in_4bit=True), "word_sums"
 
 
 def baselines(problems: int, fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -197,9 +200,9 @@ def baselines(problems: int, fresh: bool, known: list[dict[str, Any]]) -> Iterab
     if fresh:
         known.clear()
     done = {(row["policy"], row["task"]) for row in known}
-    for name, policy in known_policies():
+    for name, policy, begins in known_policies():
         for label, (task, length) in asked_tasks(policy, problems).items():
-            if (name, label) in done:
+            if (name, label) in done or not label.startswith(begins):
                 continue
             found = rloo_kit.evaluate(policy, task, max_new_tokens=length)
             assert found.accuracy is not None  # every task here has answers

@@ -377,14 +377,14 @@ class TestRealModel:
             asked.append((policy, task))
             return SimpleNamespace(accuracy=Interval(0.25, 0.1, 0.5), completions=[0] * 20, truncated=0.5)
 
-        monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P")])
+        monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P", ""), ("4 bit", "Q", "w")])
         monkeypatch.setattr(
             real_model, "asked_tasks", lambda policy, problems: {"sums": ("S", 32), "words": ("W", 64)}
         )
         monkeypatch.setattr(real_model.rloo_kit, "evaluate", evaluate)
         for _ in range(2):
             text = self.call(monkeypatch, "--baselines")
-        assert asked == [("P", "S"), ("P", "W")]
+        assert asked == [("P", "S"), ("P", "W"), ("Q", "W")]
         assert "| small | words | 0.250 [0.100, 0.500] | 20 | 64 | 50% |" in text
 
     def test_what_is_stored_is_what_the_table_shows(self) -> None:
