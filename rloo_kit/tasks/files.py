@@ -96,35 +96,33 @@ def from_file(
         ValueError: an unknown kind or form.
     """
     correct, asks = asked_for(form or form_for(policy), policy, kind)
-    columns, file = Columns(question, answer), Path(os.path.expanduser(path))  # noqa: PTH111
-    main = _usable(file, columns, correct, kind)
+    columns, file = Columns(question, answer), home(path)
+    train = _usable(file, columns, correct, kind)
     if isinstance(held_out, str | os.PathLike):
-        other = _usable(Path(os.path.expanduser(held_out)), columns, correct, kind)  # noqa: PTH111
+        other = _usable(home(held_out), columns, correct, kind)
         known = {_key(row["problem"]) for row in other.rows}
-        main.without([_key(row["problem"]) in known for row in main.rows], "held out too")
+        train.without([_key(row["problem"]) in known for row in train.rows], "held out too")
     else:
-        other = _split_off(main, held_out)
-    for side in (main, other):
+        other = _split_off(train, held_out)
+    for side in (train, other):
         for row in side.rows:
             row["prompt"] = conversation(row["problem"], asks, system)
         if policy is not None:
             _leave_out_long(side, policy, max_new_tokens)
-    left_out = main.left_out + other.left_out
-    for side, name in ((main, "to train on"), (other, "held out")):
-        if not side.rows:
-            raise _nothing_left(file, name, left_out)
-    description = f"{file.name}: {len(main.rows)} to train on, {len(other.rows)} held out"
-    if left_out:
-        description += f"; left out: {_counted(left_out)}"
+    description = _described(file, train, other)
+    if train.left_out + other.left_out:
         warnings.warn(f"tasks.from_file, {description}.", stacklevel=2)
-    return Task(file.stem, dataset_of(main.rows), dataset_of(other.rows), correct, None, description)
+    return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
+
+
+def home(path: str | os.PathLike[str]) -> Path:
+    """A path with "~" as the user's home."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
     """A file's rows with a question, once each, whose answer the reward can read."""
-    rows = _read(file, columns)
-    _check_columns(file, rows, columns)
-    kept = Kept([_renamed(row, columns) for row in rows])
+    kept = Kept([_renamed(row, columns) for row in read(file, columns)])
     kept.without([not row["problem"] for row in kept.rows], "without a question")
     kept.without([not row["answer"] for row in kept.rows], "without an answer")
     _leave_out_repeated(kept)
@@ -187,11 +185,11 @@ def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
 # --- reading
 
 
-def _read(file: Path, columns: Columns) -> list[Row]:
+def read(file: Path, columns: Columns) -> list[Row]:
     """All rows of a file, through ``datasets``; in CSV the question and the answer are text as written.
 
     Raises:
-        DatasetError: there is no such file, its ending is not known, it cannot be read, or it has no rows.
+        DatasetError: there is no such file or column, its ending is not known, it cannot be read, or it has no rows.
     """
     from datasets import Dataset, disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
 
@@ -201,7 +199,7 @@ def _read(file: Path, columns: Columns) -> list[Row]:
     if kind is None:
         raise DatasetError(
             f"files of the kind {file.suffix or 'without an ending'!r} are not read",
-            where=f"tasks.from_file({str(file)!r})",
+            where=str(file),
             todo="give a .csv, .tsv, .jsonl, .json or .parquet file",
         )
     how: dict[str, Any] = {"json": {}, "parquet": {}}.get(kind) or {}
@@ -218,14 +216,15 @@ def _read(file: Path, columns: Columns) -> list[Row]:
     except Exception as error:  # datasets raises what its parsers do
         raise DatasetError(
             f"{file.name} cannot be read: {_first_line(error.__cause__ or error)}",
-            where=f"tasks.from_file({str(file)!r})",
+            where=str(file),
             todo="save it in UTF-8; JSON lines have one object a line, CSV a line of column names first",
         ) from error
     finally:
         if shown:
             enable_progress_bars()
     if not rows:
-        raise DatasetError("the file has no rows", where=f"tasks.from_file({str(file)!r})", todo="give more")
+        raise DatasetError("the file has no rows", where=str(file), todo="give a line for each problem")
+    _check_columns(file, rows, columns)
     return rows
 
 
@@ -238,7 +237,7 @@ def _no_file(file: Path) -> DatasetError:
     near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
     return DatasetError(
         "there is no such file",
-        where=f"tasks.from_file({str(file)!r})",
+        where=str(file),
         todo=f"did you mean {str(file.parent / near[0])!r}?"
         if near
         else "give the path of a .csv, .jsonl or .parquet",
@@ -261,7 +260,7 @@ def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Colum
         likeliest = folded[near[0]] if near else next(iter(usual), None)
         raise DatasetError(
             f"the file has no column {name!r}",
-            where=f"tasks.from_file({str(file)!r}), whose columns are {', '.join(there)}",
+            where=f"{file}, whose columns are {', '.join(there)}",
             todo=f"did you mean {argument}={likeliest!r}?"
             if likeliest
             else f"name the column: {argument}=...",
@@ -271,14 +270,23 @@ def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Colum
 # --- what was left out
 
 
-def _counted(left_out: Counter[str]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+def _described(file: Path, train: Kept, held_out: Kept) -> str:
+    """What the sides hold, and what was left out of them.
 
-
-def _nothing_left(file: Path, side: str, left_out: Counter[str]) -> DatasetError:
-    why = f"left out: {_counted(left_out)}" if left_out else "the file has too few rows to split"
-    return DatasetError(
-        f"no problem is left that is {side}" if side == "held out" else f"no problem is left {side}",
-        where=f"tasks.from_file({str(file)!r}); {why}",
-        todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
+    Raises:
+        DatasetError: a side holds nothing.
+    """
+    left_out = train.left_out + held_out.left_out
+    why = (
+        f"; left out: {', '.join(f'{count} {reason}' for reason, count in left_out.items())}"
+        if left_out
+        else ""
     )
+    for side, name in ((train, "to train on"), (held_out, "held out")):
+        if not side.rows:
+            raise DatasetError(
+                f"no problem is left {'that is ' if side is held_out else ''}{name}",
+                where=f"{file}{why or ', which has too few rows to split'}",
+                todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
+            )
+    return f"{file.name}: {len(train.rows)} to train on, {len(held_out.rows)} held out{why}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.environment import within
+from rloo_kit.tasks.files import Columns, Row, home, read
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
 HUB_SECONDS = 9.0
+ENDINGS = (".jsonl", ".parquet")
 FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
 
 
@@ -53,7 +54,7 @@ def gsm8k(
             than there are.
     """
     correct, asks = asked_for(form or form_for(policy), policy)
-    where = None if folder is None else Path(os.path.expanduser(folder))  # noqa: PTH111
+    where = None if folder is None else home(folder)
     train = _side("train", where, n_train, "n_train", asks, seed)
     held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)
     return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
@@ -72,45 +73,35 @@ def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, 
     )
 
 
-def _chosen(found: Dataset, n: int | None, name: str, seed: int) -> Sequence[Any]:
+def _chosen(rows: list[Row], n: int | None, name: str, seed: int) -> list[Row]:
     """As many rows at random.
 
     Raises:
         DatasetError: there are fewer, or the number is not positive.
     """
     if n is None:
-        return found.to_list()
-    if not 1 <= n <= len(found):
+        return rows
+    if not 1 <= n <= len(rows):
         where = f"tasks.gsm8k({name}={n})"
-        todo = f"ask for 1 to {len(found)}, or leave it out for all"
-        raise DatasetError(f"there are {len(found)} problems on that side", where=where, todo=todo)
-    return found.select(random.Random(seed).sample(range(len(found)), n)).to_list()
+        todo = f"ask for 1 to {len(rows)}, or leave it out for all"
+        raise DatasetError(f"there are {len(rows)} problems on that side", where=where, todo=todo)
+    return random.Random(seed).sample(rows, n)
 
 
-def _from_folder(folder: Path, split: str) -> Dataset:
+def _from_folder(folder: Path, split: str) -> list[Row]:
     """A split from a file of its own.
 
     Raises:
-        DatasetError: there is no such file, or it has other columns.
+        DatasetError: there is no such file, it cannot be read, or it has other columns.
     """
-    from datasets import Dataset
-
-    file = next(
-        (folder / f"{split}{end}" for end in (".jsonl", ".parquet") if (folder / f"{split}{end}").is_file()),
-        None,
-    )
-    where = f"tasks.gsm8k(folder={str(folder)!r})"
-    todo = f"give {FILES}"
+    file = next((file for end in ENDINGS if (file := folder / f"{split}{end}").is_file()), None)
     if file is None:
-        raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=todo)
-    found = (Dataset.from_json if file.suffix == ".jsonl" else Dataset.from_parquet)(str(file))
-    if not {"question", "answer"} <= set(found.column_names):
-        there = ", ".join(found.column_names)
-        raise DatasetError(f"{file.name} has other columns: {there}", where=where, todo=todo)
-    return found
+        where = f"tasks.gsm8k(folder={str(folder)!r})"
+        raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=f"give {FILES}")
+    return read(file, Columns("question", "answer"))
 
 
-def _from_hub(split: str) -> Dataset:
+def _from_hub(split: str) -> list[Row]:
     """A split from the hub or its cache.
 
     Raises:
@@ -123,7 +114,8 @@ def _from_hub(split: str) -> Dataset:
     try:
         if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
             within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
-        return load_dataset(REPOSITORY, CONFIGURATION, split=split)
+        rows: list[Row] = load_dataset(REPOSITORY, CONFIGURATION, split=split).to_list()
+        return rows
     except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
         raise DatasetError(
             f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",
