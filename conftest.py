@@ -15,6 +15,7 @@ TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 PROCESSES = (
     "tests/gpu_path",
     "tests/policy/test_sampling",
+    "tests/policy/test_smollm2",
     "tests/policy/test_tiny",
     "tests/rewards/test_package",
     "tests/session/test_kernel",

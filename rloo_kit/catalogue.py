@@ -1,8 +1,8 @@
-"""What the kit knows of Qwen3: its checkpoints and their shapes, its special tokens, its chat templates.
+"""What the kit knows of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
 For ``load_policy("qwen3-4b")`` and for planning memory before anything is loaded.  Shapes are those of the checkpoints'
-config.json, and every count is computed from them.  Token ids are owned by :mod:`rewards`, which works without the kit;
-another family of models is a file like this one, and one there.  It loads nothing.
+config.json, and every count is computed from them.  All are Qwen3s but one, which a CPU can train.  Token ids are
+owned by :mod:`rewards`, which works without the kit.  It loads nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from rewards.thinking import OPEN, QWEN3, ThinkTokens
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from rewards.forms import Form
+
 Thinks = Literal["always", "by choice", "never"]
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a block, all of which get a LoRA."""
 
-END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
+START_OF_TURN, END_OF_TURN, END_OF_TEXT = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 """Generation stops at either; the tokenizer names the first only."""
 
 EOS_TEXTS = dict(zip(QWEN3.eos_ids, (END_OF_TURN, END_OF_TEXT), strict=True))  # Id -> text of the same two
 
 PADS = ("<|vision_pad|>", END_OF_TEXT)
 """Tokens that can pad without looking like the end of a turn; unsloth's choice first."""
+
+NO_MARKERS = ThinkTokens(-1, -2)
+"""Of a model that has no tokens for thoughts."""
+
+HEAD_NORMS = ("qwen3", "qwen3_moe")
+"""Families that normalise queries and keys, by head."""
 
 CODE_BOOK_BYTES = 4 * 16 + 4 * 256
 """Two float32 tables that bitsandbytes keeps with every 4-bit matrix: 16 values of NF4, 256 of its scales."""
@@ -55,6 +63,10 @@ class Checkpoint:
         thinks: "always" (the prompt ends with <think>), "by choice" (enable_thinking) or "never".
         four_bit_repository: hub id of unsloth's 4-bit form; None where there is none.
         positions: tokens that its position embedding knows (``max_position_embeddings``).
+        family: transformers' ``model_type``.
+        four_bit: whether it is of use in 4 bit; a model too small for that is loaded in 16.
+        temperature: at which to sample it in training: ``RLOOConfig(temperature=policy.checkpoint.temperature)``.
+        form: in which to ask it for answers, one of ``rewards.FORMS``; a task that is given the policy does.
     """
 
     name: str
@@ -70,10 +82,17 @@ class Checkpoint:
     vocabulary: int = 151936
     four_bit_repository: str | None = None
     positions: int = 40960
+    family: str = "qwen3"
+    four_bit: bool = True
+    temperature: float = 1.0
+    form: Form = "boxed"
 
     @property
     def tokens(self) -> ThinkTokens:
-        """The markers of its thoughts, for reward functions and evaluations."""
+        """The markers of its thoughts, for reward functions and evaluations; of ids that never occur where its
+        vocabulary is not Qwen3's."""
+        if not self.family.startswith("qwen"):
+            return NO_MARKERS
         return replace(QWEN3, prompt_opens=self.thinks == "always")
 
     @property
@@ -94,7 +113,8 @@ class Checkpoint:
     def parameters(self) -> int:
         """All weights: projections, embedding, lm_head where it is a matrix of its own, and norms."""
         embeddings = self.vocabulary * self.hidden_size * (1 if self.tied else 2)
-        norms = self.layers * (2 * self.hidden_size + 2 * self.head_dim) + self.hidden_size
+        of_heads = 2 * self.head_dim if self.family in HEAD_NORMS else 0
+        norms = self.layers * (2 * self.hidden_size + of_heads) + self.hidden_size
         return self.linear_parameters + embeddings + norms
 
     @property
@@ -136,12 +156,24 @@ def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int
     return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit", positions=positions)
 
 
+_SMOLLM2 = Checkpoint(
+    "smollm2-135m",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    *(576, 30, 9, 3, 64, 1536, True, "never", 49152),
+    positions=8192,
+    family="llama",
+    four_bit=False,
+    temperature=0.6,  # at 1 most of what so small a model says is noise
+    form="auto",
+)
+
 _SHAPE_4B = (2560, 36, 32, 9728, True)
 
 CATALOGUE: dict[str, Checkpoint] = {
     checkpoint.name: checkpoint
     for checkpoint in (
-        Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice"),
+        Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice", form="whole"),
+        _SMOLLM2,
         _qwen3("qwen3-0.6b", "0.6B", "by choice", (1024, 28, 16, 3072, True)),
         _qwen3("qwen3-1.7b", "1.7B", "by choice", (2048, 28, 16, 6144, True)),
         _qwen3("qwen3-4b-thinking", "4B-Thinking-2507", "always", _SHAPE_4B),
@@ -153,13 +185,16 @@ CATALOGUE: dict[str, Checkpoint] = {
 }
 """name -> checkpoint, small to large."""
 
+FOR_CPU = ("tiny", "smollm2-135m")
+"""Those that are made on this machine, without the hub; no GPU is given one unless it is asked for."""
+
 
 def find(name: str) -> Checkpoint | None:
     """The checkpoint of that name, or of one of its hub ids; None where there is none."""
     wanted = name.lower()
     for checkpoint in CATALOGUE.values():
-        size = checkpoint.repository.split("/")[-1].lower()
-        ids = {checkpoint.name, f"unsloth/{size}", f"qwen/{size}", f"unsloth/{size}-bnb-4bit"}
+        repository = checkpoint.repository.lower()
+        ids = {checkpoint.name, repository, repository.replace("unsloth/", "qwen/"), f"{repository}-bnb-4bit"}
         if wanted in ids | {str(checkpoint.four_bit_repository).lower()}:
             return checkpoint
     return None
@@ -188,6 +223,7 @@ def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: s
         thinks=thinks_by_template(chat_template or ""),
         vocabulary=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", Checkpoint.positions),
+        family=text.model_type,
     )
 
 

@@ -50,7 +50,8 @@ TRL_SETTINGS = {
     "max_completion_length": "Longest completion in tokens. What is cut cannot be right.",
     "learning_rate": "Of AdamW on the LoRA. The first setting to lower when a run goes wrong.",
     "beta": "Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.",
-    "temperature": "Of sampling. Below 1, a prompt's completions become alike and teach less.",
+    "temperature": "Of sampling. Below 1, a prompt's completions become alike and teach less; a small model "
+    "says noise at 1, and `policy.checkpoint.temperature` has what suits it.",
     "max_steps": "Updates in the run; -1 trains `num_train_epochs` epochs instead.",
     "output_dir": "Log, checkpoints and picture of the run.",
 }

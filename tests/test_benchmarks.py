@@ -7,6 +7,7 @@ import mmap
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import one_run
+import real_model
 import runs
 import step
 import time_to_accuracy
@@ -315,3 +317,79 @@ class TestStep:
         assert "| no-single-pass | 1.50 [1.50, 1.50] | 0.38 | 1.50 | 3.00 [3.00, 3.00] | 0.38 |" in text
         assert "| kit | 1.000 | 0.000 |" in text
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
+
+
+def seed_of(before: float, after: float) -> dict[str, Any]:
+    """A seed's result, as its process writes it."""
+    shares = {"before": (before, 0.0, 1.0), "after": (after, 0.0, 1.0)}
+    rewards = [before] * 5 + [after] * 5
+    found = real_model.Run(
+        "cpu (one, 1 threads)",
+        "a model",
+        **shares,
+        rewards=rewards,
+        peak_bytes=2**31,
+        adapter="",
+        seconds=90.0,
+    )
+    return dataclasses.asdict(found)
+
+
+class TestRealModel:
+    @pytest.fixture
+    def ran(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+        """The seeds that were run, each with whether from the beginning; results go to a folder of the test's."""
+        calls: list[tuple[int, bool]] = []
+
+        def run(seed: int, fresh: bool) -> dict[str, Any]:
+            calls.append((seed, fresh))
+            return seed_of(0.1, 0.6 + 0.1 * seed)
+
+        monkeypatch.setattr(real_model, "STORED", tmp_path / "real_model.json")
+        monkeypatch.setattr(real_model, "in_its_own_process", run)
+        return calls
+
+    @staticmethod
+    def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["benchmarks/real_model.py", *arguments])
+        real_model.main()
+        return real_model.STORED.with_suffix(".md").read_text()
+
+    def test_seeds_are_added_one_by_one_and_none_runs_twice_unless_it_is_asked_for(
+        self, ran: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.call(monkeypatch, "--seeds", "1")
+        text = self.call(monkeypatch, "--seeds", "0", "1", "2")
+        assert ran == [(1, False), (0, False), (2, False)]
+        assert real_model.STORED.with_suffix(".png").exists()
+        assert "| 0 | 0.100 [0.000, 1.000] | 0.600 [0.000, 1.000] | +0.50 | 0.10, 0.60 | 2 | 2.00 |" in text
+        # Gains 0.5, 0.6, 0.7: deviation 0.1, over the root of 3, times 4.303.
+        assert "Mean gain: 0.600 [0.352, 0.848]" in text
+        self.call(monkeypatch, "--seeds", "2", "--fresh")
+        assert ran[3:] == [(2, True)]
+
+    def test_baselines_that_are_there_are_kept_and_the_rest_is_measured(
+        self, ran: list[tuple[int, bool]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def evaluate(policy: object, task: object, max_new_tokens: int) -> SimpleNamespace:
+            asked.append((policy, task))
+            return SimpleNamespace(accuracy=Interval(0.25, 0.1, 0.5), completions=[0] * 20, truncated=0.5)
+
+        monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P", ""), ("4 bit", "Q", "w")])
+        monkeypatch.setattr(
+            real_model, "asked_tasks", lambda policy, problems: {"sums": ("S", 32), "words": ("W", 64)}
+        )
+        monkeypatch.setattr(real_model.rloo_kit, "evaluate", evaluate)
+        for _ in range(2):
+            text = self.call(monkeypatch, "--baselines")
+        assert asked == [("P", "S"), ("P", "W"), ("Q", "W")]
+        assert "| small | words | 0.250 [0.100, 0.500] | 20 | 64 | 50% |" in text
+
+    def test_what_is_stored_is_what_the_table_shows(self) -> None:
+        if not real_model.STORED.exists():
+            pytest.skip("nothing was measured yet")
+        text, found = real_model.STORED.with_suffix(".md").read_text(), real_model.stored()
+        runs_of = {int(seed): real_model.Run(**run) for seed, run in sorted(found["seeds"].items())}
+        assert real_model.report(runs_of, found["baselines"], f"`{text.split('`')[1]}`") == text

@@ -22,10 +22,10 @@ from rloo_kit.catalogue import (
 
 @pytest.mark.parametrize("card", CATALOGUE.values(), ids=lambda card: card.name)
 def test_parameters_and_projections_are_those_of_the_model(card: Checkpoint, qwen3_config: Any) -> None:
-    from transformers import Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(qwen3_config(card))
+        model = AutoModelForCausalLM.from_config(qwen3_config(card))
     assert sum(p.numel() for p in model.parameters()) == card.parameters
     layer = model.model.layers[0].named_parameters()
     assert {name.split(".")[-2]: tuple(p.shape) for name, p in layer if "_proj" in name} == card.projections
@@ -36,6 +36,16 @@ def test_the_sizes_are_the_published_ones() -> None:
     billions = {"0.6b": 0.6, "1.7b": 1.7, "4b": 4.0, "8b": 8.2, "14b": 14.8}  # as the checkpoints' pages say
     for size, published in billions.items():
         assert CATALOGUE[f"qwen3-{size}"].parameters / 1e9 == pytest.approx(published, rel=0.02)
+
+
+def test_the_model_for_a_cpu_is_of_another_family_and_says_how_to_sample_and_ask_it() -> None:
+    card = CATALOGUE["smollm2-135m"]
+    assert find("HuggingFaceTB/SmolLM2-135M-Instruct") is card
+    assert (card.family, card.four_bit, card.temperature, card.form) == ("llama", False, 0.6, "auto")
+    assert card.parameters == 134_515_008
+    assert card.tokens.open_id < 0 > card.tokens.close_id, "ids that no completion has"
+    qwen = [other for other in CATALOGUE.values() if other is not card]
+    assert {(other.temperature, other.four_bit) for other in qwen} == {(1.0, True)}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 
 from rloo_kit import inputs
 from rloo_kit.errors import DatasetError, RewardError
-from rloo_kit.tasks.ladder import Task
+from rloo_kit.tasks import Task
 
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
 ARGS = types.SimpleNamespace(generation_batch_size=8, num_generations=4)  # two prompts a generation batch

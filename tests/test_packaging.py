@@ -5,6 +5,7 @@ import subprocess
 import tomllib
 from importlib.metadata import requires
 
+from rloo_kit.policy import smollm2
 from rloo_kit.session import environment, imports
 from tests.conftest import ROOT
 
@@ -32,6 +33,18 @@ def test_the_pins_are_what_prepare_calls_tested_and_the_constraints_say() -> Non
     assert below <= set(constraints)
 
 
+def test_the_package_of_weights_is_the_one_that_the_error_names_and_is_there_for_the_tests() -> None:
+    extras, constraints = (
+        PROJECT["optional-dependencies"],
+        (ROOT / "requirements/constraints.txt").read_text(),
+    )
+    assert extras["dev"][0] == "rloo-kit[docs,notebook,real-cpu,reasoning-gym]"
+    for pin in extras["real-cpu"]:
+        assert pin in smollm2.INSTALL
+    for pin in [*extras["real-cpu"], *extras["reasoning-gym"]]:
+        assert pin in constraints.splitlines()
+
+
 def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte() -> None:
     secret = rb"--(?:extra-)?index-url|index-url\s*=|hf_[A-Za-z]{20,}"
     others = {name: text for name, text in FILES.items() if name != "tests/test_packaging.py"}
@@ -47,7 +60,8 @@ def test_make_help_lists_every_target_a_user_needs_and_ci_runs_the_readmes_comma
 def test_an_installation_without_a_gpu_leaves_out_what_needs_one() -> None:
     everywhere, cpu = (ROOT / "requirements/overrides.txt").read_text().split("# --- cpu:")
     assert "certifi" in everywhere
-    assert "never" not in everywhere
+    never = re.findall(r"^(\S+); sys_platform == 'never'$", everywhere, re.MULTILINE)
+    assert never == ["llm", "llama-cpp-python"], "what a package of weights would bring along, on any machine"
     needed = ("torchvision", "xformers", "triton", "diffusers")
     assert all(f"{package}; sys_platform == 'never'" in cpu for package in needed)
 

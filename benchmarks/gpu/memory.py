@@ -15,7 +15,7 @@ import rloo_kit  # isort: skip - Unsloth first
 import torch
 from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
-from transformers import BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
 from rloo_kit.catalogue import Checkpoint, nf4_bytes
 from rloo_kit.memory.hardware import cuda_process_bytes
@@ -27,9 +27,10 @@ from . import work
 from .runner import Figure, Place
 
 
-def config_of(checkpoint: Checkpoint) -> Qwen3Config:
+def config_of(checkpoint: Checkpoint) -> PreTrainedConfig:
     """The transformers configuration of a catalogue entry."""
-    return Qwen3Config(
+    return AutoConfig.for_model(
+        checkpoint.family,
         vocab_size=checkpoint.vocabulary,
         hidden_size=checkpoint.hidden_size,
         intermediate_size=checkpoint.ffn_size,
@@ -39,7 +40,7 @@ def config_of(checkpoint: Checkpoint) -> Qwen3Config:
         head_dim=checkpoint.head_dim,
         tie_word_embeddings=checkpoint.tied,
         max_position_embeddings=checkpoint.positions,
-        architectures=["Qwen3ForCausalLM"],
+        architectures=[{"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[checkpoint.family]],
         dtype=torch.bfloat16,
     )
 
@@ -76,7 +77,7 @@ def make(place: Place, shape: str) -> dict[str, Figure]:
     kept = kept_in_16_bit(checkpoint)
     write_without_weights(checkpoint, folder, kept)
     with torch.device("meta"):
-        skeleton = Qwen3ForCausalLM(config_of(checkpoint)).to(torch.bfloat16)
+        skeleton = AutoModelForCausalLM.from_config(config_of(checkpoint)).to(torch.bfloat16)
     found: dict[str, torch.Tensor] = {}
     for name, parameter in skeleton.named_parameters():
         weight = torch.ones(parameter.shape, dtype=torch.bfloat16, device="cuda")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.catalogue import CATALOGUE, FOR_CPU
 from rloo_kit.memory.estimate import Estimate, Verdict
 from rloo_kit.memory.reading import model_of
 from rloo_kit.memory.settings import Settings
@@ -99,7 +99,7 @@ def _smaller_models(before: Estimate) -> Iterator[Estimate]:
     s, size = before.settings, before.model.checkpoint.parameters
     seen = set()
     for checkpoint in reversed(CATALOGUE.values()):
-        if checkpoint.name == "tiny" or checkpoint.parameters >= size or checkpoint.parameters in seen:
+        if checkpoint.name in FOR_CPU or checkpoint.parameters >= size or checkpoint.parameters in seen:
             continue
         seen.add(checkpoint.parameters)
         yield Estimate.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.catalogue import CATALOGUE, FOR_CPU
 from rloo_kit.memory import changes, measured, reading, seconds
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
@@ -198,7 +198,7 @@ def plan(
     *,
     prompt_tokens: int | None = None,
     lora_rank: int = Settings.lora_rank,
-    load_in_4bit: bool = Settings.four_bit,
+    load_in_4bit: bool | None = None,
     gradient_checkpointing: bool | str = Settings.checkpointing,
 ) -> Plan:
     """Add up the memory of a run, and say whether it fits.
@@ -220,6 +220,7 @@ def plan(
     """
     device = device_of(card)
     loaded, checkpoint, own = reading.taken_apart(policy)
+    load_in_4bit = checkpoint.four_bit if load_in_4bit is None else load_in_4bit
     asked = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
     found = reading.device_settings(device) | asked | own
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
@@ -264,7 +265,7 @@ def fit(
     plans = [
         Plan.of(model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes), settings, device)
         for name, found in CATALOGUE.items()
-        if name != "tiny"
+        if name not in FOR_CPU
     ]
     asked, batch = settings.generation_rows, settings.batch_rows
     at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]

@@ -37,7 +37,7 @@ SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 HINTS = {
     "max_seq_length": Count,
-    "load_in_4bit": bool,
+    "load_in_4bit": bool | None,
     "lora_rank": Count,
     "lora_alpha": Annotated[float, Gt(0)] | None,
     "gradient_checkpointing": Literal["unsloth"] | bool,
@@ -65,7 +65,7 @@ def load_policy(
     name: str | os.PathLike[str] | None = None,
     *,
     max_seq_length: int = DEFAULT_LENGTH,
-    load_in_4bit: bool = True,
+    load_in_4bit: bool | None = None,
     lora_rank: int = 16,
     lora_alpha: int | None = None,
     gradient_checkpointing: bool | str = "unsloth",
@@ -76,9 +76,11 @@ def load_policy(
 
     Args:
         name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
-            Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.
+            Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.  "smollm2-135m" is a real language
+            model that a CPU can train, of an optional package (:mod:`rloo_kit.policy.smollm2`).
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
-        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).
+        load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
+            that is too small for 4 (``checkpoint.four_bit``).
         lora_rank, lora_alpha: of the LoRA on the seven projections; alpha defaults to the rank, dropout is 0
             (dropout would make the on-policy ratio differ from 1).  A saved adapter keeps its own.
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
@@ -103,9 +105,10 @@ def load_policy(
     _check_further(kwargs)
     import_unsloth()
     found = source.resolve(name, load_in_4bit, kwargs.get("token"))
+    four_bit = _in_four_bit(load_in_4bit, found.checkpoint)
     with (
         source.portable(found.path) as path,
-        _out_of_memory_explained(found.checkpoint, found.path, load_in_4bit),
+        _out_of_memory_explained(found.checkpoint, found.path, four_bit),
         _without_progress_bar(),
     ):
         trained = source.trained_length(path, found.is_adapter, kwargs)
@@ -116,7 +119,7 @@ def load_policy(
                 stacklevel=2,
             )
         with folder.matching(found.path, found.is_adapter):
-            model, tokenizer = _load(path, longest, load_in_4bit, gradient_checkpointing, seed, kwargs)
+            model, tokenizer = _load(path, longest, four_bit, gradient_checkpointing, seed, kwargs)
         if found.is_adapter:
             folder.check_loaded(model, found.path)
         template = tokenizer.chat_template
@@ -125,6 +128,22 @@ def load_policy(
         if not found.is_adapter:
             model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
     return Policy(model, tokenizer, checkpoint)
+
+
+def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
+    """Whether to load in 4 bit.
+
+    Raises:
+        ConfigError: it was asked for, and the checkpoint is of no use in it.
+    """
+    of_use = checkpoint is None or checkpoint.four_bit
+    if asked and checkpoint is not None and not of_use:
+        raise ConfigError(
+            f"{checkpoint.name} is too small for 4 bit: it then says nothing of use",
+            where="load_policy(load_in_4bit=True)",
+            todo="leave load_in_4bit out, and it is loaded in 16 bit",
+        )
+    return of_use if asked is None else asked
 
 
 def _check_further(kwargs: dict[str, Any]) -> None:

@@ -19,12 +19,17 @@ from typing import Any
 from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
-from rloo_kit.policy import tiny
+from rloo_kit.policy.expanded import Expanded
 from rloo_kit.policy.folder import ADAPTER_CONFIG, check_whole
+from rloo_kit.policy.smollm2 import SMOLLM2
+from rloo_kit.policy.tiny import TINY
 from rloo_kit.session.environment import within
 
 HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
+
+MADE_HERE: dict[str, Expanded] = {"tiny": TINY, "smollm2-135m": SMOLLM2}
+"""Catalogue entries that need no hub: name -> where they are made."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,10 @@ class Source:
     is_adapter: bool = False  # a LoRA that names its own base
 
 
-def resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | None) -> Source:
+def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: str | None) -> Source:
     """The source of a name as ``load_policy`` takes it; ``four_bit`` takes a catalogue entry's 4-bit repository.
+
+    None takes it where the entry is of use in 4 bit.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -46,15 +53,16 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool, token: str | No
         import torch
 
         on_gpu = torch.cuda.is_available()
-        name = planning.fit(load_in_4bit=four_bit).model.checkpoint.name if on_gpu else "tiny"
+        name = planning.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if on_gpu else "tiny"
     folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if folder.is_dir():
         return _resolve_folder(folder)
     is_path, name = isinstance(name, os.PathLike), os.fspath(name)
-    if name == "tiny":
-        return Source(str(tiny.checkpoint()), CATALOGUE["tiny"])
+    if name in MADE_HERE:
+        return Source(str(MADE_HERE[name].checkpoint()), CATALOGUE[name])
     if (checkpoint := find(name)) is not None:
-        path = str(checkpoint.four_bit_repository if four_bit else checkpoint.repository)
+        in_four = checkpoint.four_bit_repository if four_bit is not False else None
+        path = in_four or checkpoint.repository
         _check_hub(path, token)
         return Source(path, checkpoint)
     if is_path or folder.exists() or not _could_be_hub_id(name):
@@ -115,7 +123,8 @@ def _resolve_folder(folder: Path) -> Source:
             if (folder / name).is_file():
                 _read(folder / name)
         check_whole(folder, config)
-        checkpoint = CATALOGUE["tiny"] if _is_tiny(base) else find(base)
+        made = _made_here(base)
+        checkpoint = CATALOGUE[made] if made else find(base)
         return Source(str(folder), checkpoint, is_adapter=True)
     if not (folder / "config.json").is_file():
         raise PolicyNotFoundError(
@@ -145,9 +154,9 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _is_tiny(base: str) -> bool:
-    """Whether a base is the bundled tiny Qwen3, expanded on this machine or another."""
-    return Path(base).name.startswith("tiny-qwen3-")
+def _made_here(base: str) -> str | None:
+    """The catalogue entry that a base is, made on this machine or another; None for any other base."""
+    return next((name for name, made in MADE_HERE.items() if made.made(base)), None)
 
 
 def _check_hub(repository: str, token: str | None) -> bool:
@@ -193,17 +202,18 @@ def _check_hub(repository: str, token: str | None) -> bool:
 
 @contextlib.contextmanager
 def portable(path: str) -> Iterator[str]:
-    """The path to load; for a tiny adapter from another machine, a copy that names this machine's base."""
+    """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
     file = Path(path) / ADAPTER_CONFIG
     config = _read(file) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or ""
-    if not _is_tiny(base) or Path(base) == tiny.checkpoint():
+    made = _made_here(base)
+    if made is None or Path(base) == (ours := MADE_HERE[made].checkpoint()):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         copy = Path(scratch) / "adapter"
         shutil.copytree(path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
-        config["base_model_name_or_path"] = str(tiny.checkpoint())
+        config["base_model_name_or_path"] = str(ours)
         (copy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         yield str(copy)
 

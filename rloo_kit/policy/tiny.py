@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 
-from rloo_kit.errors import ConfigError
-from rloo_kit.session.imports import cache_folder
+from rloo_kit.policy.expanded import Expanded, file_hash
 
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
-MANIFEST = "tiny-qwen3.manifest.json"
 EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -31,9 +28,7 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     """The folder of the tiny Qwen3's checkpoint, expanded if it is missing or damaged.
 
     The folder loads with ``from_pretrained`` like any other: config.json, generation_config.json,
-    model.safetensors (bfloat16, 19.7 MB) and the tokenizer.  Every call compares all files with the hashes
-    recorded at expansion (about 20 ms) and expands again where one differs.  Several processes may call at
-    once: files are written aside and moved into place one by one.
+    model.safetensors (bfloat16, 19.7 MB) and the tokenizer.  Comparing its files takes about 20 ms.
 
     Args:
         folder: where to put it; by default ``rloo-kit/tiny-qwen3-<hash>`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
@@ -41,68 +36,13 @@ def checkpoint(folder: str | Path | None = None) -> Path:
     Raises:
         ConfigError: ``folder`` holds something else, or the place cannot be written.
     """
-    target = default_folder() if folder is None else Path(folder)
-    if is_whole(target):
-        return target
-    ours = (target / MANIFEST).exists()
-    if folder is not None and (target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)):
-        raise ConfigError(
-            "the folder for the tiny Qwen3 holds something else",
-            where=f"tiny.checkpoint, {target}",
-            todo="name a new or empty folder, or none for the user's cache",
-        )
-    try:
-        expand_into(target)
-    except OSError as error:
-        raise ConfigError(
-            f"the tiny Qwen3 cannot be expanded: {error.strerror or error}",
-            where=f"tiny.checkpoint, {target}",
-            todo="set XDG_CACHE_HOME, or give checkpoint(folder=...) a writable place with 40 MB free",
-        ) from error
-    return target
-
-
-def default_folder() -> Path:
-    """The folder in the user's cache; its name changes with the shipped files."""
-    return cache_folder() / f"tiny-qwen3-{shipped_hash()[:12]}"
+    return TINY.checkpoint(folder)
 
 
 def shipped_hash() -> str:
     """One SHA-256 over the names and contents of the shipped files."""
     listing = "".join(f"{path.name}:{file_hash(path)}\n" for path in sorted(DATA.iterdir()))
     return hashlib.sha256(listing.encode()).hexdigest()
-
-
-def file_hash(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether the folder was expanded from these shipped files and no file of it has changed since."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        same = all(file_hash(folder / name) == digest for name, digest in manifest["files"].items())
-        return same and manifest["shipped"] == shipped_hash()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-def expand_into(target: Path) -> None:
-    """Write the checkpoint's files aside, then move each to the target.
-
-    The manifest goes first: it marks the folder as ours, and until the other files are there too they do not match it.
-    """
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".expanding-", dir=target.parent) as aside:
-        made = Path(aside)
-        write_checkpoint(made)
-        names = sorted(path.name for path in made.iterdir())
-        manifest = {"shipped": shipped_hash(), "files": {name: file_hash(made / name) for name in names}}
-        (made / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        for name in (MANIFEST, *names):
-            (made / name).replace(target / name)
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -118,3 +58,6 @@ def write_checkpoint(folder: Path) -> None:
     tensors[EMBEDDING] = rows[-1].repeat(vocabulary, 1)
     tensors[EMBEDDING][used_ids] = rows[:-1]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+TINY = Expanded("tiny-qwen3", "the tiny Qwen3", 40, shipped_hash, write_checkpoint)

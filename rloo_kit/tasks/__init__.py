@@ -1,8 +1,15 @@
 """Tasks: datasets of prompts with verifiable answers, split by problem.
 
-task = rloo_kit.tasks.arithmetic(policy=policy)  # task.train, task.held_out, task.correct
+task = rloo_kit.tasks.arithmetic(policy=policy)  # task.train, task.held_out, task.correct, task.description
+task = rloo_kit.tasks.from_file("mine.csv", policy=policy)
 """
 
-from rloo_kit.tasks.ladder import LEVELS, PassRate, Problem, Task, addition, arithmetic
+from rloo_kit.tasks.files import from_file
+from rloo_kit.tasks.gsm import gsm8k
+from rloo_kit.tasks.gym import reasoning_gym
+from rloo_kit.tasks.ladder import LEVELS, PassRate, Problem, addition, arithmetic
+from rloo_kit.tasks.task import Task
+from rloo_kit.tasks.words import word_sums
 
-__all__ = ["LEVELS", "PassRate", "Problem", "Task", "addition", "arithmetic"]
+__all__ = ["LEVELS", "PassRate", "Problem", "Task", "addition", "arithmetic", "from_file", "gsm8k"]
+__all__ += ["reasoning_gym", "word_sums"]

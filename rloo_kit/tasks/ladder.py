@@ -13,15 +13,13 @@ from __future__ import annotations
 import math
 import random
 import warnings
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.answers import answer_reward
-from rewards.forms import instruction
-from rewards.thinking import QWEN3
-from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.errors import ConfigError
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -30,34 +28,9 @@ if TYPE_CHECKING:
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
-HELD_OUT_EVERY = 5  # one problem in five is held out
-EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here
 
 WHOLE = answer_reward(form="whole")  # the bundled tiny Qwen3 answers with a sum and nothing else
-
-Message = dict[str, str]
-
-
-@dataclass(frozen=True)
-class Task:
-    """A named set of problems, ready for the trainer.
-
-    Attributes:
-        name: short name, such as ``"addition"``.
-        train: problems to train on; columns ``prompt`` (list of messages), ``answer`` and ``problem`` (str).
-        held_out: problems to measure on, same columns; shares no problem with ``train``.
-        correct: the reward that grades it: 1.0 for the right answer, else 0.0.
-        level: a key of ``LEVELS``.
-        description: what the problems are, in a few words.
-    """
-
-    name: str
-    train: Dataset
-    held_out: Dataset
-    correct: Reward
-    level: int
-    description: str
 
 
 @dataclass(frozen=True)
@@ -70,16 +43,19 @@ class Problem:
     asks: str = ""
 
     @property
+    def text(self) -> str:
+        """The expression, by which problems are told apart."""
+        return self.expression
+
+    @property
     def prompt(self) -> list[Message]:
         """The question as a conversation of one user message."""
-        question = f"What is {self.expression}?"
-        return [{"role": "user", "content": f"{question} {self.asks}".rstrip()}]
+        return conversation(f"What is {self.expression}?", self.asks)
 
     @property
     def is_held_out(self) -> bool:
         """Whether the problem belongs to the held-out fifth; the order of its operands does not matter."""
-        key = ",".join(str(operand) for operand in sorted(self.operands))
-        return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
+        return falls_out(",".join(str(operand) for operand in sorted(self.operands)))
 
 
 class Level(NamedTuple):
@@ -154,8 +130,8 @@ def task_at(
     level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int, correct: Reward, asks: str
 ) -> Task:
     """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
-    train = dataset_of(problems_of(level, n_train, held_out=False, seed=seed, asks=asks))
-    held_out = dataset_of(problems_of(level, n_held_out, held_out=True, seed=seed, asks=asks))
+    train = side_of(problems_of(level, n_train, held_out=False, seed=seed, asks=asks))
+    held_out = side_of(problems_of(level, n_held_out, held_out=True, seed=seed, asks=asks))
     return Task(name, train, held_out, correct, level, LEVELS[level].description)
 
 
@@ -165,33 +141,21 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: s
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
     """
-    side = "held_out" if held_out else "train"
-    if n is not None and n < 1:
-        where = f"n_{side}={n}"
-        raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
-    wanted = n or (200 if held_out else 1000)
-    rng = random.Random(f"{level} {side} {seed}")
-    found: dict[str, Problem] = {}
-    misses = 0
-    while len(found) < wanted and misses < EXHAUSTED:
-        problem, misses = LEVELS[level].draw(rng), misses + 1
-        if problem.is_held_out is held_out and problem.expression not in found:
-            found[problem.expression], misses = replace(problem, asks=asks), 0
-    if n is not None and len(found) < n:
-        raise DatasetError(
-            f"there are only {len(found)} {side} problems at level {level} ({LEVELS[level].description})",
-            where=f"n_{side}={n}",
-            todo=f"ask for at most {len(found)}, or take a higher level",
-        )
-    return list(found.values())
+    found = draw(
+        LEVELS[level].draw,
+        n,
+        held_out=held_out,
+        seed=f"{level} {'held_out' if held_out else 'train'} {seed}",
+        what=f"problems at level {level} ({LEVELS[level].description})",
+    )
+    return [replace(problem, asks=asks) for problem in found]
 
 
-def dataset_of(problems: Iterable[Problem]) -> Dataset:
+def side_of(problems: list[Problem]) -> Dataset:
     """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
-    from datasets import Dataset
-
-    rows = [{"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems]
-    return Dataset.from_list(rows)
+    return dataset_of(
+        {"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems
+    )
 
 
 # --- choosing a level
@@ -251,8 +215,7 @@ def arithmetic(
         DatasetError: more problems than there are.
     """
     form = form or form_for(policy)
-    tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-    correct, asks = answer_reward(form=form, tokens=tokens), "" if form == "whole" else instruction(form)
+    correct, asks = asked_for(form, policy)
     if level == "auto":
         if policy is None:
             raise ConfigError(
@@ -272,13 +235,6 @@ def arithmetic(
     return task_at(int(level), "arithmetic", n_train, n_held_out, seed, correct, asks)
 
 
-def form_for(policy: Policy | None) -> Form:
-    """The form of answer to ask a policy for."""
-    if policy is None:
-        return "auto"
-    return "whole" if policy.checkpoint.name == "tiny" else "boxed"
-
-
 def pass_rate(
     policy: Policy,
     level: int,
@@ -289,10 +245,10 @@ def pass_rate(
     correct: Reward = WHOLE,
     asks: str = "",
 ) -> PassRate:
-    """The policy's pass rate over ``n_prompts * n_samples`` completions sampled at temperature 1."""
+    """The policy's pass rate over ``n_prompts * n_samples`` completions, sampled as its checkpoint is in training."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
-    prompts = [problem.prompt for problem in problems]
-    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
+    prompts, heat = [problem.prompt for problem in problems], policy.checkpoint.temperature
+    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=heat, seed=seed)
     texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
     scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
     right = sum(score == 1.0 and said.finished for score, said in zip(scores, completions, strict=True))

@@ -15,6 +15,7 @@ import pytest
 import rewards
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import tiny
+from rloo_kit.policy.expanded import file_hash
 from rloo_kit.tasks import ladder
 
 ROOT = Path(rloo_kit.__file__).parent.parent
@@ -47,10 +48,10 @@ def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() 
 
 def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert tiny.default_folder().parent == tmp_path / "rloo-kit"
+    assert tiny.TINY.default_folder.parent == tmp_path / "rloo-kit"
     for unusable in ("", "relative/cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert tiny.default_folder().parent == Path.home() / ".cache" / "rloo-kit"
+        assert tiny.TINY.default_folder.parent == Path.home() / ".cache" / "rloo-kit"
 
 
 def test_a_second_call_changes_nothing(folder: Path) -> None:
@@ -65,13 +66,19 @@ def flip_one_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-DAMAGES = [("model.safetensors", flip_one_byte), ("config.json", Path.unlink), (tiny.MANIFEST, Path.unlink)]
+DAMAGES = [
+    ("model.safetensors", flip_one_byte),
+    ("config.json", Path.unlink),
+    (tiny.TINY.manifest, Path.unlink),
+]
 
 
-@pytest.mark.parametrize("damaged", [*DAMAGES, (tiny.MANIFEST, lambda path: path.write_text('{"files":'))])
+@pytest.mark.parametrize(
+    "damaged", [*DAMAGES, (tiny.TINY.manifest, lambda path: path.write_text('{"files":'))]
+)
 def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target, (name, damage) = tiny.default_folder(), damaged
+    target, (name, damage) = tiny.TINY.default_folder, damaged
     shutil.copytree(folder, target)
     damage(target / name)
     assert tiny.checkpoint() == target
@@ -95,10 +102,10 @@ def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch:
     for _ in range(3):
         children.append(os.fork())
         if children[-1] == 0:
-            os._exit(not tiny.is_whole(tiny.checkpoint()))
+            os._exit(not tiny.TINY.is_whole(tiny.checkpoint()))
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
     (expanded,) = (tmp_path / "rloo-kit").iterdir()
-    hashes = [{p.name: tiny.file_hash(p) for p in place.iterdir()} for place in (expanded, folder)]
+    hashes = [{p.name: file_hash(p) for p in place.iterdir()} for place in (expanded, folder)]
     assert hashes[0] == hashes[1]
 
 

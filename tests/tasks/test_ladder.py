@@ -94,8 +94,11 @@ class Pupil:
 
     checkpoint = CATALOGUE["tiny"]
 
+    def __init__(self) -> None:
+        self.temperatures: set[float] = set()
+
     def generate(self, prompts: Sequence[Any], temperature: float, **settings: Any) -> list[SimpleNamespace]:
-        assert temperature == 1.0
+        self.temperatures.add(temperature)
         questions = [prompt[0]["content"].removeprefix("What is ").rstrip("?") for prompt in prompts]
         return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
 
@@ -106,6 +109,14 @@ def test_a_policy_that_no_level_suits_is_told_so_and_a_truncated_completion_is_n
     pupil: Any = Pupil()
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8)
+
+
+@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("smollm2-135m", 0.6)])
+def test_a_level_is_measured_at_the_temperature_that_suits_the_policy(name: str, temperature: float) -> None:
+    pupil: Any = Pupil()
+    pupil.checkpoint = CATALOGUE[name]
+    ladder.pass_rate(pupil, 1, 4, 1, 24, seed=0)
+    assert pupil.temperatures == {temperature}
 
 
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:

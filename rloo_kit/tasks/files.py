@@ -1,0 +1,292 @@
+"""A task from a file of your own: questions and answers in CSV, JSON lines or Parquet.
+
+It checks what would cost a run: columns that are not there, questions that come twice or on both sides of the split,
+answers that the reward cannot read, prompts that are too long.  Rows that cannot be used are left out, counted in the
+task's description, and warned of.  It reads whole files into memory and leaves nothing in a cache.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for
+
+if TYPE_CHECKING:
+    from rewards.signature import Reward
+    from rewards.forms import Form
+    from rloo_kit.policy.policy import Policy
+
+READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+USUAL = {"question": ("question", "problem", "prompt", "instruction", "query", "input", "text")}
+USUAL |= {"answer": ("answer", "solution", "target", "label", "output", "response", "gold")}
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which column is which."""
+
+    question: str
+    answer: str
+
+
+@dataclass
+class Kept:
+    """The rows of a file that can be used, and the reasons why others cannot.
+
+    Attributes:
+        rows: with the columns ``prompt``, ``answer`` and ``problem``, and the file's others.
+        left_out: reason -> how many, in the order of the checks.
+    """
+
+    rows: list[Row]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def without(self, bad: Sequence[bool], reason: str) -> None:
+        """Leave out the rows that are bad."""
+        kept = [row for row, is_bad in zip(self.rows, bad, strict=True) if not is_bad]
+        if len(kept) < len(self.rows):
+            self.left_out[reason] += len(self.rows) - len(kept)
+        self.rows = kept
+
+
+def from_file(
+    path: str | os.PathLike[str],
+    *,
+    question: str = "question",
+    answer: str = "answer",
+    system: str | None = None,
+    held_out: float | str | os.PathLike[str] = 0.2,
+    kind: str = "number",
+    form: Form | None = None,
+    policy: Policy | None = None,
+    max_new_tokens: int = 256,
+) -> Task:
+    """A file's questions and answers as a task, split by problem.
+
+    A question is on the same side in every process, whatever the order of the rows: two rows of the same question are
+    one problem.  Other columns stay, and rewards get them.
+
+    Args:
+        path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
+        question, answer: its columns.  An answer may be a whole solution: what follows "####", or its last box, counts.
+        system: a message before each question.
+        held_out: the share of problems that is held out, or a file of its own.
+        kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
+        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
+            for none without a policy.
+        policy: from ``load_policy``; with it, prompts that leave no room for ``max_new_tokens`` are left out.
+        max_new_tokens: the length that the policy will be trained at.
+
+    Raises:
+        DatasetError: no such file or column, a file that cannot be read, or no problem on a side of the split.
+        ConfigError: a share that is not between 0 and 1.
+        ValueError: an unknown kind or form.
+    """
+    correct, asks = asked_for(form or form_for(policy), policy, kind)
+    columns, file = Columns(question, answer), home(path)
+    train = _usable(file, columns, correct, kind)
+    if isinstance(held_out, str | os.PathLike):
+        other = _usable(home(held_out), columns, correct, kind)
+        known = {_key(row["problem"]) for row in other.rows}
+        train.without([_key(row["problem"]) in known for row in train.rows], "held out too")
+    else:
+        other = _split_off(train, held_out)
+    for side in (train, other):
+        for row in side.rows:
+            row["prompt"] = conversation(row["problem"], asks, system)
+        if policy is not None:
+            _leave_out_long(side, policy, max_new_tokens)
+    description = _described(file, train, other)
+    if train.left_out + other.left_out:
+        warnings.warn(f"tasks.from_file, {description}.", stacklevel=2)
+    return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
+
+
+def home(path: str | os.PathLike[str]) -> Path:
+    """A path with "~" as the user's home."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
+    """A file's rows with a question, once each, whose answer the reward can read."""
+    kept = Kept([_renamed(row, columns) for row in read(file, columns)])
+    kept.without([not row["problem"] for row in kept.rows], "without a question")
+    kept.without([not row["answer"] for row in kept.rows], "without an answer")
+    _leave_out_repeated(kept)
+    answers = [row["answer"] for row in kept.rows]
+    unread = [score is None for score in correct(completions=[""] * len(answers), answer=answers)]
+    example = next((one for one, bad in zip(answers, unread, strict=True) if bad), "")
+    kept.without(unread, f"whose answer is not of kind {kind!r}, such as {example[:40]!r}")
+    return kept
+
+
+def _leave_out_repeated(kept: Kept) -> None:
+    """Keep the first row of each question."""
+    first: dict[str, Row] = {}
+    for row in kept.rows:
+        first.setdefault(_key(row["problem"]), row)
+    firsts = [first[_key(row["problem"])] for row in kept.rows]
+    differ = [row["answer"] != one["answer"] for row, one in zip(kept.rows, firsts, strict=True)]
+    kept.without(differ, "repeated with another answer")
+    kept.without([row is not first[_key(row["problem"])] for row in kept.rows], "repeated")
+
+
+def _renamed(row: Row, columns: Columns) -> Row:
+    """A row as a task has it; the question and the answer as text, the other columns as they are."""
+    others = {name: value for name, value in row.items() if name not in (columns.question, columns.answer)}
+    question, answer = (
+        "" if row[name] is None else str(row[name]).strip() for name in (columns.question, columns.answer)
+    )
+    return others | {"prompt": [], "answer": answer, "problem": question}
+
+
+def _key(question: str) -> str:
+    """A question without what does not tell problems apart: case and space."""
+    return re.sub(r"\s+", " ", question).strip().casefold()
+
+
+def _split_off(main: Kept, share: float) -> Kept:
+    """Move the share of problems to a side of their own, by a fixed rule on their text."""
+    if not 0 < share < 1:
+        raise ConfigError(
+            "the share of problems that is held out must lie between 0 and 1",
+            where=f"tasks.from_file(held_out={share})",
+            todo="write held_out=0.2, or name a file of its own",
+        )
+    is_out = [zlib.crc32(_key(row["problem"]).encode()) < share * 2**32 for row in main.rows]
+    other = Kept([row for row, out in zip(main.rows, is_out, strict=True) if out])
+    main.rows = [row for row, out in zip(main.rows, is_out, strict=True) if not out]
+    return other
+
+
+def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
+    limit = getattr(policy.model, "max_seq_length", None)
+    if limit is None or not side.rows:
+        return
+    prompts: list[list[Message]] = [row["prompt"] for row in side.rows]
+    lengths = map(len, policy.tokenize(prompts))
+    reason = f"of more tokens than the policy takes ({limit} with {max_new_tokens} new ones)"
+    side.without([length + max_new_tokens > limit for length in lengths], reason)
+
+
+# --- reading
+
+
+def read(file: Path, columns: Columns) -> list[Row]:
+    """All rows of a file, through ``datasets``; in CSV the question and the answer are text as written.
+
+    Raises:
+        DatasetError: there is no such file or column, its ending is not known, it cannot be read, or it has no rows.
+    """
+    from datasets import Dataset, disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
+
+    if not file.is_file():
+        raise _no_file(file)
+    kind = READERS.get(file.suffix.lower())
+    if kind is None:
+        raise DatasetError(
+            f"files of the kind {file.suffix or 'without an ending'!r} are not read",
+            where=str(file),
+            todo="give a .csv, .tsv, .jsonl, .json or .parquet file",
+        )
+    how: dict[str, Any] = {"json": {}, "parquet": {}}.get(kind) or {}
+    if kind == "csv":
+        as_written = {columns.question: str, columns.answer: str}
+        how = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
+        how |= {"sep": "\t"} if file.suffix.lower() == ".tsv" else {}
+    shown = is_progress_bar_enabled()
+    disable_progress_bars()
+    try:
+        with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
+            read = {"csv": Dataset.from_csv, "json": Dataset.from_json, "parquet": Dataset.from_parquet}[kind]
+            rows: list[Row] = read(str(file), cache_dir=scratch, keep_in_memory=True, **how).to_list()
+    except Exception as error:  # datasets raises what its parsers do
+        raise DatasetError(
+            f"{file.name} cannot be read: {_first_line(error.__cause__ or error)}",
+            where=str(file),
+            todo="save it in UTF-8; JSON lines have one object a line, CSV a line of column names first",
+        ) from error
+    finally:
+        if shown:
+            enable_progress_bars()
+    if not rows:
+        raise DatasetError("the file has no rows", where=str(file), todo="give a line for each problem")
+    _check_columns(file, rows, columns)
+    return rows
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _no_file(file: Path) -> DatasetError:
+    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+    near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
+    return DatasetError(
+        "there is no such file",
+        where=str(file),
+        todo=f"did you mean {str(file.parent / near[0])!r}?"
+        if near
+        else "give the path of a .csv, .jsonl or .parquet",
+    )
+
+
+def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
+    """That the columns are there.
+
+    Raises:
+        DatasetError: one is not, with the likeliest right name.
+    """
+    there = list(rows[0])
+    for argument, name in (("question", columns.question), ("answer", columns.answer)):
+        if name in there:
+            continue
+        folded = {column.casefold(): column for column in reversed(there)}
+        usual = [folded[one] for one in USUAL[argument] if one in folded]
+        near = difflib.get_close_matches(name.casefold(), folded, n=1)
+        likeliest = folded[near[0]] if near else next(iter(usual), None)
+        raise DatasetError(
+            f"the file has no column {name!r}",
+            where=f"{file}, whose columns are {', '.join(there)}",
+            todo=f"did you mean {argument}={likeliest!r}?"
+            if likeliest
+            else f"name the column: {argument}=...",
+        )
+
+
+# --- what was left out
+
+
+def _described(file: Path, train: Kept, held_out: Kept) -> str:
+    """What the sides hold, and what was left out of them.
+
+    Raises:
+        DatasetError: a side holds nothing.
+    """
+    left_out = train.left_out + held_out.left_out
+    why = (
+        f"; left out: {', '.join(f'{count} {reason}' for reason, count in left_out.items())}"
+        if left_out
+        else ""
+    )
+    for side, name in ((train, "to train on"), (held_out, "held out")):
+        if not side.rows:
+            raise DatasetError(
+                f"no problem is left {'that is ' if side is held_out else ''}{name}",
+                where=f"{file}{why or ', which has too few rows to split'}",
+                todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
+            )
+    return f"{file.name}: {len(train.rows)} to train on, {len(held_out.rows)} held out{why}"

@@ -1,0 +1,124 @@
+"""GSM8K: 8,792 word problems of grade school, of two to eight steps (Cobbe et al. 2021, arXiv 2110.14168; MIT licence).
+
+For a policy of some billion parameters.  From the Hugging Face hub through ``datasets``, or, without a network, from a
+folder.  Its own split is kept: 7,473 problems to train on and 1,319 to measure on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rewards.answers import gold_text
+from rloo_kit.errors import DatasetError
+from rloo_kit.session.environment import within
+from rloo_kit.tasks.files import Columns, Row, home, read
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rewards.forms import Form
+    from rloo_kit.policy.policy import Policy
+
+REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
+HUB_SECONDS = 9.0
+ENDINGS = (".jsonl", ".parquet")
+FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
+
+
+def gsm8k(
+    policy: Policy | None = None,
+    *,
+    form: Form | None = None,
+    n_train: int | None = None,
+    n_held_out: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+) -> Task:
+    """GSM8K as a task: its train split to train on, its test split held out.
+
+    Args:
+        policy: from ``load_policy``; says in which form to ask for the answer.
+        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
+            for none without a policy.
+        n_train, n_held_out: as many at random; None for all.
+        folder: instead of the hub, one with ``train.jsonl`` and ``test.jsonl`` (or .parquet), as
+            github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
+        seed: of the draw.
+
+    Raises:
+        DatasetError: the hub cannot be reached and it is not in its cache; a folder without the files; more problems
+            than there are.
+    """
+    correct, asks = asked_for(form or form_for(policy), policy)
+    where = None if folder is None else home(folder)
+    train = _side("train", where, n_train, "n_train", asks, seed)
+    held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)
+    return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
+
+
+def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, seed: int) -> Dataset:
+    """One of its two splits, with the columns of a task."""
+    rows = _chosen(_from_hub(split) if folder is None else _from_folder(folder, split), n, name, seed)
+    return dataset_of(
+        {
+            "prompt": conversation(row["question"], asks),
+            "answer": gold_text(row["answer"]),
+            "problem": row["question"],
+        }
+        for row in rows
+    )
+
+
+def _chosen(rows: list[Row], n: int | None, name: str, seed: int) -> list[Row]:
+    """As many rows at random.
+
+    Raises:
+        DatasetError: there are fewer, or the number is not positive.
+    """
+    if n is None:
+        return rows
+    if not 1 <= n <= len(rows):
+        where = f"tasks.gsm8k({name}={n})"
+        todo = f"ask for 1 to {len(rows)}, or leave it out for all"
+        raise DatasetError(f"there are {len(rows)} problems on that side", where=where, todo=todo)
+    return random.Random(seed).sample(rows, n)
+
+
+def _from_folder(folder: Path, split: str) -> list[Row]:
+    """A split from a file of its own.
+
+    Raises:
+        DatasetError: there is no such file, it cannot be read, or it has other columns.
+    """
+    file = next((file for end in ENDINGS if (file := folder / f"{split}{end}").is_file()), None)
+    if file is None:
+        where = f"tasks.gsm8k(folder={str(folder)!r})"
+        raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=f"give {FILES}")
+    return read(file, Columns("question", "answer"))
+
+
+def _from_hub(split: str) -> list[Row]:
+    """A split from the hub or its cache.
+
+    Raises:
+        DatasetError: neither has it.
+    """
+    from datasets import config, load_dataset
+    from huggingface_hub import constants, dataset_info
+
+    in_cache = (Path(config.HF_DATASETS_CACHE) / REPOSITORY.replace("/", "___")).is_dir()
+    try:
+        if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
+            within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
+        rows: list[Row] = load_dataset(REPOSITORY, CONFIGURATION, split=split).to_list()
+        return rows
+    except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
+        raise DatasetError(
+            f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",
+            where=f"tasks.gsm8k; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}; {type(error).__name__}",
+            todo=f"prepare(offline=False) in a fresh kernel with a network, or gsm8k(folder=...): {FILES}",
+        ) from error

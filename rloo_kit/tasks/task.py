@@ -1,0 +1,139 @@
+"""``Task``: a dataset of prompts with verifiable answers, split by problem, and the reward that grades it.
+
+For every file of this room: what a task is, which side of the split a problem is on, how problems are drawn, how a
+prompt asks for the form of its answer.  It knows no problem itself.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rewards.answers import answer_reward
+from rewards.forms import instruction
+from rewards.thinking import QWEN3
+from rloo_kit.errors import DatasetError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rewards.signature import Reward
+    from rewards.forms import Form
+    from rloo_kit.policy.policy import Policy
+
+HELD_OUT_EVERY = 5  # one problem in five is held out
+EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
+N_TRAIN, N_HELD_OUT = 1000, 200  # where no number is asked for
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A named set of problems, ready for the trainer.
+
+    Attributes:
+        name: short name, such as ``"addition"``.
+        train: problems to train on; columns ``prompt`` (list of messages), ``answer`` and ``problem`` (str).
+        held_out: problems to measure on, same columns; shares no problem with ``train``.
+        correct: the reward that grades it: 1.0 for the right answer, else 0.0.
+        level: a key of ``LEVELS``; None for tasks without levels.
+        description: what the problems are, and what was left out, in a few words.
+    """
+
+    name: str
+    train: Dataset
+    held_out: Dataset
+    correct: Reward
+    level: int | None
+    description: str
+
+
+class Drawn(Protocol):
+    """What :func:`draw` needs of a problem."""
+
+    @property
+    def text(self) -> str:
+        """The problem, as the column ``problem`` has it; two of the same text are one."""
+
+    @property
+    def is_held_out(self) -> bool:
+        """The side of the split, by a fixed rule on the problem."""
+
+
+Found = TypeVar("Found", bound=Drawn)
+
+
+def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
+    """Whether a problem is held out, by a fixed rule on its key: the same in every process, whatever the seed."""
+    return zlib.crc32(key.encode()) % every == 0
+
+
+def draw(
+    problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, seed: str, what: str
+) -> list[Found]:
+    """Distinct problems from one side of the split, in random order.
+
+    Args:
+        problem: draws one.
+        n: how many; None for 1000 to train and 200 held out, or as many as there are.
+        seed: of the draw.
+        what: the problems, for the message: "problems at level 1 (...)".
+
+    Raises:
+        DatasetError: there are fewer than n, or n is not positive.
+    """
+    side = "held_out" if held_out else "train"
+    if n is not None and n < 1:
+        where = f"n_{side}={n}"
+        raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
+    wanted = n or (N_HELD_OUT if held_out else N_TRAIN)
+    rng = random.Random(seed)
+    found: dict[str, Found] = {}
+    misses = 0
+    while len(found) < wanted and misses < EXHAUSTED:
+        one, misses = problem(rng), misses + 1
+        if one.is_held_out is held_out and one.text not in found:
+            found[one.text], misses = one, 0
+    if n is not None and len(found) < n:
+        raise DatasetError(
+            f"there are only {len(found)} {side} {what}",
+            where=f"n_{side}={n}",
+            todo=f"ask for at most {len(found)}, or for harder problems",
+        )
+    return list(found.values())
+
+
+def conversation(question: str, asks: str = "", system: str | None = None) -> list[Message]:
+    """A question as a conversation of one user message, after a system message if there is one.
+
+    ``asks`` is the sentence that asks for a form.
+    """
+    opening = [{"role": "system", "content": system}] if system else []
+    return [*opening, {"role": "user", "content": f"{question} {asks}".rstrip()}]
+
+
+def form_for(policy: Policy | None) -> Form:
+    """The form of answer to ask a policy for; "auto", which asks for none, where there is no policy."""
+    return "auto" if policy is None else policy.checkpoint.form
+
+
+def asked_for(form: Form, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
+    """The reward that reads answers in this form, and the sentence of a prompt that asks for it.
+
+    Raises:
+        ValueError: an unknown form or kind.
+    """
+    tokens = QWEN3 if policy is None else policy.checkpoint.tokens
+    says_no_more = form == "whole" and (policy is None or policy.checkpoint.form == "whole")
+    return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
+
+
+def dataset_of(rows: Iterable[dict[str, Any]]) -> Dataset:
+    """Rows, with at least the columns ``prompt``, ``answer`` and ``problem``, as a dataset."""
+    from datasets import Dataset
+
+    return Dataset.from_list(list(rows))

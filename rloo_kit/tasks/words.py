@@ -1,0 +1,112 @@
+"""Sums in words: questions of one step that a small language model reads, and gets wrong more often than not.
+
+For the real small model of a CPU, and for any policy that reads English; a Qwen3 of 4 B solves nearly all of them.
+A fixed rule on the numbers and the operation decides whether a sum is held out, so a held-out sum is in training in no
+other wording.  The wordings themselves are the same on both sides: it measures sums, not reading.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rloo_kit.errors import ConfigError
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from rewards.forms import Form
+    from rloo_kit.policy.policy import Policy
+
+NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jonas", "Kira", "Leo")
+THINGS = ("apples", "books", "cards", "coins", "eggs", "pencils", "shells", "stamps", "stones", "tickets")
+
+MORE = (
+    "{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?",
+    "{name} finds {a} {things} in the morning and {b} {things} in the evening. How many {things} is that in all?",
+    "There are {a} {things} on the table and {b} {things} in the box. How many {things} are there altogether?",
+    "{name} has {a} {things}. {other} has {b} {things}. How many {things} do they have together?",
+)
+FEWER = (
+    "{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
+    "There were {a} {things} in the box. {name} took {b} of them out. How many {things} are still in the box?",
+    "{name} had {a} {things} and lost {b}. How many {things} does {name} have now?",
+    "{name} needs {a} {things} and has {b}. How many {things} are missing?",
+)
+LARGEST = 20
+
+
+@dataclass(frozen=True)
+class WordSum:
+    """One question: its text, the sum that it asks for, and the answer."""
+
+    text: str
+    sum: str
+    answer: int
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether its sum belongs to the held-out fifth, in any wording."""
+        return falls_out(self.sum)
+
+
+def word_sum(rng: random.Random, largest: int) -> WordSum:
+    """A question about two numbers of 2 to ``largest``: what they are together, or what is left of the larger."""
+    a, b = rng.randint(2, largest), rng.randint(2, largest)
+    adds = a == b or rng.random() < 0.5
+    a, b = (a, b) if adds else (max(a, b), min(a, b))
+    name, other = rng.sample(NAMES, 2)
+    wording = rng.choice(MORE if adds else FEWER)
+    text = wording.format(name=name, other=other, things=rng.choice(THINGS), a=a, b=b)
+    key = f"{min(a, b)} + {max(a, b)}" if adds else f"{a} - {b}"
+    return WordSum(text, key, a + b if adds else a - b)
+
+
+def word_sums(
+    policy: Policy | None = None,
+    *,
+    form: Form | None = None,
+    largest: int = LARGEST,
+    n_train: int | None = None,
+    n_held_out: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """Additions and subtractions told as stories of one step, numbers up to ``largest``.
+
+    Args:
+        policy: from ``load_policy``; says in which form to ask for the answer.
+        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
+            for none without a policy.
+        largest: number in a question.
+        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
+        seed: of the draw; the split is always the same.
+
+    Raises:
+        ConfigError: ``largest`` is below 3.
+        DatasetError: more problems than there are.
+    """
+    if largest < 3:
+        where = f"tasks.word_sums, largest={largest}"
+        raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
+    correct, asks = asked_for(form or form_for(policy), policy)
+    train = _side(n_train, False, largest, asks, seed)
+    held_out = _side(n_held_out, True, largest, asks, seed)
+    description = f"additions and subtractions in words, numbers up to {largest}"
+    return Task("word sums", train, held_out, correct, None, description)
+
+
+def _side(n: int | None, held_out: bool, largest: int, asks: str, seed: int) -> Dataset:
+    """One side of the split."""
+    found = draw(
+        lambda rng: word_sum(rng, largest),
+        n,
+        held_out=held_out,
+        seed=f"words {held_out} {seed}",
+        what=f"word problems with numbers up to {largest}",
+    )
+    return dataset_of(
+        {"prompt": conversation(one.text, asks), "answer": str(one.answer), "problem": one.text}
+        for one in found
+    )

@@ -1,0 +1,158 @@
+"""Tasks from a file: one result for all formats, and every row that cannot be used is counted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewards import instruction
+from rloo_kit import tasks
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import ConfigError, DatasetError
+
+Rows = list[dict[str, Any]]
+SUMS: Rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "grade": "easy"} for n in range(40)]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """``write(rows, "mine.csv")``: a file in the format that its ending names."""
+
+    def made(rows: Rows, name: str = "mine.csv") -> Path:
+        from datasets import Dataset
+
+        file, data = tmp_path / name, Dataset.from_list(rows)
+        if file.suffix == ".jsonl":
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elif file.suffix == ".json":
+            file.write_text(json.dumps(rows))
+        elif file.suffix == ".parquet":
+            data.to_parquet(str(file))
+        else:
+            data.to_csv(str(file), sep="\t" if file.suffix == ".tsv" else ",", index=False)
+        return file
+
+    return made
+
+
+def rows_of(task: tasks.Task) -> tuple[Rows, Rows]:
+    return list(task.train), list(task.held_out)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
+def test_each_format_gives_the_same_task(ending: str, write: Any, recwarn: Any) -> None:
+    task = tasks.from_file(write(SUMS, f"mine.{ending}"))
+    train, held_out = rows_of(task)
+    assert task.name == "mine"
+    assert task.description == f"mine.{ending}: {len(train)} to train on, {len(held_out)} held out"
+    assert sorted(row["problem"] for row in [*train, *held_out]) == sorted(row["question"] for row in SUMS)
+    assert 2 <= len(held_out) <= 16
+    row = train[0]
+    assert row["prompt"] == [{"role": "user", "content": row["problem"]}]
+    assert row["answer"] == str(int(row["problem"].split()[2]) + 1)
+    assert row["grade"] == "easy", "other columns stay, for rewards"
+    assert task.correct(completions=["It is 42.", "43"], answer=["42", "42"]) == [1.0, 0.0]
+    assert not [warning for warning in recwarn if "from_file" in str(warning.message)]
+
+
+def test_a_question_is_on_the_same_side_whatever_stands_around_it(write: Any) -> None:
+    sides = [rows_of(tasks.from_file(write(rows)))[1] for rows in (SUMS, SUMS[::-1], SUMS[10:] + SUMS[:10])]
+    held_out = [{row["problem"] for row in side} for side in sides]
+    assert held_out[0] == held_out[1] == held_out[2]
+
+
+BAD: Rows = [
+    {"question": "what is  3 + 1? ", "answer": "4"},
+    {"question": "What is 3 + 1?", "answer": "5"},
+    {"question": "A word?", "answer": "n/a"},
+    {"question": "Nothing?", "answer": ""},
+    {"question": " ", "answer": "7"},
+]
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.jsonl"])
+def test_rows_that_cannot_be_used_are_left_out_counted_and_warned_of(name: str, write: Any) -> None:
+    rows = [{"question": row["question"], "answer": row["answer"]} for row in SUMS]
+    with pytest.warns(UserWarning, match="left out") as caught:
+        task = tasks.from_file(write(rows + BAD, name))
+    assert len(task.train) + len(task.held_out) == 40
+    assert task.description.partition("left out: ")[2] == (
+        "1 without a question, 1 without an answer, 1 repeated with another answer, 1 repeated, "
+        "1 whose answer is not of kind 'number', such as 'n/a'"
+    )
+    assert any(task.description in str(warning.message) for warning in caught)
+    kept = {row["problem"]: row["answer"] for row in [*task.train, *task.held_out]}
+    assert kept["What is 3 + 1?"] == "4", "the first of a question's answers"
+
+
+def test_text_in_a_csv_stays_as_it_is_written(write: Any) -> None:
+    rows = [{"question": f"Which code {n}?", "answer": f"00{n}"} for n in range(20)]
+    task = tasks.from_file(write(rows), kind="exact")
+    assert all(row["answer"].startswith("00") for row in task.train)
+
+
+def test_a_file_of_its_own_is_held_out_and_takes_its_questions_out_of_training(write: Any) -> None:
+    other = write(
+        [{"question": "WHAT is 5 + 1?", "answer": "6"}, {"question": "Another?", "answer": "1"}], "test.csv"
+    )
+    with pytest.warns(UserWarning, match="1 held out too"):
+        task = tasks.from_file(write(SUMS), held_out=other)
+    assert (len(task.train), len(task.held_out)) == (39, 2)
+    assert "What is 5 + 1?" not in task.train["problem"]
+
+
+def test_a_policy_says_the_form_and_which_prompts_are_too_long(write: Any) -> None:
+    class Counting(SimpleNamespace):
+        def tokenize(self, prompts: Any) -> list[list[int]]:
+            return [[0] * len(prompt[-1]["content"]) for prompt in prompts]
+
+    long = {"question": f"What is {'1' * 200}?", "answer": "1"}
+    rows = [{"question": row["question"], "answer": row["answer"]} for row in SUMS]
+    model = SimpleNamespace(max_seq_length=256)
+    policy: Any = Counting(checkpoint=CATALOGUE["qwen3-4b"], model=model)
+    with pytest.warns(UserWarning, match=r"1 of more tokens than the policy takes \(256 with 100 new ones\)"):
+        task = tasks.from_file(write([*rows, long]), policy=policy, max_new_tokens=100, system="Be brief.")
+    system, user = task.train[0]["prompt"]
+    assert system == {"role": "system", "content": "Be brief."}
+    assert user["content"].endswith(instruction("boxed"))
+    assert task.correct.form == "boxed"  # type: ignore[attr-defined]
+
+
+ERRORS = [
+    ("mine.csv", {"question": "Question"}, "did you mean question='question'"),
+    ("mine.csv", {"answer": "anser"}, "did you mean answer='answer'"),
+    ("mine.csv", {"question": "q", "answer": "answer"}, "whose columns are question, answer, grade"),
+    ("mine.csv", {"kind": "choice"}, "no problem is left to train on"),
+    ("mine.csv", {"held_out": 1e-9}, "no problem is left that is held out"),
+    ("mine.csv", {"held_out": 20}, "between 0 and 1"),
+    ("mne.csv", {}, "did you mean '.*mine.csv'"),
+    ("mine.txt", {}, "files of the kind '.txt' are not read"),
+    ("half.jsonl", {}, "half.jsonl cannot be read"),
+    ("empty.csv", {}, "empty.csv cannot be read"),
+    ("utf16.csv", {}, "save it in UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "says"), ERRORS, ids=lambda value: str(value)[:30])
+def test_what_cannot_be_a_task_is_an_error_with_the_nearest_right_name(
+    name: str, settings: dict[str, Any], says: str, write: Any, tmp_path: Path
+) -> None:
+    write(SUMS)
+    (tmp_path / "mine.txt").write_text("question")
+    (tmp_path / "half.jsonl").write_text('{"question": "a", "answer": 1}\n{"question":')
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "utf16.csv").write_text("question,answer\na,1\n", encoding="utf-16")
+    with pytest.raises((DatasetError, ConfigError), match=says) as caught:
+        tasks.from_file(tmp_path / name, **settings)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_nothing_is_left_in_the_cache_of_datasets(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tasks.from_file(write(SUMS))
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,99 @@
+"""GSM8K: the columns of a task from its own two files, and an error that names them where there is no hub."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewards import instruction
+from rloo_kit import tasks
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import DatasetError
+from rloo_kit.tasks import gsm
+
+SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72.\n#### {n}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for split, first in (("train", 0), ("test", 100)):
+        rows = [
+            {"question": f"How many clips {first + n}?", "answer": SOLUTION.format(n=n)} for n in range(20)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def test_a_folder_gives_the_published_split_with_the_number_as_answer(folder: Path) -> None:
+    task = tasks.gsm8k(folder=folder)
+    assert (task.name, len(task.train), len(task.held_out)) == ("gsm8k", 20, 20)
+    assert task.train[7]["answer"] == "7"
+    assert task.held_out["problem"][0] == "How many clips 100?"
+    assert task.train[0]["prompt"] == [{"role": "user", "content": "How many clips 0?"}]
+    assert task.correct(completions=["so #### 7", "8"], answer=["7", "7"]) == [1.0, 0.0]
+
+
+def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder: Path) -> None:
+    policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
+    parts = [tasks.gsm8k(policy, n_train=5, n_held_out=3, folder=folder, seed=seed) for seed in (0, 0, 1)]
+    problems = [tuple(part.train["problem"]) for part in parts]
+    assert problems[0] == problems[1] != problems[2]
+    assert len(set(problems[0])) == 5
+    assert parts[0].train[0]["prompt"][0]["content"].endswith(instruction("boxed"))
+    with pytest.raises(DatasetError, match=r"n_train=21[\s\S]*1 to 20"):
+        tasks.gsm8k(n_train=21, folder=folder)
+
+
+def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder: Path, tmp_path: Path) -> None:
+    (folder / "test.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
+    with pytest.raises(DatasetError, match=r"no column 'question'[\s\S]*did you mean question='prompt'"):
+        tasks.gsm8k(folder=folder)
+    with pytest.raises(DatasetError, match=r"no train.jsonl[\s\S]*test.jsonl[\s\S]*#### 72"):
+        tasks.gsm8k(folder=tmp_path / "elsewhere")
+
+
+@pytest.fixture
+def hub(monkeypatch: Any, tmp_path: Path) -> Any:
+    """``hub(answer)``: what asking for the dataset's page does; loading it would be an error of the test."""
+    import datasets
+    import huggingface_hub
+
+    def set_up(answer: Any, offline: bool = False, load: Any = None) -> None:
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setattr(huggingface_hub, "dataset_info", asked)
+        monkeypatch.setattr(datasets, "load_dataset", load or asked)
+
+    return set_up
+
+
+def test_without_the_hub_the_error_names_a_local_files_form_and_datasets_does_not_retry(hub: Any) -> None:
+    hub(OSError("no route"), load=lambda *args, **kwargs: pytest.fail("it would try for minutes"))
+    with pytest.raises(
+        DatasetError, match=r"cannot be reached[\s\S]*offline mode is off[\s\S]*#### 72"
+    ) as caught:
+        tasks.gsm8k()
+    assert len(str(caught.value).splitlines()) == 3
+    hub(OSError("not asked"), offline=True)
+    with pytest.raises(DatasetError, match="offline mode is on"):
+        tasks.gsm8k()
+
+
+def test_what_is_in_the_cache_is_read_without_asking_the_hub(hub: Any, folder: Path, tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    (tmp_path / "openai___gsm8k").mkdir()
+
+    def load(repository: str, configuration: str, split: str) -> Any:
+        assert (repository, configuration) == ("openai/gsm8k", "main")
+        return Dataset.from_list(gsm._from_folder(folder, split))
+
+    hub(OSError("the hub was asked"), load=load)
+    assert len(tasks.gsm8k().held_out) == 20

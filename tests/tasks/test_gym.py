@@ -1,0 +1,124 @@
+"""Tasks of reasoning-gym: split by problem, graded by the kit's reader of numbers or by the generator's own rule."""
+
+import importlib.util
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rewards
+from rewards import instruction
+from rloo_kit import tasks
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import ConfigError, VersionError
+from rloo_kit.tasks import gym
+
+SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}
+EASY = {"max_terms": 2, "max_digits": 2}
+
+
+def without(*missing: str) -> Callable[..., Any]:
+    """``importlib.util.find_spec`` where these packages are not installed."""
+    real = importlib.util.find_spec
+    return lambda name, *rest: None if name in missing else real(name, *rest)
+
+
+def test_without_the_package_the_error_has_the_command(monkeypatch: Any) -> None:
+    monkeypatch.setattr(gym.importlib.util, "find_spec", without("reasoning_gym"))
+    with pytest.raises(VersionError, match="pip install reasoning-gym=="):
+        tasks.reasoning_gym("chain_sum")
+
+
+@pytest.fixture(scope="module")
+def package() -> Any:
+    """The package, which the extra of the same name brings; its import takes seconds."""
+    return pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not installed")
+
+
+@pytest.mark.usefixtures("package")
+class TestReasoningGym:
+    def test_problems_are_split_by_their_text_and_drawn_by_the_seed(self) -> None:
+        one, same, other = (tasks.reasoning_gym("chain_sum", EASY, seed=seed, **SMALL) for seed in (0, 0, 1))
+        assert one.train["problem"] == same.train["problem"] != other.train["problem"]
+        assert len(set(one.train["problem"])) == 20
+        assert not set(one.train["problem"]) & set(other.held_out["problem"])
+        expression = one.train["problem"][0].partition(": ")[2].rstrip(" =")
+        assert one.train["answer"][0] == str(eval(expression))
+        assert len(expression.split()) == 3
+        assert (
+            one.description == f"reasoning-gym's chain_sum with {json.dumps(EASY)}, graded by answer_reward"
+        )
+
+    def test_word_problems_have_numbers_and_ask_in_the_policys_form(self) -> None:
+        policy: Any = SimpleNamespace(checkpoint=CATALOGUE["qwen3-4b"])
+        task = tasks.reasoning_gym("gsm_symbolic", policy=policy, **SMALL)
+        row = task.train[0]
+        assert row["prompt"][0]["content"] == f"{row['problem']} {instruction('boxed')}"
+        said = [rf"So \boxed{{{row['answer']}}}.", row["answer"]]
+        assert task.correct(completions=said, answer=[row["answer"]] * 2) == [1.0, 0.0]
+
+    def test_other_answers_are_graded_by_the_generators_own_rule_and_its_full_score_alone(self) -> None:
+        task = tasks.reasoning_gym("spell_backward", **SMALL)
+        row = task.train[0]
+        right = row["answer"]
+        said = [
+            f"It is <answer>{right}</answer>.",
+            right,
+            f"<answer>{right[:-1]}</answer>",
+            "<answer></answer>",
+        ]
+        columns = {"answer": [right] * 4, "entry": [row["entry"]] * 4}
+        correct = pickle.loads(pickle.dumps(task.correct))
+        assert correct(completions=said, **columns) == [1.0, 0.0, 0.0, 0.0]
+        assert row["prompt"][0]["content"].endswith(instruction("<answer>"))
+        assert task.description.endswith("graded by the generator's own rule")
+
+    @pytest.mark.parametrize("name", ["gsm_symbolic", "chain_sum", "leg_counting"])
+    def test_where_answers_are_numbers_both_graders_agree_on_a_number_alone(
+        self, name: str, package: Any
+    ) -> None:
+        ours = rewards.answer_reward("number")
+        generator = package.create_dataset(name, seed=0, size=8)
+        for entry in generator:
+            gold = entry["answer"]
+            for said, right in ((gold, 1.0), (str(int(gold) + 1), 0.0), ("", 0.0), ("no idea", 0.0)):
+                assert ours(completions=[said], answer=[gold]) == [right]
+                assert (generator.score_answer(said, entry) == 1.0) == bool(right)
+
+    def test_the_packages_own_graders_pay_for_wrong_numbers_which_is_why_they_do_not_grade_numbers(
+        self, package: Any
+    ) -> None:
+        """Pinned: where a release mends this, the module's docstring is to be changed."""
+        ours, entry = rewards.answer_reward("number"), {"answer": "288", "metadata": {}}
+        school, legs = (
+            package.create_dataset(name, seed=0, size=1) for name in ("gsm_symbolic", "leg_counting")
+        )
+        assert [school.score_answer(said, entry) for said in ("-288", "288 or 7")] == [1.0, 1.0]
+        assert legs.score_answer("1288", entry) == 0.75
+        assert ours(completions=["-288", "288 or 7", "1288"], answer=["288"] * 3) == [0.0, 0.0, 0.0]
+
+    @pytest.mark.parametrize(
+        ("name", "difficulty", "says"),
+        [
+            ("gsm_symbolicc", None, "did you mean gsm_symbolic"),
+            ("chain_sum", {"terms": 3}, "its settings are min_terms, max_terms"),
+            ("chain_sum", {"min_terms": 0}, "min_terms must be positive"),
+        ],
+    )
+    def test_a_generator_or_a_setting_that_does_not_exist_has_neighbours(
+        self, name: str, difficulty: Any, says: str
+    ) -> None:
+        with pytest.raises(ConfigError, match=says) as caught:
+            tasks.reasoning_gym(name, difficulty)
+        assert len(str(caught.value).splitlines()) == 3
+
+
+def test_importing_the_tasks_does_not_import_the_package() -> None:
+    code = "import rloo_kit.tasks, sys; print('reasoning_gym' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

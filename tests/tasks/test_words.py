@@ -1,0 +1,85 @@
+"""Sums in words: right answers, a split that no wording crosses, the form that the policy is asked for."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewards import instruction
+from rloo_kit import tasks
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.tasks import words
+
+
+def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
+    """The operands and the answer, by which a sum is told from another whatever its wording."""
+    a, b = sorted(int(number) for number in re.findall(r"\d+", row["problem"]))
+    return a, b, int(row["answer"])
+
+
+@pytest.fixture(scope="module")
+def task() -> tasks.Task:
+    return tasks.word_sums(seed=3)
+
+
+def test_the_answer_is_that_of_the_question(task: tasks.Task) -> None:
+    for row in task.train:
+        a, b, answer = sum_in(row)
+        more = re.search(
+            r"more|in all|altogether|together", row["problem"].split(".", 1)[-1] + row["problem"]
+        )
+        less = re.search(r"left|still|lost|missing", row["problem"])
+        assert bool(more) != bool(less), row["problem"]
+        assert answer == (a + b if more else b - a), row["problem"]
+
+
+def test_no_sum_is_on_both_sides_in_any_wording_or_seed(task: tasks.Task) -> None:
+    other = tasks.word_sums(seed=4)
+    assert not {sum_in(row) for row in task.train} & {sum_in(row) for row in other.held_out}
+    assert len(set(task.train["problem"])) == 1000
+    assert len(set(task.held_out["problem"])) == 200
+    assert task.train["problem"] != other.train["problem"]
+
+
+def test_every_wording_is_on_both_sides(task: tasks.Task) -> None:
+    def wordings(side: Any) -> set[str]:
+        names, things = "|".join(words.NAMES), "|".join(words.THINGS)
+        return {re.sub(rf"\d+|{names}|{things}", "_", text) for text in side["problem"]}
+
+    assert wordings(task.train) == wordings(task.held_out)
+    assert len(wordings(task.train)) == len(words.MORE) + len(words.FEWER)
+
+
+FORMS = [
+    (None, "auto", ""),
+    ("smollm2-135m", "auto", ""),
+    ("tiny", "whole", ""),
+    ("qwen3-4b", "boxed", "boxed"),
+]
+
+
+@pytest.mark.parametrize(("name", "form", "asks"), FORMS)
+def test_the_policy_says_in_which_form_to_ask(name: str | None, form: str, asks: str) -> None:
+    policy: Any = None if name is None else SimpleNamespace(checkpoint=CATALOGUE[name])
+    task = tasks.word_sums(policy, n_train=2, n_held_out=2)
+    assert task.correct.form == form  # type: ignore[attr-defined]
+    (message,) = task.train[0]["prompt"]
+    wanted = instruction(asks) if asks else ""
+    assert message["content"] == f"{task.train[0]['problem']} {wanted}".rstrip()
+    whole = tasks.word_sums(policy, form="whole", n_train=1, n_held_out=1).train[0]["prompt"][0]["content"]
+    assert whole.endswith(instruction("whole")) == (name in ("smollm2-135m", "qwen3-4b"))
+
+
+def test_its_reward_reads_what_a_small_model_says(task: tasks.Task) -> None:
+    said = ["Tom has 7 + 5 = 12 apples now.", "12", "#### 12", "Tom has 13 apples.", "12 or 13", "7 + 5"]
+    assert task.correct(completions=said, answer=["12"] * 6) == [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_few_numbers_make_few_problems_and_too_few_none(monkeypatch: Any) -> None:
+    monkeypatch.setattr("rloo_kit.tasks.task.EXHAUSTED", 2000)
+    with pytest.raises(ConfigError, match="largest=2"):
+        tasks.word_sums(largest=2)
+    with pytest.raises(DatasetError, match=r"only \d+ held_out word problems with numbers up to 4"):
+        tasks.word_sums(largest=4, n_held_out=10**5)
