@@ -76,7 +76,7 @@ def test_triton_is_for_make_test_alone_in_the_release_that_torch_pins() -> None:
         for target in ("install", "check", "pytest")
     }
     assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
-    assert b".triton/" in FILES[".gitignore"].splitlines()
+    assert b".triton" in FILES[".gitignore"].splitlines()
 
 
 def test_a_step_that_fails_says_which_and_what_to_do() -> None:
