@@ -24,6 +24,7 @@ from typing import Any
 from tables import RESULTS, command_line, document, table
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / ".triton")]
 
 COUNTED = ("load", "generate", "log-probs", "forward", "backward", "optimizer")
 SHORT = (
@@ -116,7 +117,6 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
 
 def measure(cases: tuple[dict[str, Any], ...]) -> list[dict[str, Any]]:
     """Configurations with the live bytes of each phase."""
-    sys.path[:0] = [str(ROOT), str(ROOT / ".triton")]
     from benchmarks.pretended import start
 
     start("rtx 3090", target="meta")
@@ -159,6 +159,7 @@ def report(found: list[dict[str, Any]], command: str) -> str:
     all_ratios = [ratio for entry in found for ratio in ratios(entry)]
     columns = (
         "policy",
+        "layers",
         "rows by micro-batch",
         "tokens",
         "padded",

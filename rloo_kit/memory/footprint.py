@@ -319,9 +319,12 @@ class Step:
             first = 2 * 4 + s.dtype_bytes % 4
             return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
         if s.small_card or scored >= 4096:
-            rows, splits = min(scored, 4096), -(-vocabulary // 16384)
+            rows = min(scored, 4096)
+            statistics = (
+                8 * -(-vocabulary // 16384) * (1 if scored <= rows else 2)
+            )  # with those of the rows before
             accumulator = self.hidden if with_gradient else 0
-            return 4 * rows * (min(vocabulary, 16384) + accumulator + 8 * splits)
+            return 4 * rows * (min(vocabulary, 16384) + accumulator + statistics)
         rows = min(scored, max(512, scored * self.hidden // vocabulary))
         return min(4 * rows * vocabulary, 2 * GIB)
 
