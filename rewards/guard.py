@@ -17,7 +17,6 @@ import numbers
 import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
@@ -78,19 +77,13 @@ class _Guarded(Wrapped):
         return f"guarded({self.__name__})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
-        with self._named(kwargs):
-            returned = self.reward(*_copied(args), **self._given(args, kwargs))
-        return self._checked(returned, args, kwargs)
-
-    @contextmanager
-    def _named(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """An error of the reward's own becomes one that names it, its place and what to do."""
         try:
-            yield
+            returned = self.reward(*_copied(args), **self._given(args, kwargs))
         except RewardValueError:  # from an inner guard, which names its own function
             raise
         except (Exception, SystemExit) as error:
             raise self._failed(error, kwargs) from error
+        return self._checked(returned, args, kwargs)
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
@@ -122,8 +115,12 @@ class _Guarded(Wrapped):
 
 class _AsyncGuarded(_Guarded):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
-        with self._named(kwargs):
+        try:
             returned = await self.reward(*_copied(args), **self._given(args, kwargs))
+        except RewardValueError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._failed(error, kwargs) from error
         return self._checked(returned, args, kwargs)
 
 

@@ -40,6 +40,8 @@ def compare(place: Place) -> dict[str, Figure]:
         if record["dtype"] != "float32":
             rounded = policy_of(record["four_bit"], record["lora"], getattr(torch, record["dtype"]))
             found = against(record, exact, rounded)
+        else:
+            found = gradients(record, exact, policy_of(record["four_bit"], record["lora"], torch.float16))
         found |= sampled(record["samples"], exact, rounded)
         figures |= {f"{base}, {what}": figure for what, figure in found.items()}
     return figures
@@ -58,6 +60,14 @@ def against(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figur
         is_control = how in ("pads seen", "flag unset")
         figure = Figure(off, low=2 * limit) if is_control else Figure(off, high=limit)
         figures[f"left padding, {how}: log-probabilities off by, nats"] = figure
+    figures |= gradients(record, exact, rounded)
+    return figures
+
+
+def gradients(record: dict[str, Any], exact: Any, rounded: Any) -> dict[str, Figure]:
+    """Each update's gradient, and a control: what it would be if the policy were its own reference."""
+    updates, figures = record["updates"], dict[str, Figure]()
+    of_exact, of_rounded = (both(model, next(iter(updates.values()))) for model in (exact, rounded))
     for name, made in updates.items():
         gradient = gradient_of(exact, *of_exact, made)
         high = FACTOR * off_by(gradient_of(rounded, *of_rounded, made), gradient)

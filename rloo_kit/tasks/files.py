@@ -23,8 +23,8 @@ from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for
 
 if TYPE_CHECKING:
-    from rewards.signature import Reward
     from rewards.forms import Form
+    from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}

@@ -20,8 +20,8 @@ from rloo_kit.errors import DatasetError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.signature import Reward
     from rewards.forms import Form
+    from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out

@@ -164,7 +164,7 @@ def test_the_cache_of_a_slice_is_planned_to_the_byte(
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_the_peak_of_sampling_follows_the_slice_to_a_hundredth(rows: int, make_trainer: Any) -> None:
-    trainer = make_trainer(generation_rows=rows, per_device_train_batch_size=8)
+    trainer = make_trainer(generation_rows=rows, per_device_train_batch_size=8, max_steps=2)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
     trainer.train()
     (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)

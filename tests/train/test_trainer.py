@@ -146,12 +146,13 @@ def test_one_line_of_fixed_width_per_logged_step_and_nothing_else(
 
 
 def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any, make_trainer: Any) -> None:
-    def same(completions: Any, **kwargs: Any) -> Any:
-        return [1.0] * len(completions)
+    def same_at_last(completions: Any, trainer_state: Any, **kwargs: Any) -> Any:
+        has_moved = trainer_state.global_step > 0
+        return [1.0 if has_moved else float(index % 2) for index in range(len(completions))]
 
-    trainer = make_trainer(model=fresh_policy, reward_funcs=[random_rewards], beta=0.05, learning_rate=0.05)
-    trainer.train()
-    trainer = make_trainer(model=fresh_policy, reward_funcs=same, beta=0.05, max_steps=2, learning_rate=0.05)
+    trainer = make_trainer(
+        model=fresh_policy, reward_funcs=same_at_last, beta=0.05, max_steps=2, learning_rate=0.005
+    )
     trainer.train()
     last = [entry for entry in trainer.state.log_history if "reward" in entry][-1]
     assert last["dead_groups"] == last["frac_reward_zero_std"] == 1.0

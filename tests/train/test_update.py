@@ -74,7 +74,7 @@ def one_run(
     generator = torch.Generator().manual_seed(1)
     for name, parameter in trainer.model.named_parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.bfloat16().float()  # stock TRL has rounded its own
             if "lora_B" in name:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
     trainer.train()
