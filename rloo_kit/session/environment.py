@@ -60,6 +60,7 @@ class Environment:
 
     def __str__(self) -> str:
         stack = [f"{name} {number}" for name, number in self.versions.items()]
+        asked = {"model": self.model, "steps": self.steps}
         rows = [
             ("device", f"{self.device}: {self.device_name}"),
             ("memory", f"{self.free_bytes / GIB:.1f} of {self.total_bytes / GIB:.1f} GiB free"),
@@ -68,18 +69,11 @@ class Environment:
             ("seed", str(self.seed)),
             ("stack", ", ".join(stack[:4])),
             ("", ", ".join(stack[4:])),
-            *(
-                (f"{name}", f"{value}, in place of the notebook's")
-                for name, value in self._in_place().items()
-            ),
+            *((name, f"{value}, in place of the notebook's") for name, value in asked.items() if value),
             *(("variable", f"{name}={value}\n{'':12}{why}") for name, value, why in self.variables),
             *(("warning", text) for text in self.warnings),
         ]
         return "\n".join(f"{label:<10}{text}" for label, text in rows)
-
-    def _in_place(self) -> dict[str, str]:
-        asked = {"model": self.model, "steps": self.steps}
-        return {name: str(value) for name, value in asked.items() if value is not None}
 
     def __repr__(self) -> str:
         settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from rloo_kit.policy import tiny
 from tests.conftest import random_rewards
 
 
@@ -20,3 +21,8 @@ def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer:
     trainer.train()
     moved = torch.cat([(w != before[name]).flatten() for name, w in trained.items() if "lora_A" in name])
     assert moved.float().mean() > 0.9
+
+
+def test_a_model_that_is_only_named_is_left_to_trl(make_trainer: Any) -> None:
+    trainer = make_trainer(model=str(tiny.checkpoint()), reward_funcs=random_rewards)
+    assert trainer.train().global_step == trainer.args.max_steps
