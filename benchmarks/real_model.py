@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 STORED = RESULTS / "real_model.json"
 POLICY = "smollm2-135m"
 LENGTH = 32  # tokens of a completion, in training and in the evaluation
+SYSTEM = "Answer with the number alone."  # without it nine completions in ten are cut, and few groups differ
 PROBLEMS = 100  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
@@ -53,7 +54,7 @@ TRAINING: dict[str, Any] = {
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 2,
     "max_steps": 40,
-    "learning_rate": 2e-4,
+    "learning_rate": 5e-4,
     "lr_scheduler_type": "cosine",  # at a constant rate the reward of a seed fell again towards the end
     "beta": 0.0,
     "max_completion_length": LENGTH,
@@ -127,7 +128,7 @@ def run_folder(seed: int) -> Path:
 def trained(seed: int) -> Run:
     """Train on one seed, and measure after it and, with the adapter off, as it was before."""
     policy = rloo_kit.load_policy(POLICY, seed=seed, gradient_checkpointing=False)
-    task = rloo_kit.tasks.word_sums(policy, seed=seed)
+    task = rloo_kit.tasks.word_sums(policy, seed=seed, system=SYSTEM)
     config = rloo_kit.RLOOConfig(
         str(run_folder(seed)),
         **TRAINING,
@@ -176,6 +177,7 @@ def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task,
     return {
         "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
         "word_sums": (tasks.word_sums(**few), LENGTH),
+        "word_sums, asked for the number alone": (tasks.word_sums(**few, system=SYSTEM), LENGTH),
         "word_sums, with room to finish": (tasks.word_sums(**few), 4 * LENGTH),
         "reasoning_gym chain_sum, two terms of two digits": (
             tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, **few),
@@ -242,7 +244,7 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
-        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums`, greedy on {PROBLEMS} "
+        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums` with the system message "{SYSTEM}", greedy on {PROBLEMS} "
         f"held-out problems, in at most {LENGTH} tokens. {settings}, "
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "

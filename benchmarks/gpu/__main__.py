@@ -27,6 +27,8 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+from filelock import FileLock
+
 from . import checks, report
 from .checks import pretended
 from .runner import FAILED, ROOT, Check, Place, environment, run_all, run_in_process
@@ -87,7 +89,7 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
     """Run the checks, write each outcome as it comes, and return the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the check's process, too
     out.mkdir(parents=True, exist_ok=True)
-    earlier, mine = report.load(out / "results.json"), report.Outcomes()
+    mine = report.Outcomes()
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as scratch:
         place = Place(Path(scratch), is_rehearsal)
         card_gib = float(machine.get("memory", "inf").split()[0])
@@ -95,7 +97,12 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
         for check, outcome in run_all(found, budget, place, run_one, card_gib):
             mine[check.name] = outcome
             print(report.line(check.name, outcome), flush=True)
-            report.save(out, machine, report.merged(earlier, mine))
+            with FileLock(
+                Path(tempfile.gettempdir()) / "gpu-check.lock"
+            ):  # on a large GPU, parts may run side by side
+                report.save(
+                    out, machine, report.merged(report.load(out / "results.json"), {check.name: outcome})
+                )
     print("\n" + report.counts(mine))
     return int(any(o.status == FAILED and not n.startswith("speed/candidate") for n, o in mine.items()))
 

@@ -108,7 +108,9 @@ def policy_of(four_bit: bool, lora: Weights, dtype: torch.dtype = torch.float32)
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     assert not model.load_state_dict(lora, strict=False).unexpected_keys
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)
-    return model.eval()
+    # Not eval(), and there is no dropout: on a CPU with AVX512-BF16 bitsandbytes packs an evaluated layer's weights at
+    # its first pass without gradient, and hands no gradient on from then (nn/modules.py, Linear4bit.forward).
+    return model.train()
 
 
 def log_probs(model: Any, record: dict[str, Any]) -> Rows:

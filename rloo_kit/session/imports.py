@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_kit.errors import ImportOrderError, VersionError
+from rloo_kit.session.bandwidth import has_fast_memory
 from rloo_kit.session.quiet import drop_logged_noise, quiet
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ TESTED = {
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
 FUSED_4BIT = "UNSLOTH_BNB_GEMM_4BIT"
+BLOCK_COMPILE = "UNSLOTH_BLOCK_COMPILE"
 
 
 class Setting(NamedTuple):
@@ -66,11 +68,19 @@ def settings() -> dict[str, Setting]:
             "0", "unsloth", "float32 on every CPU, so that results agree; 1 takes bfloat16", device="cpu"
         ),
         # By default on a T4 alone (kernels/utils.py, _BNB_GEMM_4BIT_ARCHS).  bitsandbytes chooses by its own timings of
-        # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).
+        # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).  On an H100, whose
+        # memory is three times as fast as any consumer card's, a step took a quarter longer with it (docs/speed.md).
         FUSED_4BIT: Setting(
-            "1",
+            None if has_fast_memory() else "1",
             "unsloth",
             "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token",
+            device="cuda",
+        ),
+        # On an H100 the first step took 61 s instead of 3 s, and a later one 11 % longer (docs/speed.md).
+        BLOCK_COMPILE: Setting(
+            "0",
+            "unsloth",
+            "compiling each layer takes a minute before the first step and made later ones no faster",
             device="cuda",
         ),
         # unsloth sets it where the platform allows, but does not look for the old name.
