@@ -244,7 +244,8 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
-        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums` with the system message "{SYSTEM}", greedy on {PROBLEMS} "
+        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums` with the system message "
+        f'"{SYSTEM}", greedy on {PROBLEMS} '
         f"held-out problems, in at most {LENGTH} tokens. {settings}, "
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "
