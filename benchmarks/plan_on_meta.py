@@ -88,7 +88,7 @@ FULL = (
 def planned(case: dict[str, Any]) -> dict[str, int]:
     """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
     from rloo_kit.catalogue import CATALOGUE
-    from rloo_kit.memory.footprint import BUFFER, CONTEXT, FRAGMENTATION, Step
+    from rloo_kit.memory.footprint import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
     from rloo_kit.memory.reading import model_of
     from rloo_kit.memory.settings import Settings
 
@@ -108,7 +108,7 @@ def planned(case: dict[str, Any]) -> dict[str, int]:
     checkpoint = dataclasses.replace(whole, layers=case["layers"] or whole.layers, four_bit_repository=None)
     phases = Step(model_of(checkpoint, settings.lora_rank, four_bit=True), settings).phases()
     phases["load"].pop(BUFFER)  # what is read here is quantised already
-    estimated = (CONTEXT, FRAGMENTATION)
+    estimated = (CONTEXT, FRAGMENTATION, WORKSPACES)  # and what no pretended card has
     return {
         name: sum(size for part, size in parts.items() if part not in estimated)
         for name, parts in phases.items()

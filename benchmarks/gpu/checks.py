@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .runner import Check
+from .work import KIT, PLAIN, UNSLOTH
 
 # By name: mypy knows the file as part of the folder benchmarks, and not as a package.
 pretended = importlib.import_module("benchmarks.pretended")
@@ -31,7 +32,6 @@ CASES = (
 )
 """Of memory: shape, K, prompts at once, completion tokens, rows in a pass.  Passes that hold no whole group of K take
 one more pass, for the KL term."""
-PLAIN, UNSLOTH, KIT = "TRL, PEFT, bitsandbytes", "TRL under Unsloth", "kit"
 CANDIDATES: dict[str, dict[str, Any]] = {
     "fused 4-bit rows": {"variables": {"UNSLOTH_GEMV_MAX_ROWS": "8"}},
     "4-bit matrices made in 16 bit": {"variables": {"UNSLOTH_BNB_GEMM_4BIT": "0"}},

@@ -157,6 +157,7 @@ def update(place: Place) -> dict[str, Figure]:
         trainer, batch = made[base.names[0]]
         record[name] = {
             "dtype": base.dtype,
+            "autocast": trainer.accelerator.mixed_precision,
             "four_bit": base.options["load_in_4bit"],
             "lora": lora_of(trainer.model),
             "logps": log_probs(trainer, batch),

@@ -41,7 +41,9 @@ def compare(place: Place) -> dict[str, Figure]:
             rounded = policy_of(record["four_bit"], record["lora"], getattr(torch, record["dtype"]))
             found = against(record, exact, rounded)
         else:
-            found = gradients(record, exact, policy_of(record["four_bit"], record["lora"], torch.float16))
+            # On a GPU Unsloth switches autocast on for a policy in float32 too (models/rl.py).
+            like = torch.bfloat16 if record["autocast"] == "bf16" else torch.float16
+            found = gradients(record, exact, policy_of(record["four_bit"], record["lora"], like))
         found |= sampled(record["samples"], exact, rounded)
         figures |= {f"{base}, {what}": figure for what, figure in found.items()}
     return figures

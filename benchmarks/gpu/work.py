@@ -10,6 +10,11 @@ from typing import Any
 from datasets import Dataset
 
 REHEARSAL_TOKENS = 8
+PLAIN, UNSLOTH, KIT = (
+    "TRL, PEFT, bitsandbytes",
+    "TRL under Unsloth",
+    "kit",
+)  # the trainers that speed.py compares
 
 
 def dataset(tokens: int, count: int = 64) -> Dataset:
