@@ -239,3 +239,12 @@ def test_the_shapes_whose_memory_is_bounded_keep_a_share_in_16_bit_as_repositori
     mlp = [rows * columns for rows, columns in list(checkpoint.projections.values())[-3:]]
     more = len(memory.kept_in_16_bit(checkpoint)) * sum(2 * size - nf4_bytes(size) for size in mlp)
     assert 0.05 < more / checkpoint.weight_bytes() < 0.2
+
+
+def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:
+    code = "import benchmarks.gpu.runner, benchmarks.gpu.speed, sys; print(sorted(sys.modules))"
+    paths = os.pathsep.join([str(runner.ROOT), str(runner.ROOT / "benchmarks")])
+    given = {**os.environ, "PYTHONPATH": paths}
+    shown = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True)
+    assert "'benchmarks.gpu.speed'" in shown.stdout
+    assert not any(f"'{name}'" in shown.stdout for name in ("rloo_kit", "unsloth", "trl"))

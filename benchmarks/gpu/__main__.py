@@ -115,7 +115,12 @@ def machine_of() -> dict[str, str]:
     git = "git describe --always --dirty"  # by a shell: git may be missing
     kit = subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return {**found, "versions": versions, "kit": kit, "command": " ".join(sys.argv)}
+    return {
+        **found,
+        "versions": versions,
+        "kit": kit,
+        "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
+    }
 
 
 if __name__ == "__main__":

@@ -137,7 +137,7 @@ class Plan(Estimate):
     @property
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
-        found = ["* an estimate" + "; no figure has been measured on a GPU" * self.settings.on_gpu]
+        found = ["* an estimate" + "; no figure has been measured on a consumer card" * self.settings.on_gpu]
         found += self._time
         if self.offloaded_bytes:
             size = f"{self.offloaded_bytes / GIB:.2f} GiB"

@@ -1,6 +1,6 @@
 """How long a step takes on a GPU: a range, from what it moves and computes and from what the GPU can do at best.
 
-For :mod:`.planning`.  Arithmetic on :mod:`.traffic`'s counts: no step has been timed on a GPU.
+For :mod:`.planning`.  Arithmetic on :mod:`.traffic`'s counts: no step has been timed on a consumer card.
 """
 
 from __future__ import annotations

@@ -155,6 +155,23 @@ LINES = {
 }
 
 
+ON_A_GPU = {
+    # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/imports.py).
+    "unsloth/models/_block_compile.py": 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"',
+    # Why benchmarks/gpu/plain.py takes autocast's rounding for a policy in float32: Unsloth switches it on.
+    "unsloth/models/rl.py": "args.bf16 = use_bf16_amp",
+    # Why benchmarks/gpu/plain.py keeps the reference in training mode: else a CPU with AVX512-BF16 packs its weights.
+    "bitsandbytes/nn/modules.py": "and not self.training\n",
+    "bitsandbytes/autograd/_functions.py": "result = F.gemv_4bit(A, B, out=out, state=quant_state)",
+}
+
+
+@pytest.mark.parametrize("file", ON_A_GPU)
+def test_what_the_gpu_check_answers_to_is_there(file: str) -> None:
+    packages = Path(unsloth.__file__).parent.parent
+    assert ON_A_GPU[file] in (packages / file).read_text()
+
+
 @pytest.mark.parametrize("file", LINES)
 def test_lines_that_the_kit_works_around_are_there(file: str) -> None:
     packages = Path(unsloth.__file__).parent.parent

@@ -24,7 +24,7 @@ def test_a_trainers_plan_names_its_model_and_not_where_it_lies(make_trainer: Any
 def test_the_table_names_every_part_and_marks_what_is_estimated() -> None:
     planned = rloo_kit.plan("qwen3-8b", SimpleNamespace(max_completion_length=4096), "8GB")
     shown = [f"{part} *" if part in estimate.ESTIMATED else part for part in planned.parts]
-    for text in (*shown, "no figure has been measured on a GPU", "does not fit"):
+    for text in (*shown, "no figure has been measured on a consumer card", "does not fit"):
         assert text in str(planned)
     assert repr(planned) == f"Plan(qwen3-8b on a card of 8 GiB: {planned.summary})"
     assert planned._repr_html_().count("<tr>") == len(planned.rows())
