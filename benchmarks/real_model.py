@@ -46,14 +46,18 @@ if TYPE_CHECKING:
 STORED = RESULTS / "real_model.json"
 POLICY = "smollm2-135m"
 LENGTH = 32  # tokens of a completion, in training and in the evaluation
-SYSTEM = "Answer with the number alone."  # without it nine completions in ten are cut, and few groups differ
+EXAMPLE = [
+    {"role": "user", "content": "Ann has 4 pens. She buys 5 more pens. How many pens does she have now?"},
+    {"role": "assistant", "content": "9"},
+]
+"""Stands before every question.  Without it most completions are cut, and one seed of two learned nothing."""
 PROBLEMS = 100  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
     "num_generations": 8,
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 2,
-    "max_steps": 40,
+    "max_steps": 30,
     "learning_rate": 5e-4,
     "lr_scheduler_type": "cosine",  # at a constant rate the reward of a seed fell again towards the end
     "beta": 0.0,
@@ -128,7 +132,7 @@ def run_folder(seed: int) -> Path:
 def trained(seed: int) -> Run:
     """Train on one seed, and measure after it and, with the adapter off, as it was before."""
     policy = rloo_kit.load_policy(POLICY, seed=seed, gradient_checkpointing=False)
-    task = rloo_kit.tasks.word_sums(policy, seed=seed, system=SYSTEM)
+    task = with_example(rloo_kit.tasks.word_sums(policy, seed=seed))
     config = rloo_kit.RLOOConfig(
         str(run_folder(seed)),
         **TRAINING,
@@ -158,6 +162,15 @@ def trained(seed: int) -> Run:
     )
 
 
+def with_example(task: Task) -> Task:
+    """The task with :data:`EXAMPLE` before every question."""
+
+    def led(row: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": [*EXAMPLE, *row["prompt"]]}
+
+    return dataclasses.replace(task, train=task.train.map(led), held_out=task.held_out.map(led))
+
+
 def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems: int = PROBLEMS) -> Interval:
     """Greedy accuracy on held-out problems."""
     found = rloo_kit.evaluate(policy, task, n=problems, max_new_tokens=length).accuracy
@@ -177,7 +190,7 @@ def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task,
     return {
         "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
         "word_sums": (tasks.word_sums(**few), LENGTH),
-        "word_sums, asked for the number alone": (tasks.word_sums(**few, system=SYSTEM), LENGTH),
+        "word_sums, after an example": (with_example(tasks.word_sums(**few)), LENGTH),
         "word_sums, with room to finish": (tasks.word_sums(**few), 4 * LENGTH),
         "reasoning_gym chain_sum, two terms of two digits": (
             tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, **few),
@@ -244,8 +257,8 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
-        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums` with the system message "
-        f'"{SYSTEM}", greedy on {PROBLEMS} '
+        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums`, each "
+        f"question after one example with its answer; greedy on {PROBLEMS} "
         f"held-out problems, in at most {LENGTH} tokens. {settings}, "
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "

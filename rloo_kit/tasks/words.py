@@ -68,7 +68,6 @@ def word_sums(
     policy: Policy | None = None,
     *,
     form: Form | None = None,
-    system: str | None = None,
     largest: int = LARGEST,
     n_train: int | None = None,
     n_held_out: int | None = None,
@@ -80,7 +79,6 @@ def word_sums(
         policy: from ``load_policy``; says in which form to ask for the answer.
         form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
             for none without a policy.
-        system: message before each question; None for what the chat template has.
         largest: number in a question.
         n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw; the split is always the same.
@@ -93,15 +91,14 @@ def word_sums(
         where = f"tasks.word_sums, largest={largest}"
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
     correct, asks = asked_for(form or form_for(policy), policy)
-    said = (asks, system)
-    train = _side(n_train, False, largest, said, seed)
-    held_out = _side(n_held_out, True, largest, said, seed)
+    train = _side(n_train, False, largest, asks, seed)
+    held_out = _side(n_held_out, True, largest, asks, seed)
     description = f"additions and subtractions in words, numbers up to {largest}"
     return Task("word sums", train, held_out, correct, None, description)
 
 
-def _side(n: int | None, held_out: bool, largest: int, said: tuple[str, str | None], seed: int) -> Dataset:
-    """One side of the split; ``said`` is what prompts say behind and before a question."""
+def _side(n: int | None, held_out: bool, largest: int, asks: str, seed: int) -> Dataset:
+    """One side of the split."""
     found = draw(
         lambda rng: word_sum(rng, largest),
         n,
@@ -110,6 +107,6 @@ def _side(n: int | None, held_out: bool, largest: int, said: tuple[str, str | No
         what=f"word problems with numbers up to {largest}",
     )
     return dataset_of(
-        {"prompt": conversation(one.text, *said), "answer": str(one.answer), "problem": one.text}
+        {"prompt": conversation(one.text, asks), "answer": str(one.answer), "problem": one.text}
         for one in found
     )
