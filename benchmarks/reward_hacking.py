@@ -1,11 +1,12 @@
-"""A policy against a reward model that does not see everything: the KL term, GRPO's division and DPO, on several seeds.
+"""A policy against a reward model that does not see everything, with the KL term and without, on several seeds.
 
     OMP_NUM_THREADS=1 python benchmarks/reward_hacking.py --seeds 0 1 2
 
 The task, the pairs, the reward model and RLOO's settings are those of notebooks/05_reward_model.ipynb: its cells tagged
 ``shared`` are run here, so that they are written once.  A seed draws the pairs and their errors, the reward model's
 output, the LoRA and the sampling.  Each run is added to benchmarks/results/reward_hacking.json as soon as it is done,
-and is not run again.  ``--stored`` writes the table and the picture again.  Needs the extra real-cpu.
+and is not run again.  ``--further``, of which nothing is stored yet, adds GRPO's division of the advantages, and DPO on
+the same pairs.  ``--stored`` writes the table and the picture again.  Needs the extra real-cpu.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ ARMS: dict[str, dict[str, Any]] = {
     "RLOO, beta 0": {"beta": 0.0},
     "RLOO, beta 0.05": {"beta": 0.05},
     "RLOO, beta 0.2": {"beta": 0.2},
+}
+"""What differs from the notebook's settings; the untrained policy comes beside them."""
+
+FURTHER: dict[str, dict[str, Any]] = {
     "GRPO's division, beta 0": {"beta": 0.0, "advantage_estimator": "grpo", "kl_placement": "loss"},
 }
-"""What differs from the notebook's settings; DPO and the untrained policy come beside them."""
+"""With ``--further``, and DPO."""
 
 UNTRAINED, DPO = "untrained", "DPO"
+OF_DPO = "DPO makes as many steps of 8 pairs, with beta 0.1 and the same learning rate. "
 LAST = 3  # steps of which a curve's end is the mean
 
 Run = dict[str, Any]
@@ -55,11 +61,12 @@ def main() -> None:
     parser.add_argument(
         "--stored", action="store_true", help="write the stored runs' table and picture again"
     )
-    parser.add_argument("--arms", nargs="*", default=[UNTRAINED, *ARMS, DPO])
+    parser.add_argument("--further", action="store_true", help="GRPO's division and DPO as well")
     asked = parser.parse_args()
+    arms = [UNTRAINED, *ARMS, *([*FURTHER, DPO] if asked.further else [])]
     results = json.loads(STORED.read_text()) if STORED.exists() else {"judges": {}, "runs": []}
     for seed in [] if asked.stored else asked.seeds:
-        run_seed(seed, asked.arms, asked.steps, results)
+        run_seed(seed, arms, asked.steps, results)
     results["command"] = results.get("command") if asked.stored else command_line()
     write(results)
 
@@ -105,7 +112,7 @@ def run_seed(seed: int, arms: list[str], steps: int, results: dict[str, Any]) ->
         if arm == DPO:
             train_dpo(policy, data, steps, seed)
         elif arm != UNTRAINED:
-            curves = train_rloo(of, policy, judge, ARMS[arm], steps, seed)
+            curves = train_rloo(of, policy, judge, (ARMS | FURTHER)[arm], steps, seed)
         run = {"arm": arm, "seed": seed, "seconds": time.monotonic() - started, **curves}
         results["runs"].append(run | held_out(of, policy, judge))
         print({name: value for name, value in results["runs"][-1].items() if name != "texts"}, flush=True)
@@ -170,7 +177,7 @@ def report(results: dict[str, Any]) -> str:
     """The table, with the command and the machine."""
     runs, judges = results["runs"], results["judges"]
     seeds, steps = len(judges), max(len(run.get("true", ())) for run in runs)
-    arms = [arm for arm in (UNTRAINED, *ARMS, DPO) if any(run["arm"] == arm for run in runs)]
+    arms = [arm for arm in (UNTRAINED, *ARMS, *FURTHER, DPO) if any(run["arm"] == arm for run in runs)]
     shares = ", ".join("{:.2f} [{:.2f}, {:.2f}]".format(*judge["agreement"]) for judge in judges.values())
     columns = ("", f"judge, last {LAST} steps", "true", "KL", "held out: judge", "true", "seeds", "minutes")
     return document(
@@ -178,9 +185,9 @@ def report(results: dict[str, Any]) -> str:
         results["command"],
         f"SmolLM2-135M, in float32, on {cpu_name()}, {os.environ.get('OMP_NUM_THREADS', 'all')} threads. The task, the "
         "reward model (judge) and the settings are those of notebooks/05_reward_model.ipynb. "
-        f"The judge is trained on {PAIRS} pairs, {ERRORS:.0%} of them with the wrong label; RLOO and GRPO's division "
-        f"make {steps} steps of 2 prompts and K = 8; DPO as many steps of 8 pairs, with beta 0.1 and the same "
-        "learning rate. True score: 0 without the right place or with more than 16 words, else 0.5, and 1 if polite.",
+        f"The judge is trained on {PAIRS} pairs, {ERRORS:.0%} of them with the wrong label; RLOO makes {steps} steps "
+        f"of 2 prompts and K = 8. {OF_DPO if DPO in arms else ''}"
+        "True score: 0 without the right place or with more than 16 words, else 0.5, and 1 if polite.",
         f"The judge scores the better answer of {HELD_OUT_PAIRS} held-out pairs higher: {shares} (a seed each; 95 %, "
         "Wilson).",
         table(columns, "llllllrr", [arm_row(arm, runs) for arm in arms]),
@@ -195,7 +202,7 @@ def report(results: dict[str, Any]) -> str:
 def compared(arms: list[str]) -> list[tuple[str, str]]:
     """Pairs of arms whose difference is of interest."""
     first, *_ = ARMS
-    return [(arm, first) for arm in (*list(ARMS)[1:], DPO) if arm in arms]
+    return [(arm, first) for arm in arms if arm not in (UNTRAINED, first)]
 
 
 def ends(runs: list[Run], arm: str, name: str) -> list[float]:
@@ -240,7 +247,7 @@ def picture(runs: list[Run]) -> Figure:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     titles = {"judge": "reward model's score", "true": "true score", "kl": "KL, nats per token"}
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for arm, dash in zip(ARMS, ("-", "--", ":", "-."), strict=True):
+        for arm, dash in zip(ARMS | FURTHER, ("-", "--", ":", "-."), strict=True):
             curves = [run[name] for run in runs if run["arm"] == arm and name in run]
             for curve in curves:
                 axes.plot(range(1, len(curve) + 1), curve, dash, color="0.75", linewidth=0.6)
