@@ -28,6 +28,7 @@ PROCESSES = (
 LONGEST_FIRST = (
     "tests/gpu_path/test_gpu_check",
     "tests/gpu_path/test_float16",
+    "notebooks/05",
     "notebooks/04",
     "notebooks/03",
     "notebooks/02",

@@ -105,7 +105,7 @@ callback.on_train_end(*given)
 
 
 def test_a_stored_notebook_keeps_the_last_picture_above_the_lines(tmp_path: Path) -> None:
-    """As text it is the same for any run, so that nbval, which the four notebooks pass, compares it equal."""
+    """As text it is the same for any run, so that nbval, which the notebooks pass, compares it equal."""
     import nbformat
     from nbclient import NotebookClient
 
