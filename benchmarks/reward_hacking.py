@@ -5,8 +5,7 @@
 The task, the pairs, the reward model and RLOO's settings are those of notebooks/05_reward_model.ipynb: its cells tagged
 ``shared`` are run here, so that they are written once.  A seed draws the pairs and their errors, the reward model's
 output, the LoRA and the sampling.  Each run is added to benchmarks/results/reward_hacking.json as soon as it is done,
-and is not run again.  ``--further``, of which nothing is stored yet, adds GRPO's division of the advantages, and DPO on
-the same pairs.  ``--stored`` writes the table and the picture again.  Needs the extra real-cpu.
+and is not run again.  ``--stored`` writes the table and the picture again.  Needs the extra real-cpu.
 """
 
 from __future__ import annotations
@@ -38,13 +37,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "RLOO, beta 0": {"beta": 0.0},
     "RLOO, beta 0.05": {"beta": 0.05},
     "RLOO, beta 0.2": {"beta": 0.2},
-}
-"""What differs from the notebook's settings; the untrained policy comes beside them."""
-
-FURTHER: dict[str, dict[str, Any]] = {
     "GRPO's division, beta 0": {"beta": 0.0, "advantage_estimator": "grpo", "kl_placement": "loss"},
 }
-"""With ``--further``, and DPO."""
+"""What differs from the notebook's settings; the untrained policy, and DPO on the same pairs, come beside them."""
 
 UNTRAINED, DPO = "untrained", "DPO"
 OF_DPO = "DPO makes as many steps of 8 pairs, with beta 0.1 and the same learning rate. "
@@ -61,9 +56,8 @@ def main() -> None:
     parser.add_argument(
         "--stored", action="store_true", help="write the stored runs' table and picture again"
     )
-    parser.add_argument("--further", action="store_true", help="GRPO's division and DPO as well")
     asked = parser.parse_args()
-    arms = [UNTRAINED, *ARMS, *([*FURTHER, DPO] if asked.further else [])]
+    arms = [UNTRAINED, *ARMS, DPO]
     results = json.loads(STORED.read_text()) if STORED.exists() else {"judges": {}, "runs": []}
     for seed in [] if asked.stored else asked.seeds:
         run_seed(seed, arms, asked.steps, results)
@@ -112,7 +106,7 @@ def run_seed(seed: int, arms: list[str], steps: int, results: dict[str, Any]) ->
         if arm == DPO:
             train_dpo(policy, data, steps, seed)
         elif arm != UNTRAINED:
-            curves = train_rloo(of, policy, judge, (ARMS | FURTHER)[arm], steps, seed)
+            curves = train_rloo(of, policy, judge, ARMS[arm], steps, seed)
         run = {"arm": arm, "seed": seed, "seconds": time.monotonic() - started, **curves}
         results["runs"].append(run | held_out(of, policy, judge))
         print({name: value for name, value in results["runs"][-1].items() if name != "texts"}, flush=True)
@@ -177,7 +171,7 @@ def report(results: dict[str, Any]) -> str:
     """The table, with the command and the machine."""
     runs, judges = results["runs"], results["judges"]
     seeds, steps = len(judges), max(len(run.get("true", ())) for run in runs)
-    arms = [arm for arm in (UNTRAINED, *ARMS, *FURTHER, DPO) if any(run["arm"] == arm for run in runs)]
+    arms = [arm for arm in (UNTRAINED, *ARMS, DPO) if any(run["arm"] == arm for run in runs)]
     shares = ", ".join("{:.2f} [{:.2f}, {:.2f}]".format(*judge["agreement"]) for judge in judges.values())
     columns = ("", f"judge, last {LAST} steps", "true", "KL", "held out: judge", "true", "seeds", "minutes")
     return document(
@@ -247,7 +241,7 @@ def picture(runs: list[Run]) -> Figure:
     figure = Figure(figsize=(10, 3.4), layout="constrained")
     titles = {"judge": "reward model's score", "true": "true score", "kl": "KL, nats per token"}
     for axes, (name, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for arm, dash in zip(ARMS | FURTHER, ("-", "--", ":", "-."), strict=True):
+        for arm, dash in zip(ARMS, ("-", "--", ":", "-."), strict=True):
             curves = [run[name] for run in runs if run["arm"] == arm and name in run]
             for curve in curves:
                 axes.plot(range(1, len(curve) + 1), curve, dash, color="0.75", linewidth=0.6)
