@@ -50,7 +50,7 @@ EXAMPLE = [
     {"role": "user", "content": "Ann has 4 pens. She buys 5 more pens. How many pens does she have now?"},
     {"role": "assistant", "content": "9"},
 ]
-"""Stands before every question.  Without it most completions are cut, and one seed of two learned nothing."""
+"""Stands before every question.  Without it most completions are cut."""
 PROBLEMS = 100  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
