@@ -34,6 +34,7 @@ from .checks import pretended
 from .runner import FAILED, ROOT, Check, Place, environment, run_all, run_in_process
 
 BUDGET_SECONDS = 530.0
+LOCK = Path(tempfile.gettempdir()) / "gpu-check.lock"
 RESULTS = ROOT / "benchmarks" / "results" / "gpu"
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "unsloth_zoo", "bitsandbytes")
 
@@ -97,12 +98,9 @@ def run(found: list[Check], machine: dict[str, str], out: Path, budget: float, i
         for check, outcome in run_all(found, budget, place, run_one, card_gib):
             mine[check.name] = outcome
             print(report.line(check.name, outcome), flush=True)
-            with FileLock(
-                Path(tempfile.gettempdir()) / "gpu-check.lock"
-            ):  # on a large GPU, parts may run side by side
-                report.save(
-                    out, machine, report.merged(report.load(out / "results.json"), {check.name: outcome})
-                )
+            with FileLock(LOCK):  # on a large GPU, commands may run side by side
+                earlier = report.load(out / "results.json")
+                report.save(out, machine, report.merged(earlier, {check.name: outcome}))
     print("\n" + report.counts(mine))
     return int(any(o.status == FAILED and not n.startswith("speed/candidate") for n, o in mine.items()))
 
@@ -115,12 +113,8 @@ def machine_of() -> dict[str, str]:
     git = "git describe --always --dirty"  # by a shell: git may be missing
     kit = subprocess.run(git, shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    return {
-        **found,
-        "versions": versions,
-        "kit": kit,
-        "command": " ".join(["python -m benchmarks.gpu", *sys.argv[1:]]),
-    }
+    command = " ".join(["python -m benchmarks.gpu", *sys.argv[1:]])
+    return {**found, "versions": versions, "kit": kit, "command": command}
 
 
 if __name__ == "__main__":

@@ -125,12 +125,13 @@ def kernel(place: Place) -> dict[str, Figure]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+    phase = "train'" if place.is_rehearsal else ""  # on a GPU the one that comes first at its limit
     held = [(answer["held"] - empty["held"]) / MIB for answer in (loaded, released)]
     # A CPU hands pages back when it likes, and a busy one takes seconds to end Python.
     limits = [None] * 3 if place.is_rehearsal else [held[0], BACK_SECONDS, SHUTDOWN_SECONDS]
     return {
         "running out ends in the kit's error": Figure(failed.get("error") == "OutOfMemoryError"),
-        "it names the phase": Figure("memory ran out in the phase '" in failed.get("says", "")),
+        "it names the phase": Figure(f"memory ran out in the phase '{phase}" in failed.get("says", "")),
         "the next cell trains": Figure(trained.get("step") == 1),
         "trained: the GPU holds more than before, MiB": Figure((full - before) / MIB, low=limits[0]),
         "release(): tensors left, MiB": Figure(held[1], high=AFTER_RELEASE_MIB),

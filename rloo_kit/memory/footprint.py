@@ -106,8 +106,8 @@ class Step:
 
     @property
     def workspaces(self) -> int:
-        """cuBLAS's, which torch allocates: one each for the forward and the backward pass and for sampling's graphs.
-        32 MiB on Hopper, 8.1 MiB before (torch's ``getChosenWorkspaceSize``); no card up to 24.5 GiB is a Hopper."""
+        """cuBLAS's, which torch allocates: three, by what an H100 held beside all other tensors (two on the smallest
+        shape).  32 MiB each on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's ``getChosenWorkspaceSize``)."""
         each = (4096 * 2 + 16 * 8) * 1024 if self.settings.small_card else 32 * MIB
         return 3 * each if self.settings.on_gpu else 0
 

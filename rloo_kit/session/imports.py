@@ -69,7 +69,7 @@ def settings() -> dict[str, Setting]:
         ),
         # By default on a T4 alone (kernels/utils.py, _BNB_GEMM_4BIT_ARCHS).  bitsandbytes chooses by its own timings of
         # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).  On an H100, whose
-        # memory is three times as fast as any consumer card's, a step took a quarter longer with it (docs/speed.md).
+        # memory is three times as fast as an RTX 4090's, a step took a fifth longer with it (docs/speed.md).
         FUSED_4BIT: Setting(
             None if has_fast_memory() else "1",
             "unsloth",

@@ -147,35 +147,25 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
     assert policy.model.training
 
 
-LINES = {
+LINES = (
     # Why rloo_kit.policy.sampling.without_max_length is there.
-    "unsloth_zoo/tokenizer_utils.py": "model.generation_config.update(max_length",
+    ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
     # Why rloo_kit.train.precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
-    "unsloth/models/rl.py": '"if _is_quantized_model:",\n        "if False:",',
-}
-
-
-ON_A_GPU = {
+    ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
     # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/imports.py).
-    "unsloth/models/_block_compile.py": 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"',
+    ("unsloth/models/_block_compile.py", 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"'),
     # Why benchmarks/gpu/plain.py takes autocast's rounding for a policy in float32: Unsloth switches it on.
-    "unsloth/models/rl.py": "args.bf16 = use_bf16_amp",
+    ("unsloth/models/rl.py", "args.bf16 = use_bf16_amp"),
     # Why benchmarks/gpu/plain.py keeps the reference in training mode: else a CPU with AVX512-BF16 packs its weights.
-    "bitsandbytes/nn/modules.py": "and not self.training\n",
-    "bitsandbytes/autograd/_functions.py": "result = F.gemv_4bit(A, B, out=out, state=quant_state)",
-}
+    ("bitsandbytes/nn/modules.py", "and not self.training\n"),
+    ("bitsandbytes/autograd/_functions.py", "result = F.gemv_4bit(A, B, out=out, state=quant_state)"),
+)
 
 
-@pytest.mark.parametrize("file", ON_A_GPU)
-def test_what_the_gpu_check_answers_to_is_there(file: str) -> None:
+@pytest.mark.parametrize(("file", "line"), LINES)
+def test_lines_that_the_kit_answers_to_are_there(file: str, line: str) -> None:
     packages = Path(unsloth.__file__).parent.parent
-    assert ON_A_GPU[file] in (packages / file).read_text()
-
-
-@pytest.mark.parametrize("file", LINES)
-def test_lines_that_the_kit_works_around_are_there(file: str) -> None:
-    packages = Path(unsloth.__file__).parent.parent
-    assert LINES[file] in (packages / file).read_text()
+    assert line in (packages / file).read_text()
 
 
 def test_the_switch_of_4_bit_products_and_the_slice_that_lm_head_is_given_are_where_they_were() -> None:
