@@ -1,0 +1,107 @@
+"""Execute notebooks and store their outputs; or only try them in the two other ways that people run them.
+
+    RLOO_KIT_FULL=1 python scripts/notebooks.py            # all, in full: make notebooks
+    python scripts/notebooks.py 01 07                      # by the beginning of their names
+    RLOO_KIT_STEPS=1 python scripts/notebooks.py --as twice 07   # every cell twice; stores nothing
+    RLOO_KIT_STEPS=1 python scripts/notebooks.py --as script 07  # exported; stores nothing
+
+A notebook that fails is left as it was.  What is stored names no folder of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbconvert import PythonExporter
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+STRIP = ("-m", "nbstripout", "--keep-output", "--keep-count", "--keep-id")
+OF_THIS_MACHINE = re.compile(rf"{re.escape(str(ROOT))}/|/tmp/ipykernel_\d+/\d+\.py:\d+: ")
+"""What an output may hold of the machine: the repository's folder, and the file that a warning names for a cell."""
+
+
+def main() -> None:
+    """Run what was asked for, one notebook after another."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="beginnings of file names; none for all")
+    parser.add_argument("--as", dest="form", choices=FORMS, default="stored", help="how to run them")
+    asked = parser.parse_args()
+    for path in chosen(asked.names):
+        began = time.monotonic()
+        print(f"{path.name}, {asked.form} ...", flush=True)
+        FORMS[asked.form](path)
+        print(f"{path.name}, {asked.form}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def chosen(names: list[str]) -> list[Path]:
+    """The notebooks whose names begin so; all without names.
+
+    Raises:
+        SystemExit: no notebook begins so.
+    """
+    found = [path for path in sorted(FOLDER.glob("*.ipynb")) if path.name.startswith(tuple(names or [""]))]
+    if not found:
+        raise SystemExit(f"no notebook under {FOLDER.name}/ begins with {' or '.join(names)}")
+    return found
+
+
+def store(path: Path) -> None:
+    """Execute it and put it in its own place, once it has run to its end."""
+    notebook = executed(nbformat.read(path, as_version=4))
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        scratch = Path(folder) / path.name
+        scratch.write_text(without_machine(nbformat.writes(notebook)) + "\n")
+        subprocess.run([sys.executable, *STRIP, str(scratch)], check=True)
+        scratch.replace(path)
+
+
+def without_machine(text: str) -> str:
+    """A stored notebook without the folders of the machine that ran it."""
+    return OF_THIS_MACHINE.sub("", text)
+
+
+def run_twice(path: Path) -> None:
+    """Execute it with every cell directly followed by itself, as somebody does who runs cells again."""
+    notebook = nbformat.read(path, as_version=4)
+    doubled = []
+    for cell in notebook.cells:
+        again = copy.deepcopy(cell)
+        again.id = f"{cell.id}-again"
+        doubled += [cell, again] if cell.cell_type == "code" else [cell]
+    notebook.cells = doubled
+    executed(notebook)
+
+
+def run_script(path: Path) -> None:
+    """Export it to a script, and run that without a kernel; no notebook here has a magic."""
+    source, _ = PythonExporter().from_filename(str(path))
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / f"{path.stem}.py"
+        script.write_text(source)
+        environment = {**os.environ, "MPLBACKEND": "agg"}
+        subprocess.run([sys.executable, str(script)], cwd=path.parent, env=environment, check=True)
+
+
+def executed(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook with its outputs, run in its folder without a limit of time."""
+    where = {"metadata": {"path": str(FOLDER)}}
+    done: nbformat.NotebookNode = NotebookClient(notebook, timeout=None, resources=where).execute()
+    return done
+
+
+FORMS: dict[str, Callable[[Path], None]] = {"stored": store, "twice": run_twice, "script": run_script}
+
+if __name__ == "__main__":
+    main()
