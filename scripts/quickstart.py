@@ -69,10 +69,19 @@ class _Showing(NotebookClient):
 
 
 def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool = True) -> Run:
-    """Execute a copy of the notebook, left under out/, and ask its kernel for the results.
+    """Execute a copy of the quickstart notebook, and ask its kernel for the results; see :func:`asked`."""
+    started = time.monotonic()
+    return Run(**asked(notebook, ASK, parameters, show), seconds=time.monotonic() - started)
+
+
+def asked(
+    notebook: Path, code: str, parameters: dict[str, object] | None = None, show: bool = True
+) -> dict[str, Any]:
+    """Execute a copy of a notebook, left under out/, and then code that prints one line of JSON; what that says.
 
     Args:
         notebook: has a cell tagged ``parameters`` if any are given.
+        code: runs in its kernel after its last cell, and is not part of the copy.
         parameters: values that replace those of that cell.
         show: whether to print the cells and their output.
     """
@@ -83,18 +92,18 @@ def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool 
         book, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(notebook.parent)}}
     )
     OUT.mkdir(exist_ok=True)
-    code = [index for index, cell in enumerate(book.cells) if cell.cell_type == "code"]
-    started = time.monotonic()
+    cells = [index for index, cell in enumerate(book.cells) if cell.cell_type == "code"]
     try:
         with client.setup_kernel():
-            for number, index in enumerate(code, 1):
+            for number, index in enumerate(cells, 1):
                 if show:
-                    print(f"\n[{number}/{len(code)}] {book.cells[index].source.splitlines()[0]}", flush=True)
+                    print(f"\n[{number}/{len(cells)}] {book.cells[index].source.splitlines()[0]}", flush=True)
                 client.execute_cell(book.cells[index], index)
-            answer = client.execute_cell(nbformat.v4.new_code_cell(ASK), -1)
+            answer = client.execute_cell(nbformat.v4.new_code_cell(code), -1)
     finally:
         nbformat.write(book, OUT / notebook.name)
-    return Run(**json.loads(answer.outputs[0]["text"]), seconds=time.monotonic() - started)
+    found: dict[str, Any] = json.loads(answer.outputs[0]["text"])
+    return found
 
 
 def share(accuracy: tuple[float, float, float]) -> str:
