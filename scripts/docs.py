@@ -142,6 +142,28 @@ def old_names() -> str:
     return markdown_table(("older name", "today"), rows)
 
 
+def grpo_names() -> str:
+    """What each field of TRL's ``GRPOConfig`` that ``RLOOConfig`` has not is here."""
+    from rloo_kit.train import grpo
+
+    return markdown_table(
+        ("GRPO's", "here"), [(f"`{name}`", grpo_row(row)) for name, row in grpo.FIELDS.items()]
+    )
+
+
+def grpo_row(row: Any) -> str:
+    """A row of the mapping in words: what each value becomes, and what becomes of any other."""
+    by_settings: dict[str, list[str]] = {}
+    for value, ours in row.becomes.items():
+        written = ", ".join(f"`{name}={one!r}`" for name, one in ours.items())
+        by_settings.setdefault(written, []).append(f"`{value!r}`")
+    said = [f"{' or '.join(values)}: {written}" for written, values in by_settings.items()]
+    if row.nothing:
+        said.append(f"{' or '.join(f'`{value!r}`' for value in row.nothing)}: changes nothing")
+    other = f"left out with a warning: {row.left_out}" if row.left_out else f"refused: {row.todo}"
+    return "; ".join([*said, plain(f"others are {other}")])
+
+
 # --- symptoms and errors ----------------------------------------------------------------------------------
 
 MADE_UP: dict[str, list[dict[str, float]]] = {
@@ -394,6 +416,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "settings of trl": trl_settings,
     "changed defaults": changed_defaults,
     "old names": old_names,
+    "names of grpo": grpo_names,
     "symptoms": symptoms,
     "symptoms in short": symptoms_in_short,
     "rloo beside grpo": rloo_beside_grpo,

@@ -14,14 +14,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from rloo_kit import advantages
 from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import environment
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import fields, guards
+from rloo_kit.train import fields, grpo, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 from rloo_kit.train.refusals import explained
@@ -53,6 +53,11 @@ class RLOOConfig(trl.RLOOConfig):
         loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
             per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO);
             see :func:`rloo_kit.train.losses.row_weights`.
+        importance_sampling_level: what has a ratio of its own: None is the aggregation's, "token" GRPO's, and
+            "sequence" GSPO's, a completion's ratio normalised by its length; see
+            :func:`rloo_kit.train.losses.policy_loss`.
+        use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
+            gradient of k3 is then that of each token's KL(policy || reference).
         prompt_sampling: "uniform", or "informative": prompts whose completions are likely to be rewarded
             differently come more often.  Each prompt's gradient stays unbiased, the mean over prompts becomes a
             weighted one; see :mod:`rloo_kit.train.prompts`.
@@ -117,6 +122,12 @@ class RLOOConfig(trl.RLOOConfig):
     loss_aggregation: str = field(
         default="seq-mean-token-sum", metadata={"help": "How the loss is averaged."}
     )
+    importance_sampling_level: str | None = field(
+        default=None, metadata={"help": "token or sequence; None: as loss_aggregation has it."}
+    )
+    use_bias_correction_kl: bool = field(
+        default=False, metadata={"help": "The KL term in the loss times the ratio."}
+    )
     prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
     single_pass: bool = field(
         default=DEFAULTS.single_pass, metadata={"help": "No pass for old log-probs where they are the new."}
@@ -135,9 +146,11 @@ class RLOOConfig(trl.RLOOConfig):
     def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
         if output_dir is not None:
             kwargs["output_dir"] = output_dir
-        known = {item.name for item in dataclasses.fields(type(self)) if item.init}
-        known |= set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
-        given = modern_names(kwargs, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
+        known = _known(type(self))
+        from_grpo = grpo.translated(kwargs, known, "RLOOConfig")
+        if said := from_grpo.mapped + from_grpo.left_out:
+            warnings.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=2)
+        given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
         _keep_functions(given)
         values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
         if values["kl_estimator"] is None:
@@ -156,6 +169,28 @@ class RLOOConfig(trl.RLOOConfig):
         with explained("RLOOConfig", given):
             super().__init__(**values)
 
+    @classmethod
+    def from_grpo(cls, config: trl.GRPOConfig, **changes: Any) -> Self:
+        """The configuration whose update is that of TRL's ``GRPOTrainer`` with this ``GRPOConfig``.
+
+        What the update depends on is carried over, GRPO's advantages, loss and KL term included, and of the rest what
+        differs from ``GRPOConfig``'s defaults.  ``from_grpo(config, advantage_estimator="rloo")`` then changes the
+        advantages alone.
+
+        Args:
+            config: TRL's, or the one that unsloth generates.
+            changes: arguments of this class, in place of what was carried over.
+
+        Raises:
+            ArgumentError: a setting that only GRPO's trainer has.
+        """
+        carried = grpo.translated(grpo.settings_of(config), _known(cls), "RLOOConfig.from_grpo")
+        if carried.left_out:
+            warnings.warn(
+                f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning, stacklevel=2
+            )
+        return cls(**{**carried.settings, **changes})
+
     def __str__(self) -> str:
         """As transformers has it, one setting a line: no token, and no value from .env."""
         return without_hidden(super().__str__())
@@ -166,6 +201,12 @@ class RLOOConfig(trl.RLOOConfig):
         """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
         state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
         return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
+
+
+def _known(config_class: type) -> set[str]:
+    """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
+    names = {item.name for item in dataclasses.fields(config_class) if item.init}
+    return names | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
 
 
 def _keep_functions(given: dict[str, Any]) -> None:

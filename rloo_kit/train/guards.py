@@ -144,6 +144,12 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
         _refuse("without workers no batch is fetched ahead", where, "remove dataloader_prefetch_factor")
     _check_loggers(args)
     _check_schedule(args)
+    if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
+        _refuse(
+            "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward",
+            f"use_bias_correction_kl=True, kl_placement={own.kl_placement!r}",
+            "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl",
+        )
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",

@@ -17,6 +17,18 @@ import torch
 AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 """How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
 
+LEVELS = ("completion", "token", "sequence")
+"""What has a ratio of its own; see :func:`policy_loss`."""
+
+
+def level_of(asked: str | None, aggregation: str) -> str:
+    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own.
+
+    >>> level_of(None, "seq-mean-token-sum"), level_of(None, "token-mean"), level_of("sequence", "token-mean")
+    ('completion', 'token', 'sequence')
+    """
+    return asked or ("completion" if aggregation == "seq-mean-token-sum" else "token")
+
 
 def row_weights(
     aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
@@ -52,7 +64,7 @@ def policy_loss(
     old_logps: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    sequence_level: bool,
+    level: str,
     clip: tuple[float, float],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The clipped surrogate of each completion, summed over its tokens (Schulman et al. 2017, equation 7).
@@ -61,17 +73,23 @@ def policy_loss(
         logps, old_logps: (rows, tokens) log-probabilities of the sampled tokens, now and when they were sampled.
         advantages: (rows,).
         mask: (rows, tokens), 0 where a token does not count, whatever its log-probabilities.
-        sequence_level: one ratio for the whole completion, as in TRL's RLOO; else one per token, as in GRPO.
-            On policy, where all ratios are 1, both have the same gradient.
+        level: "completion", one ratio for the whole completion, the product of its tokens', as in TRL's RLOO;
+            "token", one per token, as in GRPO; "sequence", the geometric mean of a completion's tokens', which stands
+            at each of them, as in GSPO (Zheng et al. 2025, arXiv 2507.18071, equation 7).
+            On policy, where all ratios are 1, the three have the same gradient.
         clip: the ratio's lowest and highest value that is paid for.
 
     Returns:
-        (rows,) losses, and (rows,) or (rows, tokens) ratios.
+        (rows,) losses, and ratios: (rows, tokens) at level "token", else (rows,).
     """
     log_ratio = (logps - old_logps).masked_fill(mask == 0, 0.0)  # not times mask: 0 x inf is NaN
-    if sequence_level:
+    if level == "completion":
         ratio = log_ratio.sum(1).exp()
         return _surrogate(ratio, advantages, clip), ratio
+    if level == "sequence":
+        tokens = mask.sum(1)
+        ratio = (log_ratio.sum(1) / tokens.clamp(min=1)).exp()
+        return _surrogate(ratio, advantages, clip) * tokens, ratio
     ratio = log_ratio.exp()
     return (_surrogate(ratio, advantages.unsqueeze(1), clip) * mask).sum(1), ratio
 

@@ -32,7 +32,6 @@ CONFIG_OLD = {
 
 
 CONFIG_GONE = {
-    "max_prompt_length": "filter the dataset by length, or raise max_seq_length in load_policy",
     "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
     "num_sample_generations": "set log_completions=True, or look with policy.generate",

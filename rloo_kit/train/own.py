@@ -32,6 +32,8 @@ class Own:
     kl_placement: str = "reward"
     kl_estimator: str = "k1"
     loss_aggregation: str = "seq-mean-token-sum"
+    importance_sampling_level: str | None = None
+    use_bias_correction_kl: bool = False
     single_pass: bool = PLAIN["single_pass"]
     skip_dead_groups: bool | None = False
     prompt_sampling: str = "uniform"

@@ -45,7 +45,8 @@ HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 NOT_TO_CHANGE = (
     *("seed", "data_seed", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon"),
-    *("advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation"),
+    *("advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
+    "use_bias_correction_kl",
     *("prompt_sampling", "reward_weights"),
 )
 """Settings that make a resumed run another one than that which was stopped, and nothing fails."""

@@ -328,11 +328,14 @@ class RLOOTrainer(RolloutTrainer):
             inputs.get("old_per_token_logps", logps.detach()),
             taken,
             mask,
-            sequence_level=own.loss_aggregation == "seq-mean-token-sum",
+            level=losses.level_of(own.importance_sampling_level, own.loss_aggregation),
             clip=clip,
         )
         if self.passes.reference and self.passes.kl_in_loss:
-            per_row = per_row + self.beta * self._kl(logps, inputs).sum(1)
+            kl = self._kl(logps, inputs)
+            if own.use_bias_correction_kl:
+                kl = kl * ratio.view(len(ratio), -1)
+            per_row = per_row + self.beta * kl.sum(1)
         loss = (per_row * inputs["row_weight"]).sum()
         if aux_loss is not None:
             loss = loss + self.router_aux_loss_coef * aux_loss

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_kit.train.losses import AGGREGATIONS, policy_loss, row_weights
+from rloo_kit.train.losses import AGGREGATIONS, LEVELS, policy_loss, row_weights
 
 LENGTHS = (5, 2, 7, 1)
 ADVANTAGES = (1.5, -0.5, 0.0, -1.0)
@@ -30,15 +30,15 @@ class Batch:
     def tokens(self) -> torch.Tensor:
         return self.mask.sum(1)
 
-    def losses(self, sequence_level: bool, clip: tuple[float, float] = CLIP) -> torch.Tensor:
-        return policy_loss(self.logps, self.old, self.advantages, self.mask, sequence_level, clip)[0]
+    def losses(self, level: str, clip: tuple[float, float] = CLIP) -> torch.Tensor:
+        return policy_loss(self.logps, self.old, self.advantages, self.mask, level, clip)[0]
 
     def weights(self, aggregation: str, rows: slice = slice(None)) -> torch.Tensor:
         return row_weights(aggregation, self.tokens[rows], len(LENGTHS), sum(LENGTHS), LONGEST)
 
 
-def weighted(batch: Batch, aggregation: str, sequence_level: bool) -> torch.Tensor:
-    return (batch.weights(aggregation) * batch.losses(sequence_level)).sum()
+def weighted(batch: Batch, aggregation: str, level: str) -> torch.Tensor:
+    return (batch.weights(aggregation) * batch.losses(level)).sum()
 
 
 # --- aggregations -----------------------------------------------------------------------------------------
@@ -67,12 +67,14 @@ def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: st
 # --- the ratio and its clipping ---------------------------------------------------------------------------
 
 
-def test_the_ratios_are_those_of_the_sequence_or_of_each_token() -> None:
+def test_the_ratios_are_those_of_the_completion_of_each_token_or_of_its_mean() -> None:
     batch = Batch()
     moved = (batch.logps - batch.old) * batch.mask
     arguments = (batch.logps, batch.old, batch.advantages, batch.mask)
-    torch.testing.assert_close(policy_loss(*arguments, True, CLIP)[1], moved.sum(1).exp())
-    torch.testing.assert_close(policy_loss(*arguments, False, CLIP)[1], moved.exp())
+    torch.testing.assert_close(policy_loss(*arguments, "completion", CLIP)[1], moved.sum(1).exp())
+    torch.testing.assert_close(policy_loss(*arguments, "token", CLIP)[1], moved.exp())
+    mean = moved.sum(1) / batch.tokens
+    torch.testing.assert_close(policy_loss(*arguments, "sequence", CLIP)[1], mean.exp())
 
 
 @pytest.mark.parametrize(
@@ -91,14 +93,14 @@ def test_the_ratios_are_those_of_the_sequence_or_of_each_token() -> None:
         (1.5, -1.0, 1.5, 1.5),
     ],
 )
-@pytest.mark.parametrize("sequence_level", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
-    sequence_level: bool, ratio: float, advantage: float, loss: float, slope: float
+    level: str, ratio: float, advantage: float, loss: float, slope: float
 ) -> None:
     logps = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     old, ones = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     advantages = torch.tensor([advantage], dtype=torch.float64)
-    found, _ = policy_loss(logps, old, advantages, ones, sequence_level, CLIP)
+    found, _ = policy_loss(logps, old, advantages, ones, level, CLIP)
     assert found.item() == pytest.approx(loss)
     found.sum().backward()
     # the ratio's derivative with respect to the log-probability is the ratio
@@ -109,49 +111,48 @@ def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
 def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is() -> None:
     # five tokens, each 10 % likelier: within the range one by one, 61 % together
     logps, old, mask = torch.full((1, 5), math.log(1.1)), torch.zeros(1, 5), torch.ones(1, 5)
-    assert policy_loss(logps, old, torch.ones(1), mask, True, CLIP)[0].item() == pytest.approx(-1.2)
-    assert policy_loss(logps, old, torch.ones(1), mask, False, CLIP)[0].item() == pytest.approx(-5.5)
+    assert policy_loss(logps, old, torch.ones(1), mask, "completion", CLIP)[0].item() == pytest.approx(-1.2)
+    assert policy_loss(logps, old, torch.ones(1), mask, "token", CLIP)[0].item() == pytest.approx(-5.5)
+    assert policy_loss(logps, old, torch.ones(1), mask, "sequence", CLIP)[0].item() == pytest.approx(-5.5)
 
 
-@pytest.mark.parametrize("sequence_level", [True, False])
-def test_on_policy_the_gradient_is_minus_the_advantage_for_each_token(sequence_level: bool) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_on_policy_the_gradient_is_minus_the_advantage_for_each_token(level: str) -> None:
     batch = Batch(moved=0.0)
-    batch.losses(sequence_level).sum().backward()
+    batch.losses(level).sum().backward()
     torch.testing.assert_close(batch.logps.grad, -batch.advantages.unsqueeze(1) * batch.mask)
 
 
 # --- what does not count ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sequence_level", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("junk", [-1e4, -math.inf, math.nan])
-def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(
-    sequence_level: bool, junk: float
-) -> None:
+def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level: str, junk: float) -> None:
     clean, soiled = Batch(), Batch()
     with torch.no_grad():
         soiled.logps[soiled.mask == 0] = junk
         soiled.old[soiled.mask == 0] = junk
     for batch in (clean, soiled):
-        batch.losses(sequence_level).sum().backward()
-    assert torch.equal(soiled.losses(sequence_level), clean.losses(sequence_level))
+        batch.losses(level).sum().backward()
+    assert torch.equal(soiled.losses(level), clean.losses(level))
     assert torch.equal(soiled.logps.grad, clean.logps.grad)
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
-@pytest.mark.parametrize("sequence_level", [True, False])
-def test_a_mask_may_be_of_any_kind(sequence_level: bool, kind: torch.dtype) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_mask_may_be_of_any_kind(level: str, kind: torch.dtype) -> None:
     batch = Batch(dtype=torch.float32)
     mask: Any = batch.mask.to(kind)
-    found, _ = policy_loss(batch.logps, batch.old, batch.advantages, mask, sequence_level, CLIP)
-    assert torch.equal(found, batch.losses(sequence_level))
+    found, _ = policy_loss(batch.logps, batch.old, batch.advantages, mask, level, CLIP)
+    assert torch.equal(found, batch.losses(level))
     assert found.dtype == torch.float32
 
 
-@pytest.mark.parametrize("sequence_level", [True, False])
-def test_a_completion_without_a_scored_token_moves_nothing(sequence_level: bool) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_completion_without_a_scored_token_moves_nothing(level: str) -> None:
     logps = torch.randn(1, 3, requires_grad=True)
-    losses, _ = policy_loss(logps, torch.zeros(1, 3), torch.ones(1), torch.zeros(1, 3), sequence_level, CLIP)
+    losses, _ = policy_loss(logps, torch.zeros(1, 3), torch.ones(1), torch.zeros(1, 3), level, CLIP)
     losses.sum().backward()
     assert logps.grad is not None
     assert (logps.grad == 0).all()

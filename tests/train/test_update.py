@@ -39,11 +39,17 @@ def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | 
 
 
 def one_run(
-    ours: bool, loaded: Any, task: Any, folder: Path, **settings: Any
+    ours: bool, loaded: Any, task: Any, folder: Path, grpo: bool = False, **settings: Any
 ) -> tuple[Any, list[dict[str, torch.Tensor]]]:
-    """Train a policy that has left its reference, in float32, so that differences are not lost to bfloat16."""
+    """Train a policy that has left its reference, in float32, so that differences are not lost to bfloat16.
+
+    With ``grpo`` stock TRL's trainer is GRPO's, and ours has the configuration that ``from_grpo`` makes of its own.
+    """
     own = {"fast_sampling": False} if ours else {}  # multinomial draws the completions that stock TRL draws
-    config = (rloo_kit.RLOOConfig if ours else trl.RLOOConfig)(
+    config_class, trainer_class = (
+        (trl.GRPOConfig, trl.GRPOTrainer) if grpo else (trl.RLOOConfig, trl.RLOOTrainer)
+    )
+    config = (rloo_kit.RLOOConfig if ours and not grpo else config_class)(
         **{
             "output_dir": str(folder),
             "num_generations": 4,
@@ -58,12 +64,14 @@ def one_run(
             "disable_tqdm": True,
             "report_to": "none",
             "seed": 5,
-            **own,
+            **({} if grpo else own),
             **settings,
         }
     )
+    if ours and grpo:
+        config = rloo_kit.RLOOConfig.from_grpo(config, **own)
     policy, seen = as_loaded(loaded), Gradients()
-    trainer = (rloo_kit.RLOOTrainer if ours else trl.RLOOTrainer)(
+    trainer = (rloo_kit.RLOOTrainer if ours else trainer_class)(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=some_dead,

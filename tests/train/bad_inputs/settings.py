@@ -90,7 +90,7 @@ TOGETHER = {
     ),
     "generation_kwargs is text": together("generation_kwargs", generation_kwargs="do_sample"),
     "a misspelt setting": together("learing_rate", "learning_rate", learing_rate=1e-5),
-    "an old setting without an equal": together("max_prompt_length", max_prompt_length=100),
+    "an old setting without an equal": together("missing_eos_penalty", missing_eos_penalty=1.0),
     "both kinds of 16 bit": together("bf16", fp16=True, bf16=True),
     "the lowest loss as the best": together("metric_for_best_model", "eval_reward", **BY_LOSS),
     "checkpoints every 0 steps": together("save_steps", save_strategy="steps", save_steps=0),

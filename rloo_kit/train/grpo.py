@@ -1,0 +1,218 @@
+"""GRPO's settings in RLOO's terms, for those who come from TRL's or Unsloth's ``GRPOConfig``.
+
+For :class:`rloo_kit.RLOOConfig`.  Every field of ``GRPOConfig`` that ``RLOOConfig`` lacks has a row in :data:`FIELDS`:
+it becomes settings of ours, means nothing here, or is refused with what to do.  docs/coming-from-grpo.md is written
+from the same rows.  No formula stands here: they are in :mod:`.losses` and :mod:`rloo_kit.advantages`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.values import shown
+
+if TYPE_CHECKING:
+    import trl
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a field of ``GRPOConfig`` is here.
+
+    Attributes:
+        becomes: settings of ours, by its value.
+        nothing: values that change nothing here; they are taken without a word.
+        left_out: why any other value may be left out, which is warned of.
+        todo: what to do about any other value, which is refused.
+    """
+
+    becomes: Mapping[Any, Settings] = field(default_factory=dict)
+    nothing: tuple[Any, ...] = ()
+    left_out: str = ""
+    todo: str = ""
+
+
+def _aggregation(name: str, **more: str) -> Settings:
+    return {"loss_aggregation": name, **more}
+
+
+_GRPO, _DR_GRPO = {"advantage_estimator": "grpo"}, {"advantage_estimator": "dr_grpo"}
+_ENTROPY = "remove it; RLOOConfig has no entropy term, and diagnose says when the entropy collapses"
+_OF_A_LOSS = "remove it: only loss_type={!r} reads it, which RLOOConfig does not have"
+_CORRECTION = "what vLLM samples is not corrected for its other arithmetic"
+_CHUNKS = "log-probabilities are computed in chunks already"
+
+FIELDS: dict[str, Row] = {
+    "loss_type": Row(
+        {
+            "grpo": _aggregation("seq-mean-token-mean"),
+            "dapo": _aggregation("token-mean"),
+            "bnpo": _aggregation("token-mean"),
+            "dr_grpo": _aggregation("seq-mean-token-sum-norm"),
+            "luspo": _aggregation("seq-mean-token-sum", importance_sampling_level="sequence"),
+        },
+        todo="use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
+    ),
+    "scale_rewards": Row(
+        {"group": _GRPO, True: _GRPO, "none": _DR_GRPO, False: _DR_GRPO},
+        todo="use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread of "
+        "advantages, not of rewards",
+    ),
+    "multi_objective_aggregation": Row(
+        nothing=("sum_then_normalize",),
+        todo="remove it: rewards are weighed by reward_weights and added; or normalise in a reward of your own",
+    ),
+    "delta": Row(
+        nothing=(None,), todo="remove it; a smaller epsilon, or num_iterations=1, keeps ratios near 1"
+    ),
+    "top_entropy_quantile": Row(nothing=(1.0,), todo="remove it: every token counts"),
+    "entropy_coef": Row(nothing=(0.0,), todo=_ENTROPY),
+    "use_adaptive_entropy": Row(nothing=(False,), todo=_ENTROPY),
+    "entropy_coef_min": Row(nothing=(0.0,), todo=_ENTROPY),
+    "entropy_coef_max": Row(nothing=(1.0,), todo=_ENTROPY),
+    "entropy_coef_delta": Row(nothing=(0.005,), todo=_ENTROPY),
+    "entropy_target": Row(nothing=(0.2,), todo=_ENTROPY),
+    "sapo_temperature_neg": Row(nothing=(1.05,), todo=_OF_A_LOSS.format("sapo")),
+    "sapo_temperature_pos": Row(nothing=(1.0,), todo=_OF_A_LOSS.format("sapo")),
+    "vespo_k_pos": Row(nothing=(2.0,), todo=_OF_A_LOSS.format("vespo")),
+    "vespo_lambda_pos": Row(nothing=(3.0,), todo=_OF_A_LOSS.format("vespo")),
+    "vespo_k_neg": Row(nothing=(3.0,), todo=_OF_A_LOSS.format("vespo")),
+    "vespo_lambda_neg": Row(nothing=(2.0,), todo=_OF_A_LOSS.format("vespo")),
+    "off_policy_mask_threshold": Row(
+        nothing=(None,),
+        todo="remove it; num_iterations=1 and steps_per_generation=None train on policy, where it masks nothing",
+    ),
+    "cast_lm_head_to_fp32": Row(
+        nothing=(False,),
+        todo="remove it: Qwen3's small models tie lm_head to the embedding, and TRL refuses it for those",
+    ),
+    "max_tool_calling_iterations": Row(
+        nothing=(None,), todo="remove it: a completion is one turn; train agents with trl.GRPOTrainer"
+    ),
+    "log_completions_hub_repo": Row(
+        nothing=(None,),
+        todo="remove it; log_completions=True prints them, and report_to sends them to a logger",
+    ),
+    "vllm_importance_sampling_correction": Row(nothing=(False,), left_out=_CORRECTION),
+    "vllm_importance_sampling_mode": Row(nothing=("sequence_mask",), left_out=_CORRECTION),
+    "vllm_importance_sampling_clip_max": Row(nothing=(3.0,), left_out=_CORRECTION),
+    "vllm_importance_sampling_clip_min": Row(nothing=(None,), left_out=_CORRECTION),
+    "vllm_importance_sampling_cap": Row(nothing=(None,), left_out=_CORRECTION),
+    # of older releases, and of the class that unsloth generates on a GPU
+    "max_prompt_length": Row(
+        nothing=(None,),
+        left_out="prompts are not cut, and one that is too long for max_seq_length is named before training",
+    ),
+    "max_seq_length": Row(nothing=(None,), left_out="it is load_policy's"),
+    "unsloth_num_chunks": Row(nothing=(None, -1), left_out=_CHUNKS),
+    "unsloth_logit_chunk_multiplier": Row(nothing=(None,), left_out=_CHUNKS),
+    "unsloth_grpo_mini_batch": Row(nothing=(None,), left_out=f"{_CHUNKS}; see per_device_train_batch_size"),
+    "vllm_sampling_params": Row(nothing=(None,), todo="set temperature, top_p, top_k and min_p themselves"),
+}
+"""Fields of ``GRPOConfig`` that ``RLOOConfig`` has not, by name."""
+
+OF_THE_UPDATE = (
+    *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl"),
+    *(
+        "num_generations",
+        "beta",
+        "learning_rate",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+    ),
+    *("per_device_eval_batch_size", "optim", "weight_decay", "warmup_steps", "seed"),
+)
+"""Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
+
+
+@dataclass(frozen=True)
+class Translated:
+    """Settings in RLOO's terms, and a clause each on what was ``mapped`` and what was ``left_out``."""
+
+    settings: Settings
+    mapped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def translated(given: Mapping[str, Any], known: set[str], where: str) -> Translated:
+    """Settings with those that only GRPO has replaced by ours.
+
+    Args:
+        given: by name; others than GRPO's are passed through.
+        known: names that the configuration takes itself.
+        where: the call that was given them.
+
+    Raises:
+        ArgumentError: a value without an equal, or a setting and one that it stands for with another value.
+    """
+    foreign = [name for name in given if name in FIELDS and name not in known]
+    settings = {name: value for name, value in given.items() if name not in foreign}
+    mapped, left_out = [], []
+    for name in foreign:
+        row, value = FIELDS[name], given[name]
+        written = f"{name}={shown(name, value)}"
+        if isinstance(value, Hashable) and value in row.becomes:
+            ours = row.becomes[value]
+            _join(settings, ours, written, where)
+            mapped.append(f"{written} is {', '.join(f'{key}={one!r}' for key, one in ours.items())}")
+        elif value not in row.nothing:
+            if not row.left_out:
+                raise ArgumentError(
+                    f"{written} is GRPO's, and has no equal here", where=f"{where}({written})", todo=row.todo
+                )
+            left_out.append(f"{written} is left out: {row.left_out}")
+    return Translated(settings, tuple(mapped), tuple(left_out))
+
+
+def _join(settings: Settings, ours: Settings, written: str, where: str) -> None:
+    for key, value in ours.items():
+        if settings.setdefault(key, value) != value:
+            raise ArgumentError(
+                f"{written} stands for {key}={value!r}, and {key}={settings[key]!r} is given too",
+                where=where,
+                todo=f"keep one of {written.partition('=')[0]} and {key}",
+            )
+
+
+def settings_of(config: trl.GRPOConfig) -> Settings:
+    """The settings of a ``GRPOConfig`` that differ from its defaults, and all that its update depends on; GRPO's KL
+    term, which is k3 in the loss, under our names.
+
+    Raises:
+        ConfigError: not a ``GRPOConfig``.
+    """
+    if not hasattr(config, "loss_type"):
+        raise ConfigError(
+            "from_grpo takes TRL's GRPOConfig",
+            where=f"RLOOConfig.from_grpo({type(config).__name__})",
+            todo="pass trl.GRPOConfig(...); RLOOConfig(**settings) takes GRPO's names too",
+        )
+    precision = {
+        "bf16": config.bf16,
+        "fp16": config.fp16,
+    }  # by default bf16 is on, which not every device takes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = type(config)(output_dir=config.output_dir, **precision)
+    names = [item.name for item in dataclasses.fields(config) if item.init]
+    found = {name: getattr(config, name) for name in names}
+    found = {k: v for k, v in found.items() if k in OF_THE_UPDATE or v != getattr(plain, k)}
+    found |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
+    if config.fp16 or not config.bf16:
+        found |= precision
+    if config.use_vllm:
+        found["vllm_importance_sampling_correction"] = config.vllm_importance_sampling_correction
+    # Derived when the configuration was made; they would contradict what they were derived from.
+    found.pop("generation_batch_size", None)
+    if config.steps_per_generation == config.gradient_accumulation_steps:
+        found.pop("steps_per_generation", None)
+    if config.metric_for_best_model == "loss":
+        found = {k: v for k, v in found.items() if k not in ("metric_for_best_model", "greater_is_better")}
+    return found
