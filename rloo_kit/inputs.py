@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -17,6 +16,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.signature import TRL_KEYWORDS
 from rloo_kit.errors import DatasetError, RewardError
+from rloo_kit.session import processes
 
 if TYPE_CHECKING:
     import trl
@@ -144,7 +144,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
                 todo=f"rename it: dataset.rename_column({column!r}, 'given_{column}')",
             )
     if "tools" in columns:
-        warnings.warn(
+        processes.warn(
             f"{name} has a column 'tools': the policy does not see it, since the chat template gets the prompt alone. "
             "Rewards get it. Write the tools into a system message, or give RLOOConfig(chat_template_kwargs=...).",
             stacklevel=5,

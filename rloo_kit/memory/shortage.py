@@ -6,13 +6,13 @@ For the trainer.  An error frees what the failed step held, but not the policy: 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory.planning import Plan
+from rloo_kit.session import processes
 from rloo_kit.session.release import clear_frames
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def warn_if_too_large(planned: Plan) -> None:
     """Before the first step: warn where the plan does not fit, with the first change that would help."""
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
-        warnings.warn(
+        processes.warn(
             f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
             f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
             stacklevel=3,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +21,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
 from rloo_kit.policy import folder, source
 from rloo_kit.policy.policy import Policy
-from rloo_kit.session import environment
+from rloo_kit.session import environment, processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import quiet
 from rloo_kit.values import Count, Seed
@@ -114,7 +113,7 @@ def load_policy(
         trained = source.trained_length(path, found.is_adapter, kwargs)
         longest = min(max_seq_length, trained or max_seq_length)
         if longest < max_seq_length != DEFAULT_LENGTH:
-            warnings.warn(
+            processes.warn(
                 f"max_seq_length is {longest}, not {max_seq_length}: the checkpoint was trained for no more tokens.",
                 stacklevel=2,
             )

@@ -17,10 +17,11 @@ from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
-from rloo_kit.policy import sampling
+from rloo_kit.policy import sampling, shards
 from rloo_kit.policy.folder import check_target, replacing
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
+from rloo_kit.session import processes
 from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ class Policy:
 
         Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
         into place, so it is never half-written; an earlier adapter of the same name is replaced.  "~" is the
-        user's home, and a link goes on pointing to its folder.
+        user's home, and a link goes on pointing to its folder.  In a run of several processes all have to call it: the
+        main one writes what they hold together, and the others wait.
 
         Raises:
             ConfigError: the place is a file, or a folder that holds more than an adapter, which would be deleted.
@@ -207,12 +209,19 @@ class Policy:
         named = Path(os.path.expanduser(folder))  # noqa: PTH111 - Path.expanduser raises for an unknown user
         where = f"Policy.save({os.fspath(folder)!r})"
         target = Path(os.path.realpath(named))
-        check_target(target, where)
         check_finite(self.model, where, lambda: "save from before, or load it anew")
+        trained = [p for name, p in self.model.named_parameters() if p.requires_grad or "lora_" in name]
+        with shards.gathered(trained):
+            if processes.is_main():
+                self._write(target, where)
+        shards.wait_for_others()
+        return named
+
+    def _write(self, target: Path, where: str) -> None:
+        check_target(target, where)
         with replacing(target, where) as fresh:
             self.model.save_pretrained(str(fresh), selected_adapters=["default"])
             self.tokenizer.save_pretrained(str(fresh))
-        return named
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:

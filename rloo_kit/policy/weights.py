@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import NonFiniteError
+from rloo_kit.policy.shards import local
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +20,7 @@ def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) ->
     """Refuse a model with a trained weight that is NaN or infinite.
 
     Args:
-        model: its trainable parameters and its LoRA are looked at.
+        model: its trainable parameters and its LoRA are looked at, as far as this process holds them.
         where: of the error.
         todo: gives what to do, where there is an error.
 
@@ -28,7 +29,7 @@ def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) ->
     """
     import torch
 
-    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad or "lora_" in n}
+    trained = {n: local(p) for n, p in model.named_parameters() if p.requires_grad or "lora_" in n}
     trained = {name: p for name, p in trained.items() if p.is_floating_point() and p.numel()}
     # One number for all, and the second look where that overflows.
     if not trained or torch.nn.utils.get_total_norm(list(trained.values())).isfinite():

@@ -20,6 +20,7 @@ from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.hidden import INSTEAD, is_hidden, without_hidden
 from rloo_kit.session import env_file, imports
 from rloo_kit.session.imports import CPU_BF16, TESTED, import_unsloth, settings, version_of
+from rloo_kit.session.processes import say
 from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
 
@@ -116,7 +117,7 @@ def prepare(
     set_seed(seed)
     environment = _describe(is_offline, hub, seed, from_file, notes)
     environment = replace(environment, model=os.environ.get(MODEL) or None, steps=steps)
-    print(environment)
+    say(environment)
     _shown_in_cell = _running_cell()
     return environment
 
@@ -302,11 +303,6 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
     for name in from_file:
         if name not in known:
             yield name, INSTEAD, "from .env"
-
-
-def process_count() -> int:
-    """Processes of this run, as set by torchrun and accelerate launch."""
-    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def _short(value: str) -> str:

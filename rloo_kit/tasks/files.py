@@ -11,7 +11,6 @@ import difflib
 import os
 import re
 import tempfile
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.session import processes
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def from_file(
             _leave_out_long(side, policy, max_new_tokens)
     description = _described(file, train, other)
     if train.left_out + other.left_out:
-        warnings.warn(f"tasks.from_file, {description}.", stacklevel=2)
+        processes.warn(f"tasks.from_file, {description}.", stacklevel=2)
     return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
+from rloo_kit.session import processes
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
 
 if TYPE_CHECKING:
@@ -263,13 +263,13 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
     while low <= high:
         middle = (low + high) // 2
         measured.append(measure(middle))
-        print(measured[-1], flush=True)
+        processes.say(measured[-1])
         low, high = (middle + 1, high) if measured[-1].rate > TARGET_RATE else (low, middle - 1)
     # The last level measured is where the bisection ended: it wins a tie.
     best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
     if best.correct in (0, best.completions):
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
-        warnings.warn(
+        processes.warn(
             f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}.",
             stacklevel=3,
         )

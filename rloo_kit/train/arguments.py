@@ -8,7 +8,6 @@ rewards by :mod:`rloo_kit.inputs`.
 from __future__ import annotations
 
 import operator
-import warnings
 from typing import Any, NoReturn
 
 import datasets
@@ -22,7 +21,7 @@ from rloo_kit import inputs
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, RewardError
 from rloo_kit.policy.policy import Policy
-from rloo_kit.session import environment
+from rloo_kit.session import processes
 from rloo_kit.train import guards
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.names import TRAINER_GONE, TRAINER_OLD, modern_names
@@ -69,7 +68,7 @@ def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
     own = Own.of(args)
     if not isinstance(args, RLOOConfig):  # ours has warned already
         for doubt in guards.doubts(args, own):
-            warnings.warn(doubt, stacklevel=3)
+            processes.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
     if own.prompt_sampling == "uniform":
         return given, None
@@ -132,7 +131,7 @@ def _check(given: Arguments) -> None:
         _refuse_kind("args", args, "args=rloo_kit.RLOOConfig(...)")
     _check_kinds(given)
     _check_model(given)
-    guards.check_config(args, Own.of(args), environment.process_count())
+    guards.check_config(args, Own.of(args), processes.process_count())
     _check_needed(given, args)
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}

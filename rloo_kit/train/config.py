@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ from typing import Any, Self
 from rloo_kit import advantages
 from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
-from rloo_kit.session import environment
+from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import fields, grpo, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
@@ -161,9 +160,9 @@ class RLOOConfig(trl.RLOOConfig):
         items = dataclasses.fields(type(self))
         defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
-        guards.check_config(complete, own, environment.process_count())
+        guards.check_config(complete, own, processes.process_count())
         for doubt in guards.doubts(complete, own):
-            warnings.warn(doubt, stacklevel=2)
+            processes.warn(doubt, stacklevel=2)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
         with explained("RLOOConfig", given):

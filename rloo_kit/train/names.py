@@ -6,11 +6,11 @@ For :class:`rloo_kit.RLOOConfig` and the trainer, so that published recipes run 
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from rloo_kit.errors import ArgumentError
+from rloo_kit.session import processes
 from rloo_kit.values import shown
 
 CONFIG_OLD = {
@@ -88,7 +88,7 @@ def modern_names(
     renamed = {name: old[name] for name in given if name in old and name not in known}
     if renamed:
         pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
-        warnings.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=stacklevel)
+        processes.warn(f"{where}: {pairs}.", FutureWarning, stacklevel=stacklevel)
     values: dict[str, Any] = {}
     for name, value in given.items():
         new = renamed.get(name, name)

@@ -35,6 +35,8 @@ class Layout:
         block: rows that must stay together: K where advantages wait for the KL term, else 1.
         aggregation, longest: for :func:`.losses.row_weights`.
         trim: whether columns that are padding in all rows are cut off.
+        filled: whether no micro-batch may be empty: where processes share the weights, a gradient of 0 that does not
+            come of a pass through the model is one of a shard's shape, which DeepSpeed refuses.
     """
 
     rows: int
@@ -44,6 +46,7 @@ class Layout:
     aggregation: str
     longest: int
     trim: bool = True
+    filled: bool = False
 
     @property
     def unit(self) -> int:
@@ -98,7 +101,7 @@ def _lay_out_unit(
     per_batch, needed = layout.rows // layout.block, 0
     if processes > 1:  # all must pass through the model equally often, or they wait for each other
         mine = torch.tensor(max(1, math.ceil(len(blocks) / per_batch)), device=accelerator.device)
-        needed = int(accelerator.gather(mine).max())
+        needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
         spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
         spare = spare[: max(0, needed - len(blocks))]
         idle = [row for run in spare for row in run]

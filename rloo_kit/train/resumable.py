@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory import shortage
 from rloo_kit.memory.planning import Plan
+from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.watch import arguments, run_folder
 from rloo_kit.watch import checkpoint as checkpoint_file
@@ -221,7 +222,7 @@ class ResumableTrainer(SavingTrainer):
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
         step, steps = checkpoint_file.step_of(folder), self.args.max_steps
-        print(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
+        processes.say(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
         if checkpoint_file.facts(folder).get("evaluation_due"):

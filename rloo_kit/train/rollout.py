@@ -19,6 +19,7 @@ from rloo_kit.errors import RewardError
 from rloo_kit.memory import shortage
 from rloo_kit.policy import sampling
 from rloo_kit.policy.slices import SlicedGenerate
+from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import packing
 from rloo_kit.train.own import Own
@@ -254,7 +255,7 @@ class RolloutTrainer(ResumableTrainer):
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
             if self._unscored[name] == UNSCORED_BATCHES:
-                warnings.warn(
+                processes.warn(
                     f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
                     "has no effect. Check the dataset column that it reads.",
                     stacklevel=2,
@@ -268,7 +269,8 @@ class RolloutTrainer(ResumableTrainer):
         found = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
         tensors = {name: batch[name] for name in (*packing.PROMPT, "completion_ids", "completion_mask")}
         lengths = batch["completion_mask"].sum(1).tolist()
-        rows = sorted(batch["live"].nonzero().flatten().tolist(), key=lengths.__getitem__)
+        passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all equally often
+        rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
             shortage.phase(self, "log-probs"),
@@ -280,7 +282,7 @@ class RolloutTrainer(ResumableTrainer):
                 part = packing.select(tensors, chosen, trim=self.pad_to_multiple_of is None)
                 logps, _, _ = self._get_per_token_logps_and_entropies(model, *packing.model_inputs(part))
                 found[chosen, : logps.size(1)] = logps.float()
-        return found
+        return found.masked_fill(~batch["live"].unsqueeze(1), 0.0)
 
     @contextmanager
     def _reference(self) -> Iterator[PreTrainedModel]:

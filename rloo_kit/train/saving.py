@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers import TrainerCallback
 
 from rloo_kit.memory import footprint
 from rloo_kit.policy.weights import check_finite
+from rloo_kit.session import processes
 from rloo_kit.train import checkpoints
 from rloo_kit.train.moment import Batches, Moment
 from rloo_kit.train.stops import Stops
@@ -235,7 +235,7 @@ class SavingTrainer(trl.RLOOTrainer):
                 print(f"the best checkpoint so far is {state.best_model_checkpoint}")
             return
         if self.args.load_best_model_at_end:
-            warnings.warn(
+            processes.warn(
                 f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now",
                 stacklevel=2,
             )
@@ -247,7 +247,7 @@ class SavingTrainer(trl.RLOOTrainer):
         noted, mine = self.state.best_model_checkpoint, self._best(self.folder)
         place = mine if mine and checkpoint.is_ours(mine) else Path(str(noted))
         if not place.is_dir():
-            warnings.warn(
+            processes.warn(
                 f"load_best_model_at_end: {noted} is gone, so the policy keeps the weights of step "
                 f"{self.state.global_step}, the last one",
                 stacklevel=2,

@@ -6,11 +6,10 @@ nothing, as one made of an iterator does; of ``max_steps`` some, or all, are the
 
 from __future__ import annotations
 
-import warnings
-
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rloo_kit.errors import DatasetError
+from rloo_kit.session import processes
 
 
 class StreamEnds(TrainerCallback):
@@ -41,7 +40,7 @@ class StreamEnds(TrainerCallback):
         )
         if state.global_step == 0:
             raise DatasetError(why, where=f"before step 1 of {state.max_steps}", todo=todo)
-        warnings.warn(
+        processes.warn(
             f"{why}: the run ends at step {state.global_step} of {state.max_steps}. Mend: {todo}",
             stacklevel=2,
         )

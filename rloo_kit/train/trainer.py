@@ -20,6 +20,7 @@ from rloo_kit.memory import planning, shortage
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.reading import reference_is_base
 from rloo_kit.passes import Passes
+from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import losses, metrics, packing
 
@@ -89,7 +90,8 @@ class RLOOTrainer(RolloutTrainer):
         kwargs: the other arguments of TRL's trainer.
 
     Raises:
-        ConfigError: see :mod:`rloo_kit.train.guards`.
+        ConfigError: see :mod:`rloo_kit.train.guards`; or the launcher gave fewer processes than it was asked for, or
+            another engine (:mod:`rloo_kit.session.processes`).
         DatasetError, RewardError: see :mod:`rloo_kit.inputs`.
         ArgumentError: an argument that TRL's trainer does not have.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
@@ -118,6 +120,7 @@ class RLOOTrainer(RolloutTrainer):
         self._token_means = metrics.TokenMeans()
         with explained("RLOOTrainer", vars(given["args"]) | given), in_its_precision(given["model"]):
             super().__init__(**given)
+        self._check_launch()
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
@@ -135,6 +138,17 @@ class RLOOTrainer(RolloutTrainer):
             )
         self.memory = Meter.for_model(self.model)
         self.memory_plan = planning.plan(self.model, self.args, prompt_tokens=longest)
+
+    def _check_launch(self) -> None:
+        """Works around: accelerate falls back in silence to fewer processes, or to DDP.
+
+        Raises:
+            ConfigError: the launch asked for something else than there is.
+        """
+        state, wanted = self.accelerator.state, processes.asked(self.args.deepspeed, self.args.fsdp)
+        kind, on_cpu = str(state.distributed_type.value), self.accelerator.device.type == "cpu"
+        if error := processes.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
+            raise error
 
     def _passes(self) -> Passes:
         return Passes.of(
@@ -296,6 +310,7 @@ class RLOOTrainer(RolloutTrainer):
             aggregation=self.own.loss_aggregation,
             longest=self.max_completion_length,
             trim=self.pad_to_multiple_of is None,
+            filled=self._sharded,
         )
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:

@@ -1,0 +1,41 @@
+"""Weights that several processes hold in parts: made whole for a while, by all of them together.
+
+For :mod:`.policy` and :mod:`.weights`.  Parts are DeepSpeed's ZeRO-3.  FSDP's are not gathered here: its policies are
+saved by the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@contextmanager
+def gathered(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Whole parameters while inside, where ZeRO-3 has cut them; all processes have to enter it."""
+    shards = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if not shards:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(shards):
+        yield
+
+
+def local(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """What this process holds of a parameter: all of it, or its shard."""
+    held: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
+    return held.detach()
+
+
+def wait_for_others() -> None:
+    """Return when every process of the run is here; at once where there is one, or none has a group yet."""
+    import torch
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()

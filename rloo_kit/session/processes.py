@@ -1,0 +1,146 @@
+"""The processes of a run: which one this is, what the launcher asked for, and whether accelerate gave it.
+
+accelerate falls back in silence: to one process, to DDP in place of DeepSpeed or FSDP, or to several processes that
+each train alone.  The trainer stops there (:func:`downgrade`).  What all processes would say is said by the main one
+(:func:`say`, :func:`warn`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rloo_kit.errors import ConfigError
+from rloo_kit.session import engines
+
+COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+"""torchrun's, then mpirun's, in accelerate's order (utils/environment.py, ``get_cpu_distributed_information``).  Its
+PMI_SIZE is left out: srun sets it for tasks that have nothing to do with each other."""
+
+BY_LAUNCH = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
+"""Set by every ``accelerate launch``, and by nothing else."""
+
+DEEPSPEED, FSDP = "DeepSpeed", "FSDP"
+VARIABLES = {DEEPSPEED: "ACCELERATE_USE_DEEPSPEED", FSDP: "ACCELERATE_USE_FSDP"}
+CPU = "ACCELERATE_USE_CPU"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a launch asked for.
+
+    Attributes:
+        processes: how many; 2 where it is known that there are several.
+        engine: :data:`DEEPSPEED`, :data:`FSDP`, or "" for DDP or a process alone.
+        by: the variables and settings that say so.
+        launched_alone: ``accelerate launch`` asked for several and started one.
+    """
+
+    processes: int
+    engine: str
+    by: tuple[str, ...]
+    launched_alone: bool = False
+
+
+def process_count(environment: Mapping[str, str] | None = None) -> int:
+    """Processes of this run, as set by torchrun, ``accelerate launch`` and mpirun."""
+    return _first_number(COUNTS, 1, os.environ if environment is None else environment)
+
+
+def rank() -> int:
+    """This process's number, 0 for the main one."""
+    return _first_number(RANKS, 0, os.environ) if process_count() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this process is a run's only one, or the first of several."""
+    return rank() == 0
+
+
+def say(text: object) -> None:
+    """Print, on the main process alone."""
+    if is_main():
+        print(text, flush=True)
+
+
+def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
+    """``warnings.warn``, on the main process alone: for what the others would say too."""
+    if is_main():
+        warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+def asked(
+    deepspeed: object = None, fsdp: object = None, environment: Mapping[str, str] | None = None
+) -> Asked:
+    """What the launcher and a configuration ask for.
+
+    Args:
+        deepspeed, fsdp: transformers' settings of these names.
+        environment: None for this process's.
+    """
+    env = os.environ if environment is None else environment
+    count = process_count(env)
+    by = [f"{name}={env[name]}" for name in (*COUNTS, CPU, *VARIABLES.values()) if name in env]
+    # accelerate's simple launcher starts one process, and sets this where it was asked for several.
+    alone = count == 1 and BY_LAUNCH in env and "WORLD_SIZE" not in env and "MASTER_ADDR" in env
+    if alone:
+        by.append(f"MASTER_ADDR={env['MASTER_ADDR']} of accelerate launch")
+    engine = ""
+    for name, setting, given in ((FSDP, "fsdp", fsdp), (DEEPSPEED, "deepspeed", deepspeed)):
+        if given:
+            by.append(f"RLOOConfig({setting}=...)")
+        if given or env.get(VARIABLES[name], "").lower() in ("true", "1"):
+            engine = name
+    return Asked(2 if alone else count, engine, tuple(by), alone)
+
+
+def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: bool) -> ConfigError | None:
+    """The error where a launch gave something else than was asked for; None where it gave that.
+
+    Args:
+        wanted: from :func:`asked`.
+        processes, distributed_type: accelerate's state, the type by its name: "NO", "MULTI_CPU", "DEEPSPEED", ...
+        on_cpu: whether accelerate computes on a CPU.
+    """
+    found = {"DEEPSPEED": DEEPSPEED, "FSDP": FSDP}.get(distributed_type, "")
+    if processes >= wanted.processes and wanted.engine in ("", found):
+        return None
+    several = "several processes" if wanted.launched_alone else _number(wanted.processes)
+    return ConfigError(
+        f"the launch asked for {several}{_with(wanted.engine)}, and this is {_number(processes)}{_with(found)}",
+        where=f"{', '.join(wanted.by)}; accelerate's state is {distributed_type}",
+        todo=_way(wanted, on_cpu),
+    )
+
+
+def _way(wanted: Asked, on_cpu: bool) -> str:
+    """The command that does what was asked."""
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0].endswith(".py") else "SCRIPT.py"
+    engine = {DEEPSPEED: "zero2", FSDP: "fsdp2"}.get(wanted.engine, "ddp")
+    count = wanted.processes
+    if on_cpu and engine == "fsdp2":
+        instead = engines.command("ddp", count, [script], on_cpu=True)
+        return f"FSDP needs GPUs; on CPUs {instead} without fsdp is DDP"
+    way = str(engines.command(engine, count, [script], on_cpu=on_cpu))
+    if on_cpu and engine == "zero2":
+        file = engines.deepspeed_file(engine)
+        way = f"RLOOConfig(use_cpu=True, deepspeed={file!r}), unset {CPU}, and {way}"
+    return f"{way}; or unset MASTER_ADDR, if one process is meant" if wanted.launched_alone else way
+
+
+def _number(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
+
+
+def _with(engine: str) -> str:
+    return f" with {engine}" if engine else " without DeepSpeed or FSDP"
+
+
+def _first_number(names: tuple[str, ...], default: int, environment: Mapping[str, str]) -> int:
+    found = (environment.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdecimal()), default)

@@ -1,0 +1,134 @@
+"""What a launch asked for, what accelerate gave, and what only the main process says."""
+
+import warnings
+from typing import Any
+
+import pytest
+
+from rloo_kit.session import processes
+from rloo_kit.session.processes import asked, downgrade
+
+LAUNCH = {processes.BY_LAUNCH: "False", "ACCELERATE_MIXED_PRECISION": "no"}
+CPU, DEEPSPEED, FSDP = (
+    {processes.CPU: "True"},
+    {"ACCELERATE_USE_DEEPSPEED": "true"},
+    {"ACCELERATE_USE_FSDP": "true"},
+)
+TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+GIVEN = {
+    "a process alone": ({}, {}, 1, "NO"),
+    "a process alone, with a master's address exported": ({"MASTER_ADDR": "node1"}, {}, 1, "NO"),
+    "accelerate launch, one process": (LAUNCH | CPU, {}, 1, "NO"),
+    "torchrun, DDP": (TWO, {}, 2, "MULTI_GPU"),
+    "torchrun on CPUs": (TWO | CPU, {}, 2, "MULTI_CPU"),
+    "mpirun on CPUs": ({"OMPI_COMM_WORLD_SIZE": "2"} | CPU, {}, 2, "MULTI_CPU"),
+    "tasks of srun that have nothing to do with each other": ({"PMI_SIZE": "4"}, {}, 1, "NO"),
+    "DeepSpeed by the launcher": (TWO | LAUNCH | DEEPSPEED, {}, 2, "DEEPSPEED"),
+    "DeepSpeed by the configuration": (TWO, {"deepspeed": "zero2.json"}, 2, "DEEPSPEED"),
+    "FSDP by the launcher": (TWO | LAUNCH | FSDP, {}, 2, "FSDP"),
+    "DeepSpeed left by an earlier trainer": ({}, {}, 1, "DEEPSPEED"),
+}
+DOWNGRADED = {
+    "accelerate launch --cpu --num_processes 2 is one process": (
+        (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
+        (
+            "several processes without",
+            "this is 1 process",
+            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2",
+        ),
+    ),
+    "torchrun where accelerate sees no GPU, and was not told of the CPU": (
+        (TWO, {}, 1, "NO"),
+        ("asked for 2 processes", "this is 1 process", "WORLD_SIZE=2", "ACCELERATE_USE_CPU=true torchrun"),
+    ),
+    "mpirun, which accelerate reads on CPUs alone": (
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, 1, "NO"),
+        ("asked for 2 processes", "OMPI_COMM_WORLD_SIZE=2"),
+    ),
+    "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
+        (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
+        (
+            "2 processes with DeepSpeed",
+            "2 processes without",
+            "unset ACCELERATE_USE_CPU",
+            "use_cpu=True, deepspeed=",
+        ),
+    ),
+    "deepspeed=FILE with ACCELERATE_USE_CPU is DDP": (
+        (TWO | CPU, {"deepspeed": "zero3.json"}, 2, "MULTI_CPU"),
+        ("with DeepSpeed", "RLOOConfig(deepspeed=...)", "unset ACCELERATE_USE_CPU"),
+    ),
+    "FSDP by TrainingArguments on CPUs is DDP": (
+        (TWO | CPU, {"fsdp": True}, 2, "MULTI_CPU"),
+        ("with FSDP", "RLOOConfig(fsdp=...)", "FSDP needs GPUs", "ACCELERATE_USE_CPU=true torchrun"),
+    ),
+    "accelerate launch --use_fsdp without a GPU is processes that each train alone": (
+        (TWO | LAUNCH | FSDP, {}, 1, "NO"),
+        ("2 processes with FSDP", "this is 1 process", "FSDP needs GPUs"),
+    ),
+    "fsdp=True without a launcher": (
+        ({}, {"fsdp": True}, 1, "NO"),
+        ("1 process with FSDP", "without DeepSpeed"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GIVEN)
+def test_what_was_asked_for_and_given_passes(case: str) -> None:
+    environment, settings, count, kind = GIVEN[case]
+    assert downgrade(asked(**settings, environment=environment), count, kind, on_cpu=True) is None
+
+
+@pytest.mark.parametrize("case", DOWNGRADED)
+def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
+    (environment, settings, count, kind), words = DOWNGRADED[case]
+    error = downgrade(asked(**settings, environment=environment), count, kind, on_cpu=True)
+    assert error is not None
+    assert len(str(error).splitlines()) == 3
+    assert [word for word in words if word not in str(error)] == []
+
+
+def test_on_gpus_the_way_is_accelerates() -> None:
+    error = downgrade(asked("zero3.json", environment=TWO), 2, "MULTI_GPU", on_cpu=False)
+    assert "accelerate launch --config_file configs/accelerate/zero2.yaml --num_processes 2" in str(error)
+
+
+def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
+    for name in (*processes.COUNTS, *processes.RANKS):
+        monkeypatch.delenv(name, raising=False)
+    for environment, speaks in (({}, True), (TWO, True), (TWO | {"RANK": "1"}, False), ({"RANK": "1"}, True)):
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            processes.say("a screen")
+            processes.warn("a doubt")
+        assert (capsys.readouterr().out == "a screen\n") is speaks
+        assert [str(one.message) for one in caught] == ["a doubt"] * speaks
+        assert all(one.filename == __file__ for one in caught)
+
+
+def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(
+    make_trainer: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv(processes.BY_LAUNCH, "False")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ValueError, match="the launch asked for several processes") as caught:
+        make_trainer()
+    assert "torchrun --nproc_per_node 2" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["2", "1"])
+def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: Any) -> None:
+    """Pinned: prepare_simple_launcher_cmd_env sets MASTER_ADDR where it drops processes, and nothing else tells."""
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils.launch import prepare_simple_launcher_cmd_env
+
+    for name in ("MASTER_ADDR", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    given = launch_command_parser().parse_args(["--cpu", "--num_processes", number, "train.py"])
+    given.use_cpu, given.num_machines, given.mixed_precision, given.dynamo_backend = True, 1, "no", "no"
+    command, environment = prepare_simple_launcher_cmd_env(given)
+    assert command[1:] == ["train.py"]
+    assert asked(environment=environment).launched_alone is (number == "2")
