@@ -71,7 +71,7 @@ BESIDE = (
 
 def card_table() -> str:
     """What fits which card, with the rule that the table follows."""
-    import cards
+    from rloo_kit.memory import cards
 
     return f"{cards.table()}\n\n{cards.rule()}"
 

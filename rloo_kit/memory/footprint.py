@@ -41,7 +41,7 @@ bitsandbytes takes.  An estimate, for repositories whose config.json, which list
 
 LIBRARIES_BYTES = 530 * MIB
 """What a process on a CPU holds beside tensors: resident memory after ``load_policy("tiny")`` less the policy's own
-bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py --libraries``."""
+bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
 
 
 class Step:

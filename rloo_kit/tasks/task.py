@@ -28,6 +28,9 @@ HELD_OUT_EVERY = 5  # one problem in five is held out
 EXHAUSTED = 50_000  # draws in a row without a new problem: more than enough for 2500 of them
 N_TRAIN, N_HELD_OUT = 1000, 200  # where no number is asked for
 
+FILES = ("path", "held_out", "folder")
+"""Arguments of this room's functions that may name a file or a folder."""
+
 Message = dict[str, str]
 
 

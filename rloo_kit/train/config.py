@@ -145,10 +145,10 @@ class RLOOConfig(trl.RLOOConfig):
     def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
         if output_dir is not None:
             kwargs["output_dir"] = output_dir
-        known = _known(type(self))
+        known = known_names(type(self))
         from_grpo = grpo.translated(kwargs, known, "RLOOConfig")
         if said := from_grpo.mapped + from_grpo.left_out:
-            warnings.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=2)
+            processes.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=2)
         given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
         _keep_functions(given)
         values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
@@ -183,9 +183,9 @@ class RLOOConfig(trl.RLOOConfig):
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
         """
-        carried = grpo.translated(grpo.settings_of(config), _known(cls), "RLOOConfig.from_grpo")
+        carried = grpo.translated(grpo.settings_of(config), known_names(cls), "RLOOConfig.from_grpo")
         if carried.left_out:
-            warnings.warn(
+            processes.warn(
                 f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning, stacklevel=2
             )
         return cls(**{**carried.settings, **changes})
@@ -202,10 +202,10 @@ class RLOOConfig(trl.RLOOConfig):
         return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
 
 
-def _known(config_class: type) -> set[str]:
+def known_names(config_class: type = RLOOConfig) -> set[str]:
     """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
-    names = {item.name for item in dataclasses.fields(config_class) if item.init}
-    return names | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
+    known = {item.name for item in dataclasses.fields(config_class) if item.init}
+    return known | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
 
 
 def _keep_functions(given: dict[str, Any]) -> None:

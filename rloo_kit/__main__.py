@@ -1,0 +1,6 @@
+"""``python -m rloo_kit``: the command line, for where the command ``rloo-kit`` is not on the path."""
+
+from rloo_kit.cli.app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""From a configuration to what a notebook has in its variables: policy, task, rewards, trainer.
+
+For the verbs that load a policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import rewards
+from rewards.signature import Reward
+from rloo_kit import inputs, tasks
+from rloo_kit.cli import calls
+from rloo_kit.cli.document import Key
+from rloo_kit.cli.schema import Config
+from rloo_kit.errors import ConfigError
+from rloo_kit.evaluation.evaluate import Evaluation, evaluate
+from rloo_kit.memory.planning import Plan, plan
+from rloo_kit.policy.load import load_policy
+from rloo_kit.policy.policy import Policy
+from rloo_kit.tasks import Task
+from rloo_kit.train.trainer import RLOOTrainer
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a configuration describes, made."""
+
+    config: Config
+    policy: Policy
+    task: Task
+    rewards: Sequence[Reward]
+
+    def plan(self) -> Plan:
+        """The memory of this run, at the longest of its prompts."""
+        _, longest = inputs.longest_prompts(self.task.train)
+        template = self.config.trainer.chat_template_kwargs or {}
+        tokens = max(map(len, self.policy.tokenize(longest, **template)))
+        return plan(self.policy, self.config.trainer, prompt_tokens=tokens)
+
+    def first_prompt(self) -> str:
+        """The first problem as the policy reads it."""
+        prompt = self.task.train[0]["prompt"]
+        how = self.config.trainer.chat_template_kwargs or {}
+        tokens = self.policy.tokenize([prompt], **how)[0]
+        return str(self.policy.tokenizer.decode(tokens))
+
+    def trainer(self) -> RLOOTrainer:
+        """The trainer, not started."""
+        args = self.config.trainer
+        evaluates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
+        return RLOOTrainer(
+            model=self.policy,
+            reward_funcs=list(self.rewards),
+            args=args,
+            train_dataset=self.task.train,
+            eval_dataset=self.task.held_out if evaluates else None,
+        )
+
+    def measure(self, **settings: Any) -> Evaluation:
+        """How good the policy is on the held-out problems."""
+        asked = {"max_new_tokens": self.config.trainer.max_completion_length, **settings}
+        weights = self.config.trainer.reward_weights
+        return evaluate(self.policy, self.task, list(self.rewards), reward_weights=weights, **asked)
+
+
+def assembled(config: Config, policy: Policy | None = None) -> Run:
+    """Load the policy, make the task and the rewards.
+
+    Args:
+        config: that was checked.
+        policy: in place of the configuration's, such as the adapter that came of it.
+
+    Raises:
+        ConfigError: a reward refuses its arguments or cannot be called by TRL; with the line.
+        RLOOKitError: the policy or the task cannot be had.
+    """
+    policy = policy or load_policy(**config.policy)
+    with _located(config, ("task", config.task)):
+        make = getattr(tasks, config.task)
+        takes = "policy" in inspect.signature(make).parameters
+        task: Task = make(**config.task_arguments, **({"policy": policy} if takes else {}))
+    known = {calls.CORRECT: task.correct, "policy.tokenizer": policy.tokenizer}
+    maker = calls.Maker(config.document.folder, known | {"policy.tokens": policy.checkpoint.tokens})
+    made: list[Reward] = []
+    for index, entry in enumerate(config.rewards):
+        with _located(config, ("rewards", index)):
+            made.append(maker.reward(entry))
+            rewards.check_signature(made[-1], inputs.reward_columns(task.train))
+    return Run(config, policy, task, made)
+
+
+@contextmanager
+def _located(config: Config, key: Key) -> Iterator[None]:
+    """Say on which line an entry stands that makes nothing.
+
+    Raises:
+        ConfigError: in place of a ValueError or TypeError.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        what, where, todo = parts_of(error)
+        place = ": ".join(filter(None, [config.document.where(key), where]))
+        todo = todo or "look at the arguments of this entry"
+        raise ConfigError(what, where=place, todo=todo) from error
+
+
+def parts_of(error: BaseException) -> tuple[str, str, str]:
+    """What is wrong, where, and what to do, of an error of the kit's or of ``rewards``; of others the first alone."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    found = {}
+    for label in ("Where: ", "What to do: "):
+        found[label] = next((line.removeprefix(label) for line in lines if line.startswith(label)), "")
+    return lines[0], found["Where: "].rstrip("."), found["What to do: "]

@@ -1,0 +1,59 @@
+"""``rloo-kit train``: a run from a file, with its measurements, its adapter and its resolved configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rloo_kit.cli.shown import ConfigFile, Settings
+
+if TYPE_CHECKING:
+    from rloo_kit.cli.run import Run
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in trainer.output_dir.")
+]
+
+
+def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+    """Train, from the start or from a checkpoint.
+
+    Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
+    'save' it writes the adapter, and beside it the configuration as it was run.
+    """
+    from rloo_kit.cli import document, run, schema
+    from rloo_kit.session.environment import prepare
+
+    document.read(config, set_ or ())  # what is no YAML is said before seconds of imports
+    prepare()
+    made = run.assembled(schema.load_config(config, set_ or ()))
+    typer.echo(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
+    if dry_run:
+        typer.echo(f"{made.config.resolved()}\n{made.first_prompt()}")
+        return
+    measure(made, "before")
+    trainer = made.trainer()
+    trainer.train(resume_from_checkpoint=resume or None)
+    measure(made, "after")
+    save(made)
+
+
+def measure(made: Run, when: str) -> None:
+    """Print an evaluation, where the configuration asks for one."""
+    if (asked := made.config.evaluate) is not None:
+        typer.echo(f"\n{when}\n{made.measure(**asked)}\n")
+
+
+def save(made: Run) -> None:
+    """Write the adapter, where the configuration names a folder, and the resolved configuration beside it."""
+    if made.config.save is None:
+        return
+    folder = made.policy.save(made.config.save)
+    beside = Path(f"{folder}.yaml")
+    beside.write_text(made.config.resolved(), encoding="utf-8")
+    typer.echo(f"adapter: {folder}\nconfiguration: {beside}")

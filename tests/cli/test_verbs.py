@@ -1,0 +1,130 @@
+"""Every verb runs, and says what a notebook would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import rloo_kit
+from tests.cli.conftest import Command
+from tests.conftest import ROOT, Script
+
+
+def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
+    command: Command, script: Script
+) -> None:
+    said = command("--help").output
+    for verb in ("doctor", "cards", "plan", "train", "evaluate", "audit", "diagnose"):
+        assert f"\n  {verb} " in said
+        assert command(verb, "--help").exit_code == 0
+    assert "..." not in said.partition("Commands:")[2], "each fits on its line"
+    heavy = script(
+        "import sys, rloo_kit.cli.app; print({'torch', 'trl', 'rich', 'datasets'} & set(sys.modules))"
+    )
+    assert heavy.stdout.strip() == "set()"
+
+
+def test_python_m_is_the_same_command(script: Script) -> None:
+    code = "import runpy, sys; sys.argv = ['rloo-kit', '--version']; runpy.run_module('rloo_kit', run_name='__main__')"
+    assert script(code).stdout.strip() == rloo_kit.__version__
+
+
+def test_doctor_shows_the_machine_and_what_it_would_train(command: Command, folder: Path) -> None:
+    said = command("doctor").output
+    assert "device    cpu" in said
+    assert "policy    tiny" in said
+
+
+def test_cards_shows_the_table_of_the_docs_and_one_card_in_full(command: Command) -> None:
+    assert command("cards").output.strip() in (ROOT / "docs/cards.md").read_text()
+    assert command("cards", "12GB").output.startswith("qwen3-8b in 4 bit")
+    assert command("cards", "rtx 9999").exit_code == 2
+
+
+def test_plan_says_whether_a_run_fits_a_card_and_what_to_change(command: Command, folder: Path) -> None:
+    fits = command("plan", "mine.yaml")
+    assert fits.exit_code == 0
+    assert "fits: " in fits.output
+    too_large = command("plan", "mine.yaml", "--card", "8GB", "--set", "policy.name=qwen3-14b")
+    assert too_large.exit_code == 1
+    assert "to make it fit, cheapest in quality first" in too_large.output
+
+
+def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes_nothing(
+    command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    before = sorted(folder.rglob("*"))
+    result = command("train", "mine.yaml", "--set", "trainer.max_steps=3", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert "fits: " in result.output
+    assert "max_steps: 3" in result.output
+    assert "<|im_start|>user\nWhat is " in result.output
+    assert sorted(file for file in folder.rglob("*") if "__pycache__" not in str(file)) == before
+
+
+def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configuration(
+    command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    Path("mine.yaml").write_text(f"{Path('mine.yaml').read_text()}save: adapter\nevaluate: {{n: 2}}\n")
+    result = command(
+        "train", "mine.yaml", "--set", "trainer.save_strategy=steps", "--set", "trainer.save_steps=1"
+    )
+    assert result.exit_code == 0, result.stderr
+    order = ["fits: ", "\nbefore\n", "step ", "\nafter\n", "adapter: adapter"]
+    assert sorted(order, key=result.output.index) == order
+    log = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
+    assert "rewards/in_time/mean" in log[0]
+    resolved = yaml.safe_load(Path("adapter.yaml").read_text())
+    assert resolved["trainer"]["save_steps"] == 1
+    assert (folder / "adapter/adapter_model.safetensors").is_file()
+
+    more = command("train", "adapter.yaml", "--resume", "--set", "trainer.max_steps=2", "--set", "evaluate=")
+    assert "resuming from run/checkpoint-1" in more.output, more.stderr
+    healthy = command("diagnose", "run")
+    assert "steps 1 to 2" in healthy.output
+    assert healthy.exit_code in (0, 1)
+
+
+def test_evaluate_measures_on_held_out_problems(
+    command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    result = command("evaluate", "mine.yaml", "-n", "3")
+    assert "3, greedy" in result.output
+    assert "accuracy" in result.output
+
+
+def test_audit_fails_where_a_trick_is_paid(command: Command, folder: Path, shared: rloo_kit.Policy) -> None:
+    result = command("audit", "mine.yaml", "--set", "rewards=[task.correct]")
+    assert result.exit_code == 0, result.stderr
+    assert "no exploit among" in result.output
+    assert command("audit", "mine.yaml", "--set", "rewards=[{rewards.thinking_reward: {}}]").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"), [("diagnose", "nowhere"), ("diagnose", "."), ("evaluate", "run")]
+)
+def test_what_is_none_is_refused_in_three_lines(
+    verb: str, given: str, command: Command, folder: Path
+) -> None:
+    result = command(verb, given)
+    assert result.exit_code == 2
+    assert "What to do: " in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 3
+
+
+def test_a_reward_that_refuses_its_arguments_says_on_which_line(
+    command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    text = (
+        Path("mine.yaml")
+        .read_text()
+        .replace("- task.correct", "- rewards.clipped: {reward: task.correct, low: 2}")
+    )
+    Path("mine.yaml").write_text(text)
+    result = command("train", "mine.yaml", "--dry-run")
+    assert result.exit_code == 2
+    assert "low must be below high" in result.stderr
+    assert "mine.yaml, line 6, rewards[0]" in result.stderr
