@@ -77,7 +77,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
     on_gpu = policy.device.type == "cuda"
     bf16 = on_gpu and torch.cuda.is_bf16_supported()
     kit = trl if variant.stock else rloo_kit
-    config = kit.RLOOConfig(
+    config = getattr(kit, f"{variant.algorithm}Config")(
         output_dir=folder,
         **{name: getattr(spec, name) for name in SHARED},
         per_device_train_batch_size=spec.micro_batch,
@@ -96,7 +96,9 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         **variant.config,
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
-    trainer = kit.RLOOTrainer(**given, reward_funcs=[reward], args=config)
+    trainer: RLOOTrainer = getattr(kit, f"{variant.algorithm}Trainer")(
+        **given, reward_funcs=[reward], args=config
+    )
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 

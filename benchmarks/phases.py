@@ -1,4 +1,4 @@
-"""Where a training step's time goes, for any of TRL's RLOOTrainers: stock or the kit's, on a CPU or a GPU.
+"""Where a training step's time goes, for TRL's RLOOTrainer, stock or the kit's, and its GRPOTrainer, on a CPU or a GPU.
 
 For benchmarks/step.py, benchmarks/time_to_accuracy.py and the GPU check.  It wraps bound methods of one trainer
 object, so the same code measures classes that know nothing of it, and it changes nothing of what they compute.  It
@@ -150,7 +150,10 @@ class Meter:
             with self.phase(phase):
                 result = method(*args, **kwargs)
             if phase == "generate":
-                self._tokens += sum(map(len, result))
+                ids = (
+                    result[0] if isinstance(result, tuple) else result
+                )  # GRPO's gives log-probabilities, too
+                self._tokens += sum(map(len, ids))
             return result
 
         setattr(owner, name, timed)

@@ -35,11 +35,13 @@ class Variant:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
         environment: variables of the run's process.
         stock: TRL's own trainer under unsloth, in place of the kit's.
+        algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
     """
 
     config: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     stock: bool = False
+    algorithm: str = "RLOO"
 
 
 # The kit's defaults for a CPU's allocator and log-probabilities act on a whole process: stock gets neither.
@@ -48,6 +50,7 @@ CHUNK = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
 
 VARIANTS = {
     "stock": Variant(stock=True, environment=AS_IT_COMES),
+    "stock-grpo": Variant(stock=True, environment=AS_IT_COMES, algorithm="GRPO"),
     "kit": Variant(),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
@@ -55,7 +58,9 @@ VARIANTS = {
     "no-kept-memory": Variant(environment={**AS_IT_COMES, CHUNK: str(4 * 2**20)}),
     "no-small-chunks": Variant(environment={CHUNK: str(16 * 2**20)}),
 }
-"""Name -> trainer: stock, the kit with everything on, and the kit with one optimisation off."""
+"""Name -> trainer: stock, stock GRPO, the kit with everything on, and the kit with one optimisation off."""
+
+ABLATION = tuple(name for name, variant in VARIANTS.items() if variant.algorithm == "RLOO")
 
 
 @dataclass(frozen=True)

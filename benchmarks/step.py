@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/step.py
     OMP_NUM_THREADS=1 python benchmarks/step.py --policy out/quickstart/adapter --name step_trained
+    OMP_NUM_THREADS=1 python benchmarks/step.py --trainer stock stock-grpo kit --steps 5 --name step_grpo
     python benchmarks/step.py --policy qwen3-4b-thinking --level 4 --max-completion-length 1024 --micro-batch 8
 
 Any policy that ``load_policy`` takes, any device.  Each run is a process of its own, one at a time, and the trainers
@@ -14,7 +15,7 @@ import argparse
 import statistics
 
 from phases import CLOCKS, PHASES
-from runs import VARIANTS, Result, Spec, described, measure, store, stored
+from runs import ABLATION, VARIANTS, Result, Spec, described, measure, store, stored
 from tables import RESULTS, command_line, document, table
 
 SHARED = (
@@ -23,11 +24,13 @@ SHARED = (
 )
 """Settings of a run that the command line takes, with their defaults in ``Spec``."""
 
+OF_GRPO = "`stock` is TRL's RLOOTrainer under unsloth, and `stock-grpo` its GRPOTrainer. "
+
 
 def main() -> None:
     """Run what the command line asks for and write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trainer", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="NAME")
+    parser.add_argument("--trainer", nargs="+", choices=VARIANTS, default=list(ABLATION), metavar="NAME")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--micro-batch", type=int, help="completions in one pass; default: all of a step")
     parser.add_argument("--name", default="step", help="of the files under benchmarks/results")
@@ -81,6 +84,7 @@ def report(results: list[Result], command: str) -> str:
         f"{max(map(len, groups.values()))} runs of {spec.steps} steps each, a process each, the trainers taking "
         "turns; figures are seconds a step, the first step left out: median over runs [lowest, highest].",
         table(columns, "llrrlrrrr", [cells(name, groups) for name in groups]),
+        f"{OF_GRPO if 'stock-grpo' in groups else ''}"
         "A trainer `no-X` is the kit with one optimisation off: the time it takes beyond the kit's is that "
         "optimisation's share. Dead groups: share of groups whose K rewards are all equal. Peak: "
         "the most memory held, the process and its libraries included on a CPU.",

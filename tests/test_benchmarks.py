@@ -93,6 +93,15 @@ class TestPhases:
             assert (done.total, done.tokens) == (Spent(127, 254), 4)
         assert meter.total.cpu_seconds == 254
 
+    def test_tokens_are_counted_where_sampling_gives_log_probabilities_too_as_grpos_does(self) -> None:
+        trainer, _, time = metered()
+        trainer._generate_single_turn = lambda prompt_ids: ([[7, 8, 9], [7]], None)  # type: ignore[method-assign]
+        meter = Meter(trainer, now=time)
+        meter.begin()
+        trainer.step()
+        meter.end_step()
+        assert meter.steps[0].tokens == 4
+
     def test_a_pass_of_a_copied_adapter_or_of_a_model_of_its_own_is_the_references(self) -> None:
         trainer, meter, _ = metered()
         meter.begin()
@@ -220,7 +229,7 @@ class TestRuns:
         names.add(runs.digest(Spec("kit")))
         assert len(names) == 6
 
-    @pytest.mark.parametrize("name", ["time_to_accuracy", "step", "step_trained"])
+    @pytest.mark.parametrize("name", ["time_to_accuracy", "step", "step_grpo", "step_trained"])
     def test_a_stored_table_is_what_the_stored_runs_give(self, name: str) -> None:
         text = (runs.RESULTS / f"{name}.md").read_text()
         command = f"`{text.split('`')[1]}`"
@@ -228,7 +237,7 @@ class TestRuns:
             assert time_to_accuracy.report(time_to_accuracy.stored_runs(), command) == text
         else:
             assert step.report(runs.stored(name), command) == text
-        assert name.removesuffix("_trained") + ".py" in command
+        assert name.removesuffix("_trained").removesuffix("_grpo") + ".py" in command
 
 
 class TestTimeToAccuracy:
@@ -308,6 +317,9 @@ class TestTimeToAccuracy:
 
 
 class TestStep:
+    def test_grpo_is_no_ablation_of_rloo_and_runs_only_where_it_is_named(self) -> None:
+        assert set(VARIANTS) - set(runs.ABLATION) == {"stock-grpo"}
+
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "no-single-pass": 1.5}
         slow = Update({name: Spent(100, 100) for name in PHASES}, 1)
