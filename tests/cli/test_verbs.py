@@ -103,9 +103,7 @@ def test_audit_fails_where_a_trick_is_paid(command: Command, folder: Path, share
     assert command("audit", "mine.yaml", "--set", "rewards=[{rewards.thinking_reward: {}}]").exit_code == 1
 
 
-@pytest.mark.parametrize(
-    ("verb", "given"), [("diagnose", "nowhere"), ("diagnose", "."), ("evaluate", "run")]
-)
+@pytest.mark.parametrize(("verb", "given"), [("diagnose", "nowhere"), ("diagnose", "."), ("evaluate", "run")])
 def test_what_is_none_is_refused_in_three_lines(
     verb: str, given: str, command: Command, folder: Path
 ) -> None:
