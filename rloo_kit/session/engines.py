@@ -1,15 +1,19 @@
 """The launcher's command for a run in several processes: accelerate's on GPUs, torchrun on CPUs.
 
 For ``rloo-kit launch``, and for the trainer's message where a launch gave something else than was asked
-(:mod:`.processes`).  Engines are accelerate's, DeepSpeed's and torch's own; this composes a command and starts nothing.
+(:mod:`.processes`).  Engines are accelerate's, DeepSpeed's and torch's own; this composes a command.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 from rloo_kit.errors import ConfigError
@@ -59,6 +63,10 @@ class Command:
     def argv(self) -> list[str]:
         """The same by this interpreter, whatever is on PATH."""
         return [sys.executable, "-m", MODULES[self.launcher], *self.arguments]
+
+    def run(self) -> int:
+        """Start it, wait for it, and return its exit status."""
+        return subprocess.run(self.argv, env={**os.environ, **self.environment}, check=False).returncode
 
 
 def command(
@@ -144,3 +152,24 @@ def _by_torchrun(
         arguments += ["--master_addr", machines.host, "--master_port", str(machines.port)]
     environment = {} if deepspeed_file(engine) else {"ACCELERATE_USE_CPU": "true"}
     return Command("torchrun", (*arguments, *target), environment)
+
+
+def check_installed(engine: str, configs: str = CONFIGS) -> None:
+    """Refuse an engine whose configuration or library is not here.
+
+    Raises:
+        ConfigError: with what to install, or where to start from.
+    """
+    file = Path(configs) / f"{engine}.yaml"
+    if not file.is_file():
+        raise ConfigError(
+            "accelerate's configuration is not here",
+            where=str(file),
+            todo="start in a checkout of rloo-kit, or name its folder: --configs FOLDER",
+        )
+    if deepspeed_file(engine) and importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError(
+            "DeepSpeed is not installed",
+            where=f"engine={engine!r}",
+            todo="pip install 'rloo-kit[deepspeed]'; on a CPU it needs g++",
+        )

@@ -2,7 +2,7 @@
 
 accelerate falls back in silence: to one process, to DDP in place of DeepSpeed or FSDP, or to several processes that
 each train alone.  The trainer stops there (:func:`downgrade`).  What all processes would say is said by the main one
-(:func:`say`, :func:`warn`).
+(:func:`say`, :func:`warn`), and an error by the one that it ends (:func:`named`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,9 @@ BY_LAUNCH = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 DEEPSPEED, FSDP = "DeepSpeed", "FSDP"
 VARIABLES = {DEEPSPEED: "ACCELERATE_USE_DEEPSPEED", FSDP: "ACCELERATE_USE_FSDP"}
 CPU = "ACCELERATE_USE_CPU"
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where torchrun's report reads a process's error."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,23 @@ def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int
     """``warnings.warn``, on the main process alone: for what the others would say too."""
     if is_main():
         warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """While inside, an error that ends one process of several is said with its rank, also in torchrun's report, which
+    otherwise gives an exit status alone."""
+    try:
+        yield
+    except Exception as error:
+        if process_count() > 1:
+            said = f"process {rank()} of {process_count()} ends: {type(error).__name__}: {error}"
+            print(said, file=sys.stderr, flush=True)
+        if ERROR_FILE in os.environ:
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+            get_error_handler().record_exception(error)
+        raise
 
 
 def asked(

@@ -83,7 +83,7 @@ class ResumableTrainer(SavingTrainer):
         """
         alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
         try:
-            with alone:
+            with processes.named(), alone:
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
         except Terminated:
             self.stops.pass_on()

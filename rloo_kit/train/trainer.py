@@ -20,7 +20,6 @@ from rloo_kit.memory import planning, shortage
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.reading import reference_is_base
 from rloo_kit.passes import Passes
-from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import losses, metrics, packing
 
@@ -31,7 +30,7 @@ from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, claim, gradients  # noqa: E402
+from rloo_kit.train import arguments, claim, gradients, launched  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
@@ -120,7 +119,7 @@ class RLOOTrainer(RolloutTrainer):
         self._token_means = metrics.TokenMeans()
         with explained("RLOOTrainer", vars(given["args"]) | given), in_its_precision(given["model"]):
             super().__init__(**given)
-        self._check_launch()
+        launched.check(self.accelerator, self.args, self.train_dataset)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
@@ -138,17 +137,6 @@ class RLOOTrainer(RolloutTrainer):
             )
         self.memory = Meter.for_model(self.model)
         self.memory_plan = planning.plan(self.model, self.args, prompt_tokens=longest)
-
-    def _check_launch(self) -> None:
-        """Works around: accelerate falls back in silence to fewer processes, or to DDP.
-
-        Raises:
-            ConfigError: the launch asked for something else than there is.
-        """
-        state, wanted = self.accelerator.state, processes.asked(self.args.deepspeed, self.args.fsdp)
-        kind, on_cpu = str(state.distributed_type.value), self.accelerator.device.type == "cpu"
-        if error := processes.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
-            raise error
 
     def _passes(self) -> Passes:
         return Passes.of(

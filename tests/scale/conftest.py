@@ -1,0 +1,58 @@
+"""Runs that a launcher starts."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_kit.session.engines import Machines, command
+from tests.conftest import CLEAN_ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
+
+
+def start(
+    folder: Path, processes: int, machines: Machines | None = None, **settings: Any
+) -> subprocess.Popen[str]:
+    """The worker in processes of this machine, by the kit's own command; not waited for."""
+    target = [str(Path(__file__).with_name("worker.py")), str(folder), json.dumps(SMALL | settings)]
+    made = command("ddp", processes, target, on_cpu=True, machines=machines)
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **made.environment}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
+    return subprocess.Popen(made.argv, env=env, **how)
+
+
+def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
+    """What it printed, out and err."""
+    out, err = run.communicate(timeout=300)
+    assert bool(run.returncode) is fails, err[-4000:]
+    return out, err
+
+
+def seen(folder: Path, processes: int) -> list[dict[str, Any]]:
+    """What each process wrote."""
+    return [json.loads((folder / f"seen_{rank}.json").read_text()) for rank in range(processes)]
+
+
+def problems(told: list[dict[str, Any]]) -> dict[int, list[str]]:
+    """step -> the problems of all processes, sorted."""
+    found: dict[int, list[str]] = {}
+    for one in told:
+        for step, text, _ in one["seen"]:
+            found.setdefault(step, []).append(text)
+    return {step: sorted(texts) for step, texts in found.items()}
+
+
+@pytest.fixture
+def port() -> int:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+        return found

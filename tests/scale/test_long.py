@@ -1,0 +1,119 @@
+"""Processes that die, runs that go on in other numbers, two machines, and DeepSpeed: what `make scale` adds."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rloo_kit.session.engines import Machines
+from tests.conftest import CLEAN_ENVIRONMENT
+from tests.scale.conftest import ROOT, finish, problems, seen, start
+
+pytestmark = pytest.mark.long
+
+STEPS = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1}
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: Any) -> dict[int, list[str]]:
+    """The problems of each step of a run that is not stopped, in one process with the same global batch."""
+    folder = tmp_path_factory.mktemp("alone")
+    finish(start(folder, 1, **STEPS, per_device_train_batch_size=4, use_cpu=True))
+    return problems(seen(folder, 1))
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: Any) -> tuple[Path, str]:
+    """Two processes, of which the second raises in its third step."""
+    folder = tmp_path_factory.mktemp("broken")
+    _, err = finish(start(folder, 2, **STEPS, dies={"rank": 1, "step": 3, "how": "raised"}), fails=True)
+    return folder, err
+
+
+def test_two_processes_take_the_prompts_of_one(alone: dict[int, list[str]], tmp_path: Path) -> None:
+    finish(start(tmp_path, 2, **STEPS))
+    assert problems(seen(tmp_path, 2)) == alone
+
+
+def test_an_error_ends_the_run_with_its_rank_and_itself_named(broken: tuple[Path, str]) -> None:
+    folder, err = broken
+    assert "process 1 of 2 ends: " in err
+    report = err.partition("Root Cause")[2]
+    assert "rank      : 1" in report
+    assert "the reward broke" in report
+    assert (folder / "run/checkpoint-2/rloo_kit_manifest.json").is_file()
+
+
+def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
+    broken: tuple[Path, str], alone: dict[int, list[str]]
+) -> None:
+    folder, _ = broken
+    asked = {**STEPS, "per_device_train_batch_size": 4, "use_cpu": True, "resume": True}
+    out, _ = finish(start(folder, 1, **asked))
+    assert "resuming from" in out
+    assert "checkpoint-2" in out
+    assert problems(seen(folder, 1)) == {step: texts for step, texts in alone.items() if step > 2}
+
+
+def test_a_killed_process_ends_the_run_and_two_go_on(alone: dict[int, list[str]], tmp_path: Path) -> None:
+    _, err = finish(start(tmp_path, 2, **STEPS, dies={"rank": 1, "step": 3, "how": "killed"}), fails=True)
+    assert "Signal 9 (SIGKILL)" in err
+    assert "rank      : 1" in err
+    finish(start(tmp_path, 2, **STEPS, resume=True))
+    assert problems(seen(tmp_path, 2)) == {step: texts for step, texts in alone.items() if step > 2}
+
+
+def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path, port: int) -> None:
+    """Two launchers on this machine, each with a process, as on two machines that share a disk."""
+    started = [start(tmp_path, 2, Machines(2, rank, "127.0.0.1", port), **STEPS) for rank in (0, 1)]
+    outs = [finish(one)[0] for one in started]
+    told = seen(tmp_path, 2)
+    assert [one["processes"] for one in told] == [2, 2]
+    assert problems(told) == alone
+    assert ["1/4" in out for out in outs] == [True, False]
+
+
+def measured(folder: Path, *arguments: str) -> Any:
+    """What benchmarks/scale.py finds."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--out", str(folder), *arguments]
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads((folder / "figures.json").read_text())
+
+
+def assert_equal(alone: list[dict[str, float]], several: list[dict[str, float]]) -> None:
+    assert len(alone) == len(several) == 2
+    for one, many in zip(alone, several, strict=True):
+        assert one.keys() == many.keys() >= {"reward", "grad_norm"}
+        assert one["grad_norm"] > 0
+        assert many == pytest.approx(one, rel=1e-3, abs=1e-5)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(("processes", "settings"), [("2", []), ("4", ["--settings", "rloo"])])
+def test_every_engine_takes_the_steps_of_one_process(
+    processes: str, settings: list[str], tmp_path: Path
+) -> None:
+    found = measured(tmp_path, "--processes", processes, *settings)
+    if not settings:
+        assert {"rloo", "grpo", "dr_grpo", "reinforce"} <= found.keys()
+    for runs in found.values():
+        assert runs.keys() == {"one process", "ddp", "zero2", "zero3"}
+        for engine in runs.keys() - {"one process"}:
+            assert_equal(runs["one process"], runs[engine])
+
+
+@needs_deepspeed
+def test_every_engine_resumes(tmp_path: Path) -> None:
+    for runs in measured(tmp_path, "--resume").values():
+        assert_equal(runs["whole"], [runs["whole"][0], runs["resumed"][-1]])

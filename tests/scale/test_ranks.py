@@ -1,0 +1,47 @@
+"""Two processes, started by torchrun: what is said once, what is drawn apart, what is written whole."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from tests.scale.conftest import finish, seen, start
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: Any) -> tuple[Path, str, str]:
+    folder = tmp_path_factory.mktemp("two")
+    out, err = finish(start(folder, 2, level="auto"))
+    return folder, out, err
+
+
+def test_what_all_processes_would_say_is_said_once(two: tuple[Path, str, str]) -> None:
+    _, out, err = two
+    lines = out.splitlines()
+    assert sum(line.startswith("stack ") for line in lines) == 1  # prepare's screen
+    assert sum(line.startswith("level ") for line in lines) == len(
+        {line for line in lines if line.startswith("level ")}
+    )
+    assert sum("step  reward" in line for line in lines) == 1
+    assert [sum(line.strip().startswith(step) for line in lines) for step in ("1/2", "2/2")] == [1, 1]
+    assert err.count("top_p=0.9: completions are sampled from another distribution") == 1
+
+
+def test_each_process_draws_its_own_completions_of_a_shared_prompt(two: tuple[Path, str, str]) -> None:
+    told = seen(two[0], 2)
+    assert [one["processes"] for one in told] == [2, 2]
+    first, second = (one["seen"] for one in told)
+    # A group of 4 is cut between them: the same prompt in both, and not the same draws.
+    assert [(step, text) for step, text, _ in first] == [(step, text) for step, text, _ in second]
+    assert [ids for *_, ids in first] != [ids for *_, ids in second]
+
+
+def test_the_adapter_is_whole_when_any_process_goes_on(two: tuple[Path, str, str]) -> None:
+    folder = two[0]
+    for one in seen(folder, 2):
+        assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(one["adapter"])
+    assert (folder / "run/trainer_state.json").is_file()
+    assert rloo_kit.load_policy(str(folder / "adapter")).generate(
+        ["What is 1 + 1?"], max_new_tokens=4, greedy=True
+    )
