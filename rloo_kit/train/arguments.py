@@ -22,7 +22,7 @@ from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, RewardError
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import processes
-from rloo_kit.train import guards
+from rloo_kit.train import guards, server
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.names import TRAINER_GONE, TRAINER_OLD, modern_names
 from rloo_kit.train.own import Own
@@ -57,6 +57,7 @@ def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
 
     Raises:
         ArgumentError, ConfigError, DatasetError, RewardError: the first argument that is wrong.
+        VersionError: a vLLM that TRL does not take.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
     given = modern_names(given, TRAINER_OLD, TRAINER_GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
@@ -132,6 +133,8 @@ def _check(given: Arguments) -> None:
     _check_kinds(given)
     _check_model(given)
     guards.check_config(args, Own.of(args), processes.process_count())
+    if isinstance(given["model"], torch.nn.Module):
+        server.check(args, given["model"])
     _check_needed(given, args)
     evaluated = given.get("eval_dataset")
     parts = evaluated if isinstance(evaluated, dict) else {"": evaluated}
