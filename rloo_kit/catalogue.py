@@ -67,6 +67,7 @@ class Checkpoint:
         four_bit: whether it is of use in 4 bit; a model too small for that is loaded in 16.
         temperature: at which to sample it in training: ``RLOOConfig(temperature=policy.checkpoint.temperature)``.
         form: in which to ask it for answers, one of ``rewards.FORMS``; a task that is given the policy does.
+        license: of the weights, as the hub writes it; None where the kit does not know.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Checkpoint:
     four_bit: bool = True
     temperature: float = 1.0
     form: Form = "boxed"
+    license: str | None = None
 
     @property
     def tokens(self) -> ThinkTokens:
@@ -148,12 +150,16 @@ Card = Checkpoint
 """The old name."""
 
 
+APACHE = "apache-2.0"
+
+
 def _qwen3(name: str, size: str, thinks: Thinks, shape: tuple[int, int, int, int, bool]) -> Checkpoint:
     hidden_size, layers, heads, ffn_size, tied = shape
     repository = f"unsloth/Qwen3-{size}"
     found = Checkpoint(name, repository, hidden_size, layers, heads, 8, 128, ffn_size, tied, thinks)
     positions = 262144 if size.endswith("2507") else found.positions
-    return replace(found, four_bit_repository=f"{repository}-unsloth-bnb-4bit", positions=positions)
+    four_bit = f"{repository}-unsloth-bnb-4bit"
+    return replace(found, four_bit_repository=four_bit, positions=positions, license=APACHE)
 
 
 _SMOLLM2 = Checkpoint(
@@ -165,6 +171,7 @@ _SMOLLM2 = Checkpoint(
     four_bit=False,
     temperature=0.6,  # at 1 most of what so small a model says is noise
     form="auto",
+    license=APACHE,
 )
 
 _SHAPE_4B = (2560, 36, 32, 9728, True)
@@ -172,7 +179,7 @@ _SHAPE_4B = (2560, 36, 32, 9728, True)
 CATALOGUE: dict[str, Checkpoint] = {
     checkpoint.name: checkpoint
     for checkpoint in (
-        Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice", form="whole"),
+        Checkpoint("tiny", "tiny", 64, 3, 2, 1, 32, 192, True, "by choice", form="whole", license=APACHE),
         _SMOLLM2,
         _qwen3("qwen3-0.6b", "0.6B", "by choice", (1024, 28, 16, 3072, True)),
         _qwen3("qwen3-1.7b", "1.7B", "by choice", (2048, 28, 16, 6144, True)),

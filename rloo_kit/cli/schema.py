@@ -26,14 +26,14 @@ from typing import Any
 
 import yaml
 
-from rloo_kit import tasks, values
+from rloo_kit import tasks
 from rloo_kit.cli import calls
 from rloo_kit.cli.document import Document, Key, read
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.evaluation.evaluate import evaluate
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.planning import Plan, fit, plan
-from rloo_kit.policy import load
+from rloo_kit.policy import options
 from rloo_kit.tasks.task import FILES
 from rloo_kit.train import fields
 from rloo_kit.train.config import RLOOConfig, known_names
@@ -165,17 +165,20 @@ class _Checker:
             self.fault(*problem)
 
     def _policy(self, given: dict[str, Any]) -> None:
-        known = list(inspect.signature(load.load_policy).parameters)[:-1]  # without **kwargs
-        hints = load.HINTS | {"name": str | None}
+        """Each argument alone, and where each holds, all of them together."""
+        before, known = len(self.faults), options.NAMES
         for name, value in given.items():
             key = ("policy", name)
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1)
-                todo = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-                self.fault(key, f"load_policy takes no {name}", load.INSTEAD.get(name) or todo)
+                todo = f"did you mean {near[0]}?" if near else f"it takes {', '.join(options.DEFAULTS)}"
+                self.fault(key, f"load_policy takes no {name}", todo)
             else:
                 with self._noted(key):
-                    values.check({name: value}, hints, "policy", load.ADVICE)
+                    options.settled({name: value})
+        if len(self.faults) == before:
+            with self._noted(("policy",)):
+                options.settled(given)
 
     def _task(self, given: object) -> None:
         if not given:
@@ -239,8 +242,12 @@ def _checked(name: str, value: object) -> None:
 
 def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
     """The memory of a run, from its policy's shape alone."""
-    names = ("lora_rank", "load_in_4bit", "gradient_checkpointing")
-    shape = {name: config.policy[name] for name in names if name in config.policy}
+    asked = options.settled(config.policy)
+    shape: dict[str, Any] = {"load_in_4bit": asked.four_bit, "gradient_checkpointing": asked.checkpointing}
+    if asked.lora is None:
+        shape["full_finetuning"] = True
+    else:
+        shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
     device = device_of(card)
-    name = config.policy.get("name") or (fit(device).model.checkpoint.name if device.on_gpu else "tiny")
+    name = asked.name or (fit(device).model.checkpoint.name if device.on_gpu else "tiny")
     return plan(name, config.trainer, device, prompt_tokens=prompt_tokens, **shape)

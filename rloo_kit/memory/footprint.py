@@ -9,14 +9,16 @@ Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x 
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
 """
 
+from collections.abc import Collection
 from functools import cached_property
 
-from rloo_kit.catalogue import Checkpoint
+from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint
 from rloo_kit.memory.settings import PROCESSORS, Model, Settings
 from rloo_kit.session.show import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
 LORA, REFERENCE = "LoRA", "LoRA, reference copy"
+REFERENCE_MODEL, HEAD_GRADIENT = "reference model", "gradient of lm_head"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
 CACHE, DECODING = "key-value cache", "decoding and sampling"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
@@ -25,7 +27,21 @@ BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary 
 WORKSPACES, CONTEXT, FRAGMENTATION = "cuBLAS workspaces", "context", "fragmentation"
 
 PARTS = (
-    *(WEIGHTS, KEPT, REST, LORA, REFERENCE, OPTIMIZER, GRADIENTS, CACHE, DECODING, CHECKPOINTS, LAYER),
+    *(
+        WEIGHTS,
+        KEPT,
+        REST,
+        LORA,
+        REFERENCE,
+        REFERENCE_MODEL,
+        OPTIMIZER,
+        GRADIENTS,
+        HEAD_GRADIENT,
+        CACHE,
+        DECODING,
+        CHECKPOINTS,
+        LAYER,
+    ),
     *(HIDDEN, TILE, BUFFER, OFFLOAD, ROTARY, WORKSPACES, CONTEXT, FRAGMENTATION),
 )
 """Every part, in the order in which a table shows them."""
@@ -59,8 +75,31 @@ class Step:
 
     @property
     def lora(self) -> int:
-        """As it is trained, in float32 (:meth:`load`); gradients have the weights' type."""
+        """As it is trained, in float32 (:meth:`load`)."""
         return 4 * sum(self.model.lora_sizes)
+
+    @property
+    def gradients(self) -> int:
+        """Of the LoRA or of all weights, in the type of what is trained."""
+        return self.lora + self.settings.dtype_bytes * sum(self.model.full_sizes)
+
+    @property
+    def head(self) -> int:
+        """Elements of lm_head; its gradient is summed up over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
+        return self.checkpoint.vocabulary * self.hidden
+
+    @property
+    def head_gradient(self) -> int:
+        """In the backward pass, beside what is kept: the embedding's gradient, all rows; where it is lm_head's weight
+        too, that one's and from the second micro-batch on their sum."""
+        copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
+        return copies * self.head * self.settings.dtype_bytes
+
+    @property
+    def reference_model(self) -> int:
+        """The weights once more, where all are trained: TRL's trainer loads a second model for beta > 0."""
+        weights = self.model.linear_bytes + self.model.rest_bytes
+        return weights if self.settings.full_finetuning and self.settings.beta else 0
 
     @property
     def optimizer(self) -> int:
@@ -72,9 +111,9 @@ class Step:
         bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
         adamw_torch_fused in their place.
         """
-        sizes = self.model.lora_sizes
+        sizes = self.model.trained_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
-            return 2 * self.lora + 4 * len(sizes)
+            return 2 * self.gradients + 4 * len(sizes)
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
         return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
 
@@ -88,6 +127,7 @@ class Step:
             REST: self.model.rest_bytes,
             LORA: self.lora,
             REFERENCE: self.lora if s.reference_copy and s.beta else 0,
+            REFERENCE_MODEL: self.reference_model,
             OPTIMIZER: self.optimizer,
             WORKSPACES: self.workspaces,
             CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
@@ -355,12 +395,13 @@ class Step:
     def forward(self) -> dict[str, int]:
         """The update's forward pass: on a GPU the last layer, or as on a CPU its end, everything kept and the head's
         tile."""
-        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile()}]
+        head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
+        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}]
         if self.settings.on_gpu:
             moments.append({LAYER: self.last_layer})
         moving = _largest(*moments)
         block = self.tile() if TILE in moving else self.widest_activation
-        return self._phase({GRADIENTS: self.lora, CHECKPOINTS: self.checkpoints, **moving}, block)
+        return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
 
     @property
     def last_layer(self) -> int:
@@ -379,7 +420,8 @@ class Step:
         a weight is dequantised beside the buffer for them (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         buffers = (2 if self.settings.on_gpu else 1) * self.buffer
         layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: buffers}
-        return self._phase({GRADIENTS: self.lora, **layers}, self.widest_activation)
+        layers |= {HEAD_GRADIENT: self.head_gradient} if self.settings.full_finetuning else {}
+        return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
     def load(self) -> dict[str, int]:
         """Weights and LoRA, before the first step; a matrix is held in full while it is quantised.
@@ -404,15 +446,25 @@ class Step:
         if self.settings.passes.before_update:
             found["log-probs"] = self.log_probs()
         # The optimizer's fused kernels need nothing beside gradients and state; clipping, a norm of each, twice.
-        update = {**self.standing, GRADIENTS: self.lora + 8 * len(self.model.lora_sizes) + 8}
+        update = {**self.standing, GRADIENTS: self.gradients + 8 * len(self.model.trained_sizes) + 8}
         return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": update}
 
 
-def lora_sizes(checkpoint: Checkpoint, rank: int) -> tuple[int, ...]:
-    """Elements of each LoRA matrix on the seven projections of every layer: A is rank x inputs, B outputs x rank
+def lora_sizes(checkpoint: Checkpoint, rank: int, modules: Collection[str] = PROJECTIONS) -> tuple[int, ...]:
+    """Elements of each LoRA matrix on the projections of every layer: A is rank x inputs, B outputs x rank
     (Hu et al. 2021)."""
-    layer = [rank * size for rows, columns in checkpoint.projections.values() for size in (columns, rows)]
+    shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
+    layer = [rank * size for rows, columns in shapes for size in (columns, rows)]
     return tuple(layer * checkpoint.layers)
+
+
+def all_sizes(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Elements of each weight of a checkpoint: projections and norms of every layer, embedding, last norm, lm_head."""
+    layer = [rows * columns for rows, columns in checkpoint.projections.values()]
+    layer += [checkpoint.hidden_size] * 2
+    layer += [checkpoint.head_dim] * 2 if checkpoint.family in HEAD_NORMS else []
+    embeddings = [checkpoint.vocabulary * checkpoint.hidden_size] * (1 if checkpoint.tied else 2)
+    return (*layer * checkpoint.layers, *embeddings, checkpoint.hidden_size)
 
 
 def _buffer(tokens: int) -> int:

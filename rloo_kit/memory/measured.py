@@ -78,6 +78,7 @@ class Measured:
 
 def compare(plan: Estimate, trainer: Trained) -> Measured:
     """What :meth:`Plan.compare` returns."""
+    reference = getattr(trainer, "ref_model", None)
     lora = {name: p for name, p in trainer.model.named_parameters() if is_lora(name)}
     linear, rest = weight_bytes(trainer.model)
     measured = {
@@ -85,6 +86,7 @@ def compare(plan: Estimate, trainer: Trained) -> Measured:
         footprint.REST: rest,
         footprint.LORA: bytes_of(p for name, p in lora.items() if ".ref." not in name),
         footprint.REFERENCE: bytes_of(p for name, p in lora.items() if ".ref." in name),
+        footprint.REFERENCE_MODEL: bytes_of(reference.parameters()) if reference is not None else 0,
         footprint.OPTIMIZER: bytes_of(optimizer_tensors(trainer.optimizer)),
     }
     standing, peaks = plan.phases["optimizer"], trainer.memory.peaks if trainer.memory else {}

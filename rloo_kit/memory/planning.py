@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import html
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rloo_kit.catalogue import CATALOGUE, FOR_CPU
+from rloo_kit.catalogue import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.memory import changes, measured, reading, seconds
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
@@ -103,8 +104,9 @@ class Plan(Estimate):
         """What was planned, in two lines."""
         s, model = self.settings, self.model.checkpoint.name
         weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
+        trained = "all weights trained" if s.full_finetuning else f"LoRA rank {s.lora_rank}"
         return (
-            f"{model} in {weights}, LoRA rank {s.lora_rank}, on {self.device.name}\n"
+            f"{model} in {weights}, {trained}, on {self.device.name}\n"
             f"{self._sampled}, {s.micro_rows} per pass, "
             f"{s.prompt_tokens} + {s.completion_tokens} tokens, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
         )
@@ -200,10 +202,13 @@ def plan(
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool | None = None,
     gradient_checkpointing: bool | str = Settings.checkpointing,
+    full_finetuning: bool = False,
+    target_modules: Collection[str] | None = None,
 ) -> Plan:
     """Add up the memory of a run, and say whether it fits.
 
-    For training a LoRA, with completions sampled by transformers or unsloth; a vLLM engine is not counted.
+    For training a LoRA or all weights, with completions sampled by transformers or unsloth; a vLLM engine is not
+    counted.
 
     Args:
         policy: a loaded :class:`~rloo_kit.policy.policy.Policy` or PEFT model; or, with nothing loaded, a catalogue
@@ -211,8 +216,9 @@ def plan(
         config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
         card: a GPU's name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
         prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
-        lora_rank, load_in_4bit, gradient_checkpointing: as for ``load_policy``.  A policy that is loaded on the kind
-            of device that is planned for is counted as it is, byte by byte.
+        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules: as for ``load_policy``.  On a
+            GPU the activations of a run that trains all weights are taken to be those of a LoRA.  A policy that is
+            loaded on the kind of device that is planned for is counted as it is, byte by byte.
 
     Raises:
         ConfigError: an unknown GPU, or a length or batch out of range.
@@ -221,13 +227,17 @@ def plan(
     device = device_of(card)
     loaded, checkpoint, own = reading.taken_apart(policy)
     load_in_4bit = checkpoint.four_bit if load_in_4bit is None else load_in_4bit
+    if full_finetuning:
+        load_in_4bit, lora_rank = False, 0
+    modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules
     asked = {"four_bit": load_in_4bit, "lora_rank": lora_rank, "checkpointing": gradient_checkpointing}
+    asked["full_finetuning"] = full_finetuning
     found = reading.device_settings(device) | asked | own
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
         model, own = reading.loaded_model(loaded, checkpoint)
         found |= own
     else:
-        model = model_of(checkpoint, found["lora_rank"], load_in_4bit, found["dtype_bytes"])
+        model = model_of(checkpoint, found["lora_rank"], found["four_bit"], found["dtype_bytes"], modules)
     settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
     settings = dataclasses.replace(settings, **found)
     if not device.on_gpu and getattr(config, "gradient_checkpointing", False):

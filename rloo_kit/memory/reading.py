@@ -9,11 +9,11 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rloo_kit.catalogue import Checkpoint, checkpoint_from_config, find, nearest, nf4_bytes
+from rloo_kit.catalogue import PROJECTIONS, Checkpoint, checkpoint_from_config, find, nearest, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory import footprint
 from rloo_kit.memory.hardware import Device
@@ -33,7 +33,7 @@ class LoadedPolicy(Protocol):
     """What this room needs of a :class:`~rloo_kit.policy.policy.Policy`."""
 
     @property
-    def model(self) -> PeftModel: ...  # noqa: D102
+    def model(self) -> AnyModel: ...  # noqa: D102
 
     @property
     def checkpoint(self) -> Checkpoint: ...  # noqa: D102
@@ -116,6 +116,8 @@ def checkpointing_of(model: torch.nn.Module) -> bool | str:
 
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     """A loaded model's real bytes, and its own settings."""
+    if not any(is_lora(name) for name, _ in model.named_parameters()):
+        return _fully_trained(model, checkpoint)
     trained = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}
     own = {
         "four_bit": is_four_bit(model),
@@ -125,6 +127,18 @@ def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[s
         "reference_copy": not reference_is_base(model),
     }
     return Model(checkpoint, *weight_bytes(model), tuple(p.numel() for p in trained.values())), own
+
+
+def _fully_trained(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    own = {
+        "four_bit": False,
+        "lora_rank": 0,
+        "full_finetuning": True,
+        "checkpointing": checkpointing_of(model),
+        "dtype_bytes": model.get_input_embeddings().weight.element_size(),
+    }
+    return Model(checkpoint, *weight_bytes(model), (), full_sizes=tuple(p.numel() for p in trained)), own
 
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -193,8 +207,14 @@ def device_settings(device: Device) -> dict[str, Any]:
     }
 
 
-def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes: int = 2) -> Model:
-    """A checkpoint's bytes from its shape.
+def model_of(
+    checkpoint: Checkpoint,
+    lora_rank: int,
+    four_bit: bool,
+    dtype_bytes: int = 2,
+    modules: Collection[str] = PROJECTIONS,
+) -> Model:
+    """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained.
 
     Unsloth's 4-bit repositories keep some projections in 16 bit.  Their config.json lists them: where it is in the
     hub's cache they are counted, elsewhere :data:`rloo_kit.memory.footprint.KEPT_SHARE` estimates them.
@@ -208,7 +228,9 @@ def model_of(checkpoint: Checkpoint, lora_rank: int, four_bit: bool, dtype_bytes
         else:
             shapes = [checkpoint.projections[name] for name in _kept_in_16_bit(checkpoint, config)]
             linear += sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in shapes)
-    return Model(checkpoint, linear, rest, footprint.lora_sizes(checkpoint, lora_rank), kept)
+    if not lora_rank:
+        return Model(checkpoint, linear, rest, (), full_sizes=footprint.all_sizes(checkpoint))
+    return Model(checkpoint, linear, rest, footprint.lora_sizes(checkpoint, lora_rank, modules), kept)
 
 
 def _kept_in_16_bit(checkpoint: Checkpoint, config: Path) -> list[str]:

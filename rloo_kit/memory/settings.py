@@ -24,8 +24,9 @@ class Model:
         checkpoint: the shape.
         linear_bytes: the projections as stored.
         rest_bytes: embedding, lm_head and norms.
-        lora_sizes: elements of each trained tensor.
+        lora_sizes: elements of each LoRA matrix.
         kept_bytes: an estimate of what layers kept in 16 bit add, where their number is not known.
+        full_sizes: elements of each weight, where all are trained and there is no LoRA.
     """
 
     checkpoint: Checkpoint
@@ -33,6 +34,12 @@ class Model:
     rest_bytes: int
     lora_sizes: tuple[int, ...]
     kept_bytes: int = 0
+    full_sizes: tuple[int, ...] = ()
+
+    @property
+    def trained_sizes(self) -> tuple[int, ...]:
+        """Elements of each trained tensor."""
+        return self.full_sizes or self.lora_sizes
 
     @property
     def card(self) -> Checkpoint:
@@ -54,6 +61,7 @@ class Settings:
         iterations: how often a generation batch is used (``num_iterations``).
         steps: updates of the run (``max_steps``); 0 where the data decides.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
+        full_finetuning: whether all weights are trained, which asks for a second model as the reference.
         fast_sampling: on a CPU, the kit's own sampling loop instead of transformers'.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
         single_pass: leave out the pass for old log-probabilities where it is not needed.
@@ -80,6 +88,7 @@ class Settings:
     single_pass: bool = DEFAULTS.single_pass
     optimizer: str = DEFAULTS.optim
     lora_rank: int = 16
+    full_finetuning: bool = False
     four_bit: bool = True
     checkpointing: bool | str = "unsloth"
     on_gpu: bool = True

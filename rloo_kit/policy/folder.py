@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,8 +38,23 @@ REPLACED |= {"ref", ".DS_Store"}
 """What an earlier save may have left.  Anything else is the user's, and so is a README.md without an adapter."""
 
 
+CARD, TAG = "README.md", "rloo-kit"
+"""The model card of a save, and the tag in it by which a checkpoint's folder is known as one of the kit's."""
+
+CHECKPOINT = re.compile(
+    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+"""What a save of all weights writes beside the tokenizer."""
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether a checkpoint's folder is one that the kit wrote, by its card; a user's base is never replaced."""
+    card = target / CARD
+    return card.is_file() and f"- {TAG}\n" in card.read_text(encoding="utf-8", errors="replace")
+
+
 def check_target(target: Path, where: str) -> None:
-    """Refuse a place where a save would delete what is no adapter.
+    """Refuse a place where a save would delete what is neither an adapter nor a checkpoint that the kit wrote.
 
     Raises:
         ConfigError: a file, the working directory, or a folder that holds more than an adapter.
@@ -49,7 +65,8 @@ def check_target(target: Path, where: str) -> None:
     if target == Path.cwd():
         raise ConfigError("it is the folder in which this process works", where=where, todo=todo)
     names = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    more = names - (REPLACED if ADAPTER_CONFIG in names else {".DS_Store"})
+    whole = {name for name in names if CHECKPOINT.fullmatch(name)} if _is_ours(target) else set()
+    more = names - (REPLACED | whole if whole or ADAPTER_CONFIG in names else {".DS_Store"})
     more |= {name for name in names if (target / name).is_dir() and name != "ref"}
     if more:
         named = sorted(more, key=lambda name: (name.startswith("."), name))

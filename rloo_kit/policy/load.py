@@ -8,56 +8,27 @@ works with and without a GPU.  It does not train; :mod:`rloo_kit.memory` plans t
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from annotated_types import Gt
-
-from rloo_kit import catalogue, values
-from rloo_kit.catalogue import CATALOGUE, END_OF_TEXT, END_OF_TURN, PADS, PROJECTIONS, Checkpoint
-from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
+from rloo_kit import catalogue
+from rloo_kit.catalogue import CATALOGUE, Checkpoint
+from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
-from rloo_kit.policy import folder, source
+from rloo_kit.policy import folder, options, source, tokens
+from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment, processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.quiet import quiet
-from rloo_kit.values import Count, Seed
+from rloo_kit.session.quiet import quiet, without_bars
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DEFAULT_LENGTH = 4096  # tokens
 # From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
-
-HINTS = {
-    "max_seq_length": Count,
-    "load_in_4bit": bool | None,
-    "lora_rank": Count,
-    "lora_alpha": Annotated[float, Gt(0)] | None,
-    "gradient_checkpointing": Literal["unsloth"] | bool,
-    "seed": Seed,
-}
-ADVICE = {"max_seq_length": "4096 is the default", "lora_rank": "16 is the default"}
-
-INSTEAD = {
-    "full_finetuning": "remove it: load_policy trains a LoRA; the whole of a model is trained with trl.RLOOTrainer",
-    "lora_dropout": "remove it: dropout makes the on-policy ratio differ from 1",
-    "target_modules": "remove it: the LoRA is on the seven projections",
-    "use_gradient_checkpointing": "use gradient_checkpointing",
-    "random_state": "use seed",
-    "max_length": "use max_seq_length",
-    "load_in_8bit": "remove it: use load_in_4bit=True, or False for 16 bit",
-    "r": "use lora_rank",
-    "rank": "use lora_rank",
-    "alpha": "use lora_alpha",
-    "model_name": "give it first: load_policy(name)",
-}
-"""What ``load_policy`` does not take, though unsloth's functions do, and what to do instead."""
 
 
 def load_policy(
@@ -65,13 +36,16 @@ def load_policy(
     *,
     max_seq_length: int = DEFAULT_LENGTH,
     load_in_4bit: bool | None = None,
+    full_finetuning: bool = False,
     lora_rank: int = 16,
-    lora_alpha: int | None = None,
+    lora_alpha: float | None = None,
+    target_modules: str | Sequence[str] | None = None,
+    use_rslora: bool = False,
     gradient_checkpointing: bool | str = "unsloth",
     seed: int = 0,
     **kwargs: Any,
 ) -> Policy:
-    """Load a policy to train: a base in 4 bit with a fresh LoRA, or a saved adapter on its base.
+    """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
 
     Args:
         name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
@@ -80,12 +54,17 @@ def load_policy(
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
         load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
             that is too small for 4 (``checkpoint.four_bit``).
-        lora_rank, lora_alpha: of the LoRA on the seven projections; alpha defaults to the rank, dropout is 0
-            (dropout would make the on-policy ratio differ from 1).  A saved adapter keeps its own.
+        full_finetuning: train every weight, without a LoRA and not in 4 bit.  With beta > 0 the trainer keeps a second
+            copy of the model as the reference; ``plan`` counts it.
+        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0 (dropout would make the on-policy
+            ratio differ from 1).  A saved adapter keeps its own.
+        target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
+        use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
         seed: for the LoRA's initial values.
-        kwargs: further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, ...).  ``dtype``
-            defaults to what ``prepare()`` shows as "compute"; on a CPU ``torch.bfloat16`` is slower at the
+        kwargs: unsloth's names for these (model_name, r, random_state, use_gradient_checkpointing, load_in_16bit), and
+            further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, fast_inference, ...).
+            ``dtype`` defaults to what ``prepare()`` shows as "compute"; on a CPU ``torch.bfloat16`` is slower at the
             tiny policy's size even where the CPU has it, and float16 becomes float32, with a notice.
 
     Raises:
@@ -95,38 +74,58 @@ def load_policy(
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
     given: dict[str, Any] = {
+        "name": name,
         "max_seq_length": max_seq_length,
         "load_in_4bit": load_in_4bit,
-        "lora_rank": lora_rank,
+        "seed": seed,
     }
-    given |= {"lora_alpha": lora_alpha, "gradient_checkpointing": gradient_checkpointing, "seed": seed}
-    values.check(given, HINTS, "load_policy", ADVICE)
-    _check_further(kwargs)
+    given |= {"full_finetuning": full_finetuning, "lora_rank": lora_rank, "lora_alpha": lora_alpha}
+    given |= {"target_modules": target_modules, "use_rslora": use_rslora}
+    asked = options.settled({**given, "gradient_checkpointing": gradient_checkpointing, **kwargs})
     import_unsloth()
-    found = source.resolve(name, load_in_4bit, kwargs.get("token"))
-    four_bit = _in_four_bit(load_in_4bit, found.checkpoint)
+    found = source.resolve(asked.name, asked.four_bit, asked.further.get("token"))
+    four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
+    _check_no_adapter(found, asked)
     with (
         source.portable(found.path) as path,
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
-        _without_progress_bar(),
+        quiet(),
+        without_bars(),
     ):
-        trained = source.trained_length(path, found.is_adapter, kwargs)
-        longest = min(max_seq_length, trained or max_seq_length)
-        if longest < max_seq_length != DEFAULT_LENGTH:
-            processes.warn(
-                f"max_seq_length is {longest}, not {max_seq_length}: the checkpoint was trained for no more tokens.",
-                stacklevel=2,
-            )
+        longest = _longest(source.trained_length(path, found.is_adapter, asked.further), asked)
         with folder.matching(found.path, found.is_adapter):
-            model, tokenizer = _load(path, longest, four_bit, gradient_checkpointing, seed, kwargs)
+            model, tokenizer = _load(path, longest, four_bit, asked)
         if found.is_adapter:
             folder.check_loaded(model, found.path)
         template = tokenizer.chat_template
-        checkpoint = found.checkpoint or catalogue.checkpoint_from_config(str(name), model.config, template)
-        _complete_tokens(model, tokenizer)
-        if not found.is_adapter:
-            model = _with_lora(model, lora_rank, lora_alpha or lora_rank, gradient_checkpointing, seed)
+        checkpoint = found.checkpoint or catalogue.checkpoint_from_config(
+            str(asked.name), model.config, template
+        )
+        tokens.complete(model, tokenizer)
+        if not found.is_adapter and asked.lora is not None:
+            model = _with_lora(model, asked.lora, asked.checkpointing, asked.seed)
+        tokens.without_dropout(model)
     return Policy(model, tokenizer, checkpoint)
+
+
+def _longest(trained: int | None, asked: Asked) -> int:
+    """Tokens that a prompt and its completion may have."""
+    longest = min(asked.max_seq_length, trained or asked.max_seq_length)
+    if longest < asked.max_seq_length and asked.length_was_given:
+        processes.warn(
+            f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
+            stacklevel=3,
+        )
+    return longest
+
+
+def _check_no_adapter(found: source.Source, asked: Asked) -> None:
+    if found.is_adapter and asked.lora is None:
+        raise ConfigError(
+            "an adapter is a LoRA, and full_finetuning trains the weights below it",
+            where=f"load_policy({os.fspath(asked.name or '')!r}, full_finetuning=True)",
+            todo="load_policy(that folder).save_merged('out/merged'), and train out/merged",
+        )
 
 
 def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
@@ -145,38 +144,25 @@ def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
     return of_use if asked is None else asked
 
 
-def _check_further(kwargs: dict[str, Any]) -> None:
-    """That no argument is a misspelt one of ``load_policy``, or one that it settles itself."""
-    ours = set(HINTS) | {"name", "token", "revision", "dtype", "device_map"}
-    for name, value in kwargs.items():
-        near = difflib.get_close_matches(name, ours - {name}, n=1, cutoff=0.8) if name not in ours else []
-        todo = INSTEAD.get(name) or (f"did you mean {near[0]}?" if near else None)
-        if todo and value is not False:
-            raise ArgumentError(
-                f"load_policy takes no {name}",
-                where=f"load_policy({name}={values.shown(name, value)})",
-                todo=todo,
-            )
-
-
 def _load(
-    path: str, longest: int, four_bit: bool, checkpointing: bool | str, seed: int, kwargs: dict[str, Any]
+    path: str, longest: int, four_bit: bool, asked: Asked
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
     from unsloth import FastLanguageModel
 
-    if not torch.cuda.is_available() and {"dtype", "torch_dtype"}.isdisjoint(kwargs):
+    further = asked.further
+    if not torch.cuda.is_available() and "dtype" not in further:
         # Where unsloth was imported before the kit it would take bfloat16 on a CPU that has it.
-        kwargs = {**kwargs, "dtype": getattr(torch, environment.compute_dtype())}
+        further = {**further, "dtype": getattr(torch, environment.compute_dtype())}
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=longest,
         load_in_4bit=four_bit,
-        use_gradient_checkpointing=checkpointing,
-        random_state=seed,
-        **kwargs,
+        use_gradient_checkpointing=asked.checkpointing,
+        random_state=asked.seed,
+        **further,
     )
-    if "device_map" not in kwargs:
+    if "device_map" not in further:
         _check_on_gpu(model)
     return model, tokenizer
 
@@ -191,71 +177,20 @@ def _check_on_gpu(model: PreTrainedModel) -> None:
         raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")
 
 
-def _with_lora(
-    model: PreTrainedModel, rank: int, alpha: int, checkpointing: bool | str, seed: int
-) -> PeftModel:
+def _with_lora(model: PreTrainedModel, lora: Lora, checkpointing: bool | str, seed: int) -> PeftModel:
     from unsloth import FastLanguageModel
 
     return FastLanguageModel.get_peft_model(
         model,
-        r=rank,
-        lora_alpha=alpha,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
         lora_dropout=0.0,
         bias="none",
-        target_modules=list(PROJECTIONS),
+        target_modules=list(lora.modules),
+        use_rslora=lora.rank_stabilised,
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
-
-
-def _complete_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give the tokenizer a pad token that is not an eos token, and the model every eos id.
-
-    With pad = eos a padded row looks finished, and TRL counts a truncated completion as terminated.
-
-    Raises:
-        ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
-    """
-    vocabulary = tokenizer.get_vocab()
-    declared = model.generation_config.eos_token_id
-    eos = declared if isinstance(declared, list) else [declared]
-    eos = [*eos, tokenizer.eos_token_id, *(vocabulary.get(token) for token in (END_OF_TURN, END_OF_TEXT))]
-    eos = list(dict.fromkeys(token for token in eos if token is not None))
-    if not eos:
-        raise ConfigError(
-            "the tokenizer has no end-of-sequence token, so no completion would end",
-            where=f"load_policy, {type(tokenizer).__name__}",
-            todo="set tokenizer.eos_token and save the checkpoint again",
-        )
-    model.generation_config.eos_token_id = eos
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        pad = next((token for token in PADS if token in vocabulary and token != tokenizer.eos_token), None)
-        if pad is None:
-            raise ConfigError(
-                "the tokenizer has no pad token apart from its eos token",
-                where=f"load_policy, {type(tokenizer).__name__}",
-                todo="add one, tokenizer.pad_token = '<|pad|>', and save the checkpoint again",
-            )
-        tokenizer.pad_token = pad
-    # Otherwise transformers' Trainer aligns these itself, with a warning, when training begins.
-    for config in (model.config, model.generation_config):
-        config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
-    model.config.eos_token_id = tokenizer.eos_token_id
-
-
-@contextlib.contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """Hide the progress bar of weight loading, and start-up lines; a download's progress stays."""
-    with quiet():
-        from transformers.utils import logging
-
-        shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if shown:
-                logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

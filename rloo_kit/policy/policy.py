@@ -1,6 +1,6 @@
-"""``Policy``: a model with LoRA and its tokenizer; it samples completions and saves its adapter.
+"""``Policy``: a model and its tokenizer; it samples completions and saves what was trained.
 
-:mod:`.load` makes one, and :mod:`rloo_kit.train` trains it.
+:mod:`.load` makes one, or a user of a model made by hand; :mod:`rloo_kit.train` trains it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,17 +17,20 @@ from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
-from rloo_kit.policy import sampling, shards
-from rloo_kit.policy.folder import check_target, replacing
+from rloo_kit.policy import model_card, sampling, shards, source, tokens
+from rloo_kit.policy.folder import CARD, check_target, replacing
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
 from rloo_kit.session import processes
+from rloo_kit.session.quiet import without_bars
 from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
     import torch
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
+
+    from rloo_kit.policy.model_card import Audited, Result
 
 Prompt = str | Sequence[Mapping[str, object]]
 """A text, or a conversation of {"role", "content"} messages."""
@@ -52,11 +55,25 @@ class Completion:
 
 @dataclass(frozen=True, repr=False)
 class Policy:
-    """A model with LoRA, its tokenizer, and its checkpoint's shape."""
+    """A model, its tokenizer, and its checkpoint's shape.
+
+    ``Policy(model, tokenizer)`` takes a model that was made by hand, with ``FastLanguageModel`` and ``get_peft_model``:
+    its shape (``checkpoint``) is read from its config, the tokenizer gets a pad of its own, the model every eos id, and
+    the LoRA's dropout is switched off, with a warning.
+
+    Raises:
+        ConfigError: a tokenizer without what training needs.
+    """
 
     model: PeftModel
     tokenizer: PreTrainedTokenizerBase
-    checkpoint: Checkpoint
+    checkpoint: Checkpoint = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.checkpoint is None:
+            tokens.complete(self.model, self.tokenizer)
+            tokens.without_dropout(self.model)
+            object.__setattr__(self, "checkpoint", source.checkpoint_of_model(self.model, self.tokenizer))
 
     def __repr__(self) -> str:
         return f"Policy({self.checkpoint})"
@@ -65,6 +82,11 @@ class Policy:
     def card(self) -> Checkpoint:
         """The old name of ``checkpoint``."""
         return self.checkpoint
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether a LoRA is trained, and not all weights."""
+        return hasattr(self.model, "peft_config")
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -193,13 +215,26 @@ class Policy:
         free = hardware.cuda_bytes_within_reach()
         return max(1, min(64, free // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        results: Mapping[str, Result] | None = None,
+        audits: Iterable[Audited] = (),
+    ) -> Path:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
 
-        Without the trainer's "ref" adapter, which PEFT would save too.  The folder is written aside and moved
+        Without the trainer's "ref" adapter, which PEFT would save too.  Where all weights were trained, the whole
+        checkpoint, in the precision that it was trained in.  The folder is written aside and moved
         into place, so it is never half-written; an earlier adapter of the same name is replaced.  "~" is the
-        user's home, and a link goes on pointing to its folder.  In a run of several processes all have to call it: the
-        main one writes what they hold together, and the others wait.
+        user's home, and a link goes on pointing to its folder.  Beside it a model card, README.md, says what the
+        policy is and how it was trained.  In a run of several processes all have to call it: the main one writes what
+        they hold together, and the others wait.
+
+        Args:
+            folder: a new one, or one of an earlier save.
+            results: for the card, evaluations by name: {"before": before, "after": after}.
+            audits: for the card, of the rewards.
 
         Raises:
             ConfigError: the place is a file, or a folder that holds more than an adapter, which would be deleted.
@@ -213,15 +248,23 @@ class Policy:
         trained = [p for name, p in self.model.named_parameters() if p.requires_grad or "lora_" in name]
         with shards.gathered(trained):
             if processes.is_main():
-                self._write(target, where)
+                self._write(target, where, results, audits)
         shards.wait_for_others()
         return named
 
-    def _write(self, target: Path, where: str) -> None:
+    def _write(
+        self, target: Path, where: str, results: Mapping[str, Result] | None, audits: Iterable[Audited]
+    ) -> None:
         check_target(target, where)
-        with replacing(target, where) as fresh:
-            self.model.save_pretrained(str(fresh), selected_adapters=["default"])
+        with replacing(target, where) as fresh, without_bars():
+            if self.has_lora:
+                self.model.save_pretrained(str(fresh), selected_adapters=["default"])
+            else:
+                self.model.save_pretrained(str(fresh))
             self.tokenizer.save_pretrained(str(fresh))
+            form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
+            text = model_card.written(self.model, self.checkpoint, form, results, audits)
+            (fresh / CARD).write_text(text, encoding="utf-8")
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:
@@ -269,13 +312,13 @@ def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
 @contextlib.contextmanager
 def _evaluating(model: PeftModel) -> Iterator[None]:
     """unsloth's inference mode, which is its fast decoding on a GPU; afterwards the mode it was in."""
-    was_training = model.training
-    model.for_inference()
+    was_training, by_unsloth = model.training, hasattr(model, "for_inference")
+    model.for_inference() if by_unsloth else model.eval()
     try:
         yield
     finally:
         if was_training:
-            model.for_training()
+            model.for_training() if by_unsloth else model.train()
 
 
 @contextlib.contextmanager

@@ -14,9 +14,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rloo_kit.catalogue import CATALOGUE, Checkpoint, find, nearest
+from rloo_kit.catalogue import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
 from rloo_kit.policy.expanded import Expanded
@@ -24,6 +24,10 @@ from rloo_kit.policy.folder import ADAPTER_CONFIG, check_whole
 from rloo_kit.policy.smollm2 import SMOLLM2
 from rloo_kit.policy.tiny import TINY
 from rloo_kit.session.environment import within
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
@@ -152,6 +156,14 @@ def _read(file: Path) -> dict[str, Any]:
             todo="save it again as UTF-8 without a byte-order mark, or copy the folder anew",
         )
     return found
+
+
+def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
+    """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
+    name = str(model.config._name_or_path)
+    made = _made_here(name)
+    known = CATALOGUE[made] if made else find(name)
+    return known or checkpoint_from_config(name, model.config, tokenizer.chat_template)
 
 
 def _made_here(base: str) -> str | None:

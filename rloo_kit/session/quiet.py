@@ -99,6 +99,20 @@ class _PrintFilter(io.TextIOBase):
 
 
 @contextlib.contextmanager
+def without_bars() -> Iterator[None]:
+    """Hide the progress bars of weights that are loaded or written inside; a download's progress stays."""
+    from transformers.utils import logging as of_transformers
+
+    shown = of_transformers.is_progress_bar_enabled()
+    of_transformers.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            of_transformers.enable_progress_bar()
+
+
+@contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Drop the lines of :data:`NOISE` that are printed inside."""
     out = _PrintFilter(sys.stdout)  # type: ignore[arg-type]

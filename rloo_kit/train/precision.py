@@ -1,4 +1,4 @@
-"""The LoRA stays in the precision that it was loaded in.
+"""What is trained stays in the precision that it was loaded in, and so does the reference.
 
 For :class:`rloo_kit.RLOOTrainer`.  Which precision that is, the loader decides: float32 (unsloth, PEFT).
 """
@@ -29,3 +29,18 @@ def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
         for weight, exact in trained:
             if weight.dtype != exact.dtype:
                 weight.data = exact.to(weight.device)
+
+
+def as_at_the_start(reference: torch.nn.Module | None, model: torch.nn.Module) -> None:
+    """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the model's weights
+    and precision are by then.
+
+    Args:
+        reference: TRL's second model; None where there is none, and nothing is done.
+        model: the policy, before its first step.
+    """
+    if reference is None:
+        return
+    # By parameter: a cast of the whole module would round the rotary embedding's frequencies, too.
+    for kept, trained in zip(reference.parameters(), model.parameters(), strict=True):
+        kept.data = trained.detach().clone().to(kept.device)

@@ -85,6 +85,8 @@ class SavingTrainer(trl.RLOOTrainer):
         if self.args.save_strategy == "no":
             return 0
         parts = [footprint.LORA, footprint.REFERENCE]
+        if self.memory_plan.settings.full_finetuning:
+            parts += [footprint.WEIGHTS, footprint.REST]
         if not self.args.save_only_model:
             parts.append(footprint.OPTIMIZER)
         return sum(self.memory_plan.parts.get(part, 0) for part in parts)

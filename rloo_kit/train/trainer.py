@@ -21,6 +21,7 @@ from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.reading import reference_is_base
 from rloo_kit.passes import Passes
 from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.quiet import without_bars
 from rloo_kit.train import losses, metrics, packing
 
 import_unsloth()
@@ -34,7 +35,7 @@ from rloo_kit.train import arguments, claim, gradients, launched  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
-from rloo_kit.train.precision import in_its_precision  # noqa: E402
+from rloo_kit.train.precision import as_at_the_start, in_its_precision  # noqa: E402
 from rloo_kit.train.refusals import explained  # noqa: E402
 from rloo_kit.train.resumable import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
@@ -64,6 +65,8 @@ class RLOOTrainer(RolloutTrainer):
       rewards again at every step (``rewards.guarded``).
     - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
       No second copy of the LoRA is kept where the reference is the base model or beta is 0.
+    - Where all weights are trained, the reference is the policy as it is given, in its precision: stock TRL loads the
+      checkpoint again, in float32.
     - A 4-bit policy's LoRA stays in float32 on a CPU, as it does on a GPU: stock TRL trains it in bfloat16, in which
       most steps of a usual learning rate are rounded to none.
     - A gradient that is not finite stops the run before it reaches a weight.
@@ -117,9 +120,14 @@ class RLOOTrainer(RolloutTrainer):
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
         self._token_means = metrics.TokenMeans()
-        with explained("RLOOTrainer", vars(given["args"]) | given), in_its_precision(given["model"]):
+        with (
+            explained("RLOOTrainer", vars(given["args"]) | given),
+            in_its_precision(given["model"]),
+            without_bars(),
+        ):
             super().__init__(**given)
         launched.check(self.accelerator, self.args, self.train_dataset)
+        as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.

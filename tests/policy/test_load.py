@@ -13,7 +13,7 @@ import rloo_kit
 from rloo_kit import catalogue
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.policy import load as loading
-from rloo_kit.policy import source, tiny
+from rloo_kit.policy import options, source, tiny, tokens
 from rloo_kit.session import environment
 
 SHORT: Any = {"greedy": True, "max_new_tokens": 24}
@@ -48,7 +48,7 @@ def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_e
         rloo_kit.load_policy("tiny", lora_rank=0)
     tokenizer: Any = Tokenizer("<|endoftext|>", "<|im_end|>", "<|vision_pad|>")
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
-    loading._complete_tokens(model, tokenizer)
+    tokens.complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
     assert model.generation_config.eos_token_id == [2, 1]
     assert model.config.pad_token_id == 3
@@ -58,7 +58,7 @@ def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_e
         (Tokenizer("<|im_end|>"), "no pad"),
     ):
         with pytest.raises(ConfigError, match=f"{missing} token"):
-            loading._complete_tokens(model, without)  # type: ignore[arg-type]
+            tokens.complete(model, without)  # type: ignore[arg-type]
 
 
 def _step(policy: Any) -> None:
@@ -93,9 +93,6 @@ def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any
         ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
         ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
         ({"seed": -1}, "seed must be"),
-        ({"full_finetuning": True}, "load_policy trains a LoRA"),
-        ({"r": 16}, "use lora_rank"),
-        ({"lora_dropout": 0.1}, "ratio differ from 1"),
         ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
     ],
 )
@@ -139,9 +136,10 @@ def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(capfd: Any,
 def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch: Any) -> None:
     import unsloth
 
-    def load(on_gpu: bool, **options: Any) -> dict[str, Any]:
+    def load(on_gpu: bool, **given: Any) -> dict[str, Any]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-        return loading._load("folder", 128, True, True, 0, options)[0].asked
+        asked = options.settled(given)
+        return loading._load("folder", 128, True, asked)[0].asked
 
     def from_pretrained(**kwargs: Any) -> Any:
         return SimpleNamespace(asked={name: kwargs[name] for name in kwargs if "dtype" in name}), None
@@ -149,8 +147,10 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
     monkeypatch.setattr(environment, "compute_dtype", lambda: "float32")
     monkeypatch.setattr(unsloth.FastLanguageModel, "from_pretrained", from_pretrained)
     assert load(on_gpu=False) == {"dtype": torch.float32}
-    assert load(on_gpu=False, torch_dtype="auto") == {"torch_dtype": "auto"}
-    assert load(on_gpu=True) == {}
+    assert load(on_gpu=False, dtype=None) == {"dtype": torch.float32}, "as unsloth's recipes write it"
+    assert load(on_gpu=False, torch_dtype="auto") == {"dtype": "auto"}
+    assert load(on_gpu=False, dtype="bfloat16") == load(on_gpu=False, dtype=torch.bfloat16)
+    assert load(on_gpu=True) == load(on_gpu=True, dtype="auto") == {}
 
 
 @pytest.mark.parametrize(

