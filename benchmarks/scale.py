@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import rloo_kit
+from rloo_kit.memory.sharded import LARGE, shard
 from rloo_kit.session.engines import deepspeed_file
+from rloo_kit.session.show import GIB
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/scale.md"
@@ -215,6 +217,34 @@ def table(found: dict[str, dict[str, list[Figures]]], engines: list[str]) -> str
     return "\n".join(lines)
 
 
+def computed() -> str:
+    """What each of several GPUs holds, from shapes."""
+    head = [
+        "policy",
+        "GPUs",
+        "weights",
+        "LoRA, trained",
+        "gathered",
+        "training",
+        "while a server is sent them",
+    ]
+    lines = ["| " + " | ".join([*head, "a GPU of the server"]) + " |", "|---" * (len(head) + 1) + "|"]
+    for checkpoint in LARGE:
+        for gpus in (1, 2, 4, 8):
+            part = shard(checkpoint, gpus)
+            sizes = (
+                part.weights,
+                part.trained,
+                part.gathered,
+                part.training_bytes,
+                part.syncing_bytes,
+                part.served,
+            )
+            row = [checkpoint.name, str(gpus), *(f"{size / GIB:.1f}" for size in sizes)]
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
 def page(folder: Path) -> str:
     """The page of results."""
     engines = ["ddp", "zero2", "zero3"]
@@ -249,6 +279,15 @@ The second update's figures, resumed with as many processes as before, against t
 | engine | largest relative difference |
 |---|---|
 {again}
+
+## ZeRO-3, computed
+
+GiB on each GPU, in 16 bit with LoRA of rank 16, by `rloo_kit/memory/sharded.py`: shapes alone, measured on no GPU, and
+without activations, context and buffers.  "Gathered" are the whole weights that DeepSpeed holds at once in a pass.  TRL
+1.15 gathers a policy with LoRA whole on every GPU to send it to a vLLM server, so that column, not training, is the
+limit there.  The server's GPUs are others; it adds its cache.
+
+{computed()}
 """
 
 

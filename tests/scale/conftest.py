@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from rloo_kit.session.engines import Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
+
+collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
@@ -48,11 +51,14 @@ def problems(told: list[dict[str, Any]]) -> dict[int, list[str]]:
     return {step: sorted(texts) for step, texts in found.items()}
 
 
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        found: int = one.getsockname()[1]
+        return found
+
+
 @pytest.fixture
 def port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        found: int = free.getsockname()[1]
-        return found
+    return free_port()

@@ -1,0 +1,5 @@
+"""What TRL imports for structured outputs."""
+
+
+class StructuredOutputsParams:
+    """Not used."""
