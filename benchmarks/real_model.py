@@ -37,20 +37,19 @@ from runs import OUT
 from student import student
 from tables import RESULTS, command_line, cpu_name, document, table
 
+import rewards
 from rloo_kit.policy.smollm2 import SMOLLM2
 
 if TYPE_CHECKING:
+    from rewards.signature import Reward
     from rloo_kit.evaluation.intervals import Interval
     from rloo_kit.tasks import Task
 
 STORED = RESULTS / "real_model.json"
 POLICY = "smollm2-135m"
-LENGTH = 32  # tokens of a completion, in training and in the evaluation
-EXAMPLE = [
-    {"role": "user", "content": "Ann has 4 pens. She buys 5 more pens. How many pens does she have now?"},
-    {"role": "assistant", "content": "9"},
-]
-"""Stands before every question.  Without it most completions are cut."""
+LENGTH = 40  # tokens of a completion, in training and in the evaluation
+SHORT = 32  # tokens of a completion, where it is asked what a policy knows before
+LARGEST = 10  # number in a question: with larger ones most of what so small a model adds is wrong
 PROBLEMS = 100  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
@@ -58,7 +57,7 @@ TRAINING: dict[str, Any] = {
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 2,
     "max_steps": 30,
-    "learning_rate": 5e-4,
+    "learning_rate": 3e-4,
     "lr_scheduler_type": "cosine",  # at a constant rate the reward of a seed fell again towards the end
     "beta": 0.0,
     "max_completion_length": LENGTH,
@@ -132,7 +131,7 @@ def run_folder(seed: int) -> Path:
 def trained(seed: int) -> Run:
     """Train on one seed, and measure after it and, with the adapter off, as it was before."""
     policy = rloo_kit.load_policy(POLICY, seed=seed, gradient_checkpointing=False)
-    task = with_example(rloo_kit.tasks.word_sums(policy, seed=seed))
+    task = rloo_kit.tasks.word_sums(policy, largest=LARGEST, seed=seed)
     config = rloo_kit.RLOOConfig(
         str(run_folder(seed)),
         **TRAINING,
@@ -142,7 +141,7 @@ def trained(seed: int) -> Run:
         live_plot=False,
     )
     trainer = rloo_kit.RLOOTrainer(
-        model=policy, reward_funcs=task.correct, args=config, train_dataset=task.train
+        model=policy, reward_funcs=right_in_time(task), args=config, train_dataset=task.train
     )
     trainer.train(resume_from_checkpoint=True)  # at the beginning, where there is no checkpoint
     after = accuracy(policy, task)
@@ -162,13 +161,17 @@ def trained(seed: int) -> Run:
     )
 
 
-def with_example(task: Task) -> Task:
-    """The task with :data:`EXAMPLE` before every question."""
+def right_in_time(task: Task) -> Reward:
+    """Half of the pay for the right answer, and half for ending in time as well: the reward of notebook 07.
 
-    def led(row: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt": [*EXAMPLE, *row["prompt"]]}
+    Paid for the answer alone, a seed may go on being cut, and learns little.
+    """
 
-    return dataclasses.replace(task, train=task.train.map(led), held_out=task.held_out.map(led))
+    def in_time(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+        return [float(len(ids) < LENGTH) for ids in completion_ids]
+
+    both = [task.correct, rewards.gated(by=task.correct, reward=in_time)]
+    return rewards.weighted(both, [0.5, 0.5], name="right_in_time")
 
 
 def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems: int = PROBLEMS) -> Interval:
@@ -188,13 +191,12 @@ def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task,
     form = "whole" if policy.checkpoint.name == "tiny" else rloo_kit.CATALOGUE[POLICY].form
     few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": problems}
     return {
-        "arithmetic, level 1": (tasks.arithmetic(1, **few), LENGTH),
-        "word_sums": (tasks.word_sums(**few), LENGTH),
-        "word_sums, after an example": (with_example(tasks.word_sums(**few)), LENGTH),
-        "word_sums, with room to finish": (tasks.word_sums(**few), 4 * LENGTH),
+        "arithmetic, level 1": (tasks.arithmetic(1, **few), SHORT),
+        "word_sums": (tasks.word_sums(**few), SHORT),
+        "word_sums, with room to finish": (tasks.word_sums(**few), 4 * SHORT),
         "reasoning_gym chain_sum, two terms of two digits": (
             tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, **few),
-            LENGTH,
+            SHORT,
         ),
         "reasoning_gym gsm_symbolic": (tasks.reasoning_gym("gsm_symbolic", **few), 128),
     }
@@ -257,8 +259,8 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
-        f"{first.model}, in float32, on {first.device}. Task: `rloo_kit.tasks.word_sums`, each "
-        f"question after one example with its answer; greedy on {PROBLEMS} "
+        f"{first.model}, in float32, on {' and '.join(sorted({run.device for run in runs.values()}))}. Task: "
+        f"`rloo_kit.tasks.word_sums(largest={LARGEST})`; greedy on {PROBLEMS} "
         f"held-out problems, in at most {LENGTH} tokens. {settings}, "
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "

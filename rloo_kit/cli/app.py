@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import rloo_kit
-from rloo_kit.cli import audit, cards, diagnose, doctor, evaluate, plan, train
+from rloo_kit.cli import audit, cards, diagnose, doctor, evaluate, launch, plan, train
 from rloo_kit.cli.shown import explained
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -18,6 +18,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "cards": cards.cards,
     "plan": plan.plan,
     "train": train.train,
+    "launch": launch.launch,
     "evaluate": evaluate.evaluate,
     "audit": audit.audit,
     "diagnose": diagnose.diagnose,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Config = Annotated[
-    Path, typer.Argument(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")
-]
+from rloo_kit.cli.shown import ConfigFile, Settings
+
 EngineName = Annotated[
     str, typer.Option("--engine", help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")
 ]
@@ -21,14 +19,10 @@ Port = Annotated[int, typer.Option(help="A free port of machine 0.")]
 OnCPU = Annotated[bool, typer.Option("--cpu", help="By gloo on CPUs, to try it out.")]
 Folder = Annotated[str, typer.Option("--configs", help="accelerate's and DeepSpeed's configurations.")]
 Dry = Annotated[bool, typer.Option("--dry-run", help="Print the command, and start nothing.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value, as of train: trainer.max_steps=5."),
-]
 
 
 def launch(
-    config: Config,
+    config: ConfigFile,
     processes: Count,
     engine: EngineName = "ddp",
     machines: MachineCount = 1,

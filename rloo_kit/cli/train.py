@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rloo_kit.cli.shown import ConfigFile, Settings
+from rloo_kit.session import processes
 
 if TYPE_CHECKING:
     from rloo_kit.cli.run import Run
@@ -32,9 +33,9 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
     document.read(config, set_ or ())  # what is no YAML is said before seconds of imports
     prepare()
     made = run.assembled(schema.load_config(config, set_ or ()))
-    typer.echo(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
+    processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
     if dry_run:
-        typer.echo(f"{made.config.resolved()}\n{made.first_prompt()}")
+        processes.say(f"{made.config.resolved()}\n{made.first_prompt()}")
         return
     measure(made, "before")
     trainer = made.trainer()
@@ -46,7 +47,7 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
 def measure(made: Run, when: str) -> None:
     """Print an evaluation, where the configuration asks for one."""
     if (asked := made.config.evaluate) is not None:
-        typer.echo(f"\n{when}\n{made.measure(**asked)}\n")
+        processes.say(f"\n{when}\n{made.measure(**asked)}\n")
 
 
 def save(made: Run) -> None:
@@ -55,5 +56,6 @@ def save(made: Run) -> None:
         return
     folder = made.policy.save(made.config.save)
     beside = Path(f"{folder}.yaml")
-    beside.write_text(made.config.resolved(), encoding="utf-8")
-    typer.echo(f"adapter: {folder}\nconfiguration: {beside}")
+    if processes.is_main():
+        beside.write_text(made.config.resolved(), encoding="utf-8")
+    processes.say(f"adapter: {folder}\nconfiguration: {beside}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
+from rloo_kit.memory.footprint import lora_sizes
 
 BYTES = 2
 """Of a weight in 16 bit."""
@@ -82,7 +83,7 @@ def shard(checkpoint: Checkpoint, gpus: int, lora_rank: int = 16) -> Shard:
     >>> shard(QWEN25_72B, 8).weights == QWEN25_72B.parameters * 2 // 8
     True
     """
-    lora = checkpoint.layers * sum(lora_rank * sum(shape) for shape in checkpoint.projections.values())
+    lora = sum(lora_sizes(checkpoint, lora_rank))
     layer = checkpoint.linear_parameters // checkpoint.layers
     embedding = checkpoint.vocabulary * checkpoint.hidden_size
     whole = BYTES * checkpoint.parameters
