@@ -15,6 +15,7 @@ from tests.conftest import CLEAN_ENVIRONMENT
 collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests
 
 ROOT = Path(__file__).parents[2]
+PATIENCE = 550  # seconds; pytest's own is 600, and a busy machine is slow
 SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
 
 
@@ -32,7 +33,11 @@ def start(
 
 def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
     """What it printed, out and err."""
-    out, err = run.communicate(timeout=300)
+    try:
+        out, err = run.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        run.terminate()  # torchrun ends its processes
+        raise
     assert bool(run.returncode) is fails, err[-4000:]
     return out, err
 
