@@ -66,7 +66,7 @@ class Runs:
     def trainer(self, folder: Path, **settings: Any) -> rloo_kit.RLOOTrainer:
         """Of one run in a folder."""
         config = rloo_kit.RLOOConfig(
-            output_dir=str(folder), prompt_sampling=self.sampling, **{**SETTINGS, **settings}
+            output_dir=str(folder), **{"prompt_sampling": self.sampling, **SETTINGS, **settings}
         )
         return rloo_kit.RLOOTrainer(
             model=self.policy,

@@ -51,8 +51,12 @@ def make_trainer() -> Any:
     """A trainer of the tiny policy with one generation batch of ROWS."""
     policy = rloo_kit.load_policy("tiny", seed=0)
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=8, seed=0)
-    batch = {"num_generations": K, "per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1}
-    how = {"beta": 0.0, "max_completion_length": TOKENS, "max_steps": 1, "live_plot": False}
+    batch: dict[str, Any] = {
+        "num_generations": K,
+        "per_device_train_batch_size": ROWS,
+        "gradient_accumulation_steps": 1,
+    }
+    how: dict[str, Any] = {"beta": 0.0, "max_completion_length": TOKENS, "max_steps": 1, "live_plot": False}
     config = rloo_kit.RLOOConfig("out/slices", save_strategy="no", **batch, **how)
     return rloo_kit.RLOOTrainer(policy, lambda completions, **_: [0.0] * len(completions), config, task.train)
 

@@ -34,28 +34,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.py"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
 )
-
-TRL_SETTINGS = {
-    "num_generations": "K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.",
-    "per_device_train_batch_size": "Completions in one forward and backward pass. Lower it first when memory is short.",
-    "gradient_accumulation_steps": "Passes in one update. Batch x accumulation completions, a multiple of K, "
-    "make an update.",
-    "steps_per_generation": "Passes between two rounds of sampling; None takes `gradient_accumulation_steps`. "
-    "Smaller makes more, smaller generation batches of an update; for memory alone see `generation_rows`.",
-    "max_completion_length": "Longest completion in tokens. What is cut cannot be right.",
-    "learning_rate": "Of AdamW on the LoRA. The first setting to lower when a run goes wrong.",
-    "beta": "Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.",
-    "temperature": "Of sampling. Below 1, a prompt's completions become alike and teach less; a small model "
-    "says noise at 1, and `policy.checkpoint.temperature` has what suits it.",
-    "max_steps": "Updates in the run; -1 trains `num_train_epochs` epochs instead.",
-    "output_dir": "Log, checkpoints and picture of the run.",
-}
-"""The arguments of TRL's that matter most here, and what each does."""
 
 BESIDE = (
     *("num_generations", "beta", "learning_rate", "max_completion_length", "temperature", "num_iterations"),
@@ -112,9 +96,10 @@ def documented(docstring: str) -> Iterator[tuple[str, str]]:
 def trl_settings() -> str:
     """TRL's arguments that matter most, with the kit's default."""
     from rloo_kit import RLOOConfig
+    from rloo_kit.train.described import TEN
 
     ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), text) for name, text in TRL_SETTINGS.items()]
+    rows = [(f"`{name}`", shown(ours[name]), text) for name, text in TEN.items()]
     return markdown_table(("setting", "default", "meaning"), rows)
 
 
@@ -434,9 +419,13 @@ def generated(page: str) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """The pages that differ from what the code gives: page -> its new text."""
+    """The pages that differ from what the code gives, and the signature that type checkers read: page -> new text."""
+    from rloo_kit import RLOOConfig
+    from rloo_kit.train import described
+
     pages = {page: generated(page.read_text()) for page in sorted([*DOCS.glob("*.md"), ROOT / "SKILL.md"])}
-    return {page: text for page, text in pages.items() if text != page.read_text()}
+    pages[SIGNATURE] = described.source(RLOOConfig)
+    return {page: text for page, text in pages.items() if not page.exists() or text != page.read_text()}
 
 
 def main() -> int:

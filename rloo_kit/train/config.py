@@ -13,14 +13,14 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rloo_kit import advantages
 from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import fields, grpo, guards
+from rloo_kit.train import described, fields, grpo, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 from rloo_kit.train.refusals import explained
@@ -29,9 +29,14 @@ import_unsloth()
 
 import trl  # noqa: E402 - unsloth first
 
+if TYPE_CHECKING:  # with every argument written out
+    from rloo_kit.train.signature import Signature as Base
+else:
+    Base = trl.RLOOConfig
+
 
 @dataclass(init=False)
-class RLOOConfig(trl.RLOOConfig):
+class RLOOConfig(Base):
     """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
 
     Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
@@ -142,14 +147,18 @@ class RLOOConfig(trl.RLOOConfig):
     on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})
     reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
 
-    def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
-        if output_dir is not None:
-            kwargs["output_dir"] = output_dir
+    if not TYPE_CHECKING:
+
+        def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
+            self._settle(kwargs if output_dir is None else {**kwargs, "output_dir": output_dir})
+
+    def _settle(self, kwargs: dict[str, Any]) -> None:
+        """Make the configuration of what was given, two calls up."""
         known = known_names(type(self))
         from_grpo = grpo.translated(kwargs, known, "RLOOConfig")
         if said := from_grpo.mapped + from_grpo.left_out:
-            processes.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=2)
-        given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=3)
+            processes.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=3)
+        given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=4)
         _keep_functions(given)
         values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
         if values["kl_estimator"] is None:
@@ -162,7 +171,7 @@ class RLOOConfig(trl.RLOOConfig):
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, processes.process_count())
         for doubt in guards.doubts(complete, own):
-            processes.warn(doubt, stacklevel=2)
+            processes.warn(doubt, stacklevel=3)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
         with explained("RLOOConfig", given):
@@ -200,6 +209,10 @@ class RLOOConfig(trl.RLOOConfig):
         """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
         state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
         return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
+
+
+RLOOConfig.__signature__ = described.signature(RLOOConfig)
+RLOOConfig.__doc__ = described.docstring(RLOOConfig)
 
 
 def known_names(config_class: type = RLOOConfig) -> set[str]:

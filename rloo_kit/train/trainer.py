@@ -48,11 +48,19 @@ from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
 if TYPE_CHECKING:
     import trl
     from datasets import Dataset
-    from peft import PeftModel
-    from transformers import PreTrainedModel
+    from peft import PeftConfig, PeftModel
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+    from transformers import (
+        BitsAndBytesConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        TrainerCallback,
+    )
 
     from rloo_kit.policy.policy import Policy
 
+    AnyDataset: TypeAlias = Dataset | IterableDataset
     RewardFunction: TypeAlias = str | PreTrainedModel | Callable[..., Sequence[float | None]]
 
 
@@ -89,7 +97,8 @@ class RLOOTrainer(RolloutTrainer):
         args: an :class:`RLOOConfig`.
         train_dataset, eval_dataset: with a column ``prompt``; further columns go to the rewards.
         processing_class: the tokenizer; taken from a ``Policy``.
-        kwargs: the other arguments of TRL's trainer.
+        reward_processing_classes, callbacks, optimizers, quantization_config, peft_config: as in TRL's trainer.
+        kwargs: arguments of older TRL trainers, under their names.
 
     Raises:
         ConfigError: see :mod:`rloo_kit.train.guards`; or the launcher gave fewer processes than it was asked for, or
@@ -107,10 +116,17 @@ class RLOOTrainer(RolloutTrainer):
         model: Policy | PeftModel | PreTrainedModel | str | None = None,
         reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
         args: RLOOConfig | trl.RLOOConfig | None = None,
-        train_dataset: Dataset | IterableDataset | None = None,
+        train_dataset: AnyDataset | None = None,
+        eval_dataset: AnyDataset | dict[str, AnyDataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
+        callbacks: list[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[Optimizer | None, LRScheduler | None] | None = None,
+        quantization_config: BitsAndBytesConfig | None = None,
+        peft_config: PeftConfig | None = None,
         **kwargs: object,
     ) -> None:
-        named = {"model": model, "reward_funcs": reward_funcs, "args": args, "train_dataset": train_dataset}
+        named = {name: value for name, value in locals().items() if name in arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         given, self._history = arguments.completed(given)
         drop_reference(given["model"])
