@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from rewards import algebra, prose
 from rewards.errors import invalid
 from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
+from rewards.made import recorded
 from rewards.notation import readable
 from rewards.quantities import Number, plain, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
@@ -350,6 +351,7 @@ class _AnswerReward:
         return [answer for _, answer in split_text(text, thought if turns <= 1 else None, self.tokens)]
 
 
+@recorded()
 def answer_reward(
     kind: str | Callable[[str, Any], Any] = "number",
     *,

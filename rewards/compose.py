@@ -12,6 +12,7 @@ from typing import Any
 
 from rewards.errors import invalid
 from rewards.guard import call_reward
+from rewards.made import recorded
 from rewards.signature import (
     TRL_KEYWORDS,
     Reward,
@@ -67,6 +68,7 @@ class _Weighted(Wrapped):
         return math.fsum(known) if known else None
 
 
+@recorded()
 def weighted(
     rewards: Sequence[Reward], weights: Sequence[float] | None = None, *, name: str | None = None
 ) -> Reward:
@@ -114,6 +116,7 @@ class _Gated(Wrapped):
         ]
 
 
+@recorded()
 def gated(
     by: Reward, reward: Reward, *, above: float = 0.0, otherwise: float = 0.0, name: str | None = None
 ) -> Reward:
@@ -146,6 +149,7 @@ class _Mapped(Wrapped):
         return min(max(self.scale * score + self.offset, self.low), self.high)
 
 
+@recorded()
 def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """The reward, kept within [low, high].
 
@@ -163,6 +167,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
 
 
+@recorded()
 def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     """``scale * reward + offset``.
 
@@ -193,6 +198,7 @@ class _OnlyFor(Wrapped):
         return spread(scores, rows, count)
 
 
+@recorded()
 def only_for(reward: Reward, **columns: Any) -> Reward:
     """The reward for rows whose columns have these values, and None ("does not apply") elsewhere.
 
@@ -257,6 +263,7 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
 
 
+@recorded()
 def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """The reward, computed once for each completion: for slow judges and reward models.
 

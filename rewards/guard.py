@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
+from rewards.made import recorded
 from rewards.signature import (
     TRL_KEYWORDS,
     Reward,
@@ -32,6 +33,7 @@ from rewards.signature import (
 )
 
 
+@recorded()
 def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
     """The same reward, which now raises instead of returning a value that would silently ruin a run.
 

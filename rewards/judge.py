@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from rewards.compose import log_mean
 from rewards.errors import RewardValueError, invalid
+from rewards.made import recorded
 from rewards.signature import Reward, Scores, is_async
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
@@ -67,6 +68,7 @@ class _RewardModel:
         return "\n\n".join(completion_text([message]) for message in (*prompt, *said))
 
 
+@recorded()
 def reward_model(
     model: Any,
     *,
@@ -223,6 +225,7 @@ class _AsyncRubric(_Rubric):
         return self._total(marks, len(completions), log_metric)
 
 
+@recorded()
 def rubric_reward(
     criteria: Mapping[str, str] | Iterable[Criterion], judge: Judge, *, name: str = "rubric_reward"
 ) -> Reward:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewards.errors import invalid, shown
+from rewards.made import recorded
 from rewards.signature import Judges, Reward
 
 
@@ -74,6 +75,7 @@ class _LengthReward:
         return self.inside * (low <= len(text.split()) <= high) + self.end * text.rstrip().endswith(".")
 
 
+@recorded()
 def length_reward(
     words: tuple[int, int] = (10, 50),
     *,
@@ -120,6 +122,7 @@ class _SentenceReward:
         return float(ends[-1:] == [len(text)] and self.fewest <= len(ends) <= self.most)
 
 
+@recorded()
 def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     """1.0 if the text consists of whole sentences, between ``fewest`` and ``most``; 0.0 if it breaks off.
 
@@ -141,6 +144,7 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     return _SentenceReward(fewest, most)
 
 
+@recorded()
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
     """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13): 0, then down to -1 at the limit.
 
@@ -165,6 +169,7 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
     return punishment
 
 
+@recorded()
 def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
     """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the share of repeated n-grams.
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from rewards.compose import gated
 from rewards.errors import invalid
+from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
 from rewards.text import completion_text
 
@@ -208,6 +209,7 @@ class _ThinkingReward:
         return self.bands[band][1] + (bonus if band > 0 else 0.0)
 
 
+@recorded()
 def thinking_reward(
     tokens: ThinkTokens = QWEN3,
     *,
@@ -311,6 +313,7 @@ def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
     return list(zip(*(items[k:] for k in range(n)), strict=False))
 
 
+@recorded()
 def thought_then_answer(
     tokens: ThinkTokens = QWEN3,
     *,

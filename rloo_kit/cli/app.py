@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import rloo_kit
-from rloo_kit.cli import audit, cards, diagnose, doctor, evaluate, launch, plan, train
+from rloo_kit.cli import audit, cards, diagnose, doctor, evaluate, export, launch, plan, train
 from rloo_kit.cli.shown import explained
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -22,6 +22,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate.evaluate,
     "audit": audit.audit,
     "diagnose": diagnose.diagnose,
+    "export": export.export,
 }
 """In the order in which they are needed."""
 

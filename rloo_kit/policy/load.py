@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rewards.made import Call, recorded
 from rloo_kit import catalogue
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.errors import ConfigError, OutOfMemoryError
@@ -31,6 +32,14 @@ if TYPE_CHECKING:
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
 
 
+def _remember(policy: Policy, call: Call) -> None:
+    """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
+    given = dict(call.arguments)
+    named = given.pop("model_name", None) or given.get("name") or policy.checkpoint.name
+    policy.model.made_by = Call(call.function, {**given, "name": named})
+
+
+@recorded(without=("token",), files=("name", "model_name"), also=_remember)
 def load_policy(
     name: str | os.PathLike[str] | None = None,
     *,
@@ -114,7 +123,7 @@ def _longest(trained: int | None, asked: Asked) -> int:
     if longest < asked.max_seq_length and asked.length_was_given:
         processes.warn(
             f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
-            stacklevel=3,
+            stacklevel=4,  # past ``recorded``
         )
     return longest
 

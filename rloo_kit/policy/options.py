@@ -264,7 +264,7 @@ def _check_engine(given: Arguments) -> None:
         if idle:
             processes.warn(
                 f"{' and '.join(idle)} of load_policy: without fast_inference=True there is no vLLM, and no effect.",
-                stacklevel=4,
+                stacklevel=5,
             )
         given.pop("fast_inference", None)
         return
@@ -284,7 +284,7 @@ def _check_engine(given: Arguments) -> None:
         _refuse(given, both, "unsloth's vLLM takes a LoRA, and not weights that change", "leave one out")
     share = given.get("gpu_memory_utilization", 0.5)
     processes.warn(
-        f"fast_inference: vLLM takes {share:.0%} of the GPU, which the plan does not count.", stacklevel=4
+        f"fast_inference: vLLM takes {share:.0%} of the GPU, which the plan does not count.", stacklevel=5
     )
 
 

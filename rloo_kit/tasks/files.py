@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import processes
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for, made
 
 if TYPE_CHECKING:
     from rewards.forms import Form
@@ -62,6 +62,7 @@ class Kept:
         self.rows = kept
 
 
+@made
 def from_file(
     path: str | os.PathLike[str],
     *,
@@ -111,7 +112,7 @@ def from_file(
             _leave_out_long(side, policy, max_new_tokens)
     description = _described(file, train, other)
     if train.left_out + other.left_out:
-        processes.warn(f"tasks.from_file, {description}.", stacklevel=2)
+        processes.warn(f"tasks.from_file, {description}.", stacklevel=3)  # past ``recorded``
     return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
 
 

@@ -15,7 +15,7 @@ from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.environment import within
 from rloo_kit.tasks.files import Columns, Row, home, read
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for, made
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,6 +29,7 @@ ENDINGS = (".jsonl", ".parquet")
 FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
 
 
+@made
 def gsm8k(
     policy: Policy | None = None,
     *,

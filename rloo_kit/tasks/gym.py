@@ -21,7 +21,7 @@ from rewards.answers import answer_reward, statements
 from rewards.quantities import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made
 
 if TYPE_CHECKING:
     from rewards.forms import Form
@@ -60,6 +60,7 @@ class OwnRule:
         return answer is not None and _grader(self.name).score_answer(answer, json.loads(entry)) >= 1.0
 
 
+@made
 def reasoning_gym(
     name: str,
     difficulty: Mapping[str, Any] | None = None,

@@ -19,7 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import processes
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
+from rloo_kit.tasks.task import (
+    Message,
+    Task,
+    asked_for,
+    conversation,
+    dataset_of,
+    draw,
+    falls_out,
+    form_for,
+    made,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -111,6 +121,7 @@ LEVELS: dict[int, Level] = {
 # --- datasets
 
 
+@made
 def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed: int = 0) -> Task:
     """Additions of two numbers under 50, the task that the bundled tiny Qwen3 was made for.
 
@@ -180,6 +191,7 @@ class PassRate:
         return f"level {self.level} ({LEVELS[self.level].description}): {figures}"
 
 
+@made
 def arithmetic(
     level: int | str = "auto",
     policy: Policy | None = None,
@@ -271,6 +283,6 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
         processes.warn(
             f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}.",
-            stacklevel=3,
+            stacklevel=4,  # past ``recorded``
         )
     return best.level

@@ -10,10 +10,12 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward
 from rewards.forms import instruction
+from rewards.made import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit.errors import DatasetError
 
@@ -53,6 +55,41 @@ class Task:
     correct: Reward
     level: int | None
     description: str
+
+
+class Origin(NamedTuple):
+    """Where a dataset comes from.
+
+    Attributes:
+        call: of the task's function, by its name in this room, without the policy.
+        side: "train" or "held_out".
+        correct: the task's reward.
+    """
+
+    call: Call
+    side: str
+    correct: Reward
+
+
+_origins: WeakKeyDictionary[Dataset, Origin] = WeakKeyDictionary()  # a copy, filtered or mapped, is not in it
+
+
+def origin_of(dataset: object) -> Origin | None:
+    """The task that a dataset is a side of, as it was made; None for any other dataset."""
+    return _origins.get(dataset) if hasattr(dataset, "column_names") else None
+
+
+def _remember(task: Task, call: Call) -> None:
+    arguments = dict(call.arguments)
+    if arguments.get("level", "auto") == "auto" and task.name == "arithmetic":
+        arguments["level"] = task.level  # as it was measured
+    named = Call(call.function.rpartition(".")[2], arguments)
+    for side in ("train", "held_out"):
+        _origins[getattr(task, side)] = Origin(named, side, task.correct)
+
+
+made = recorded(without=("policy",), files=FILES, also=_remember)
+"""For every function of this room that makes a task."""
 
 
 class Drawn(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for
+from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,6 +64,7 @@ def word_sum(rng: random.Random, largest: int) -> WordSum:
     return WordSum(text, key, a + b if adds else a - b)
 
 
+@made
 def word_sums(
     policy: Policy | None = None,
     *,

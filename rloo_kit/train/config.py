@@ -176,6 +176,14 @@ class RLOOConfig(Base):
             setattr(self, name, getattr(own, name))
         with explained("RLOOConfig", given):
             super().__init__(**values)
+        self._given, self._as_made = given, dict(vars(self))
+
+    def given(self) -> dict[str, Any]:
+        """What it was made with, by today's names, and what was set on it since; empty where it is a copy."""
+        if "_given" not in vars(self):
+            return {}
+        since = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
+        return self._given | {n: v for n, v in since.items() if n in self._as_made and v != self._as_made[n]}
 
     @classmethod
     def from_grpo(cls, config: trl.GRPOConfig, **changes: Any) -> Self:
@@ -207,7 +215,8 @@ class RLOOConfig(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
-        state = {name: None if name.endswith("_token") else value for name, value in vars(self).items()}
+        kept = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
+        state = {name: None if name.endswith("_token") else value for name, value in kept.items()}
         return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
 
 

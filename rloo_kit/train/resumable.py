@@ -31,7 +31,7 @@ from transformers import TrainerState  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
-from rloo_kit.train import checkpoints, gradients  # noqa: E402
+from rloo_kit.train import checkpoints, gradients, recipe  # noqa: E402
 from rloo_kit.train.claim import claimed  # noqa: E402
 from rloo_kit.train.prompts import PromptHistory  # noqa: E402
 from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name, rollout_file  # noqa: E402
@@ -56,6 +56,7 @@ NOT_TO_CHANGE = (
 class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
+    _asked: recipe.Asked
     _history: PromptHistory | None
     memory_plan: Plan
 
@@ -94,6 +95,9 @@ class ResumableTrainer(SavingTrainer):
             return self._already_done(folder)
         self._start_afresh()
         self._recall_prompts(folder)
+        if self.args.should_save:
+            with checkpoints.explained(self.folder, run_folder.RECIPE):
+                recipe.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
         if folder and self.accelerator.is_main_process and (changed := changed_settings(self.args, folder)):
             print(f"settings that differ from the checkpoint's: {changed}")
         shortage.warn_if_too_large(self.memory_plan)

@@ -31,7 +31,7 @@ from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, claim, gradients, launched  # noqa: E402
+from rloo_kit.train import arguments, claim, gradients, launched, recipe  # noqa: E402
 from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
@@ -128,7 +128,9 @@ class RLOOTrainer(RolloutTrainer):
     ) -> None:
         named = {name: value for name, value in locals().items() if name in arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
+        dataset = given.get("train_dataset")
         given, self._history = arguments.completed(given)
+        self._asked = recipe.Asked.of(given, dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
             claim.make(given["args"].output_dir)

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
 
+RECIPE = "run.json"
+"""What a run of the kit's was started with; :mod:`rloo_kit.train.recipe` writes it."""
+
+NOTEBOOK = "notebook.py"
+"""In it, the file of functions that were written in a notebook."""
+
+
 class TrainerLike(Protocol):
     """A trainer of the kit's, TRL's or unsloth's, before or after training."""
 

@@ -1,0 +1,87 @@
+"""How an object was made: the function that made it, and what that was given.
+
+So that a run in a notebook can be written down and repeated (``rloo-kit export``).  A reward, a task and a policy each
+remember the call that they came of; nothing else is kept of it, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function.
+
+    Attributes:
+        function: its public name: "rewards.answer_reward", "rloo_kit.load_policy".
+        arguments: what it was given, by name; what was left to a default is not in it.
+    """
+
+    function: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class recorded:
+    """A decorator of functions whose results are to remember the call.
+
+    Args:
+        without: arguments that are not kept: what is large, or the run's own.
+        files: arguments that may name a file or a folder, kept as a whole path where it is there.
+        also: called with what was made and the call.
+    """
+
+    without: Sequence[str] = ()
+    files: Sequence[str] = ()
+    also: Callable[[Any, Call], None] | None = None
+
+    def __call__(self, function: Callable[P, Made]) -> Callable[P, Made]:
+        """The function, which leaves its call on what it makes, as ``made_by``."""
+        signature, package = inspect.signature(function), function.__module__.partition(".")[0]
+
+        @functools.wraps(function)
+        def make(*args: P.args, **kwargs: P.kwargs) -> Made:
+            made = function(*args, **kwargs)
+            given = _flat(signature.bind(*args, **kwargs), self.without)
+            if any(value is made for value in given.values()):  # given back as it came
+                return made
+            given |= {name: _whole(given[name]) for name in self.files if name in given}
+            call = Call(f"{package}.{function.__name__}", given)
+            object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
+            if self.also is not None:
+                self.also(made, call)
+            return made
+
+        return make
+
+
+def made_by(thing: object) -> Call | None:
+    """The call that made it, where that is known."""
+    found = getattr(thing, "made_by", None)
+    return found if isinstance(found, Call) else None
+
+
+def _flat(bound: inspect.BoundArguments, without: Sequence[str]) -> dict[str, Any]:
+    """The arguments by name, those behind ``**`` among them; lists as they are now."""
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        keywords = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        found |= value if keywords else {name: list(value) if isinstance(value, list) else value}
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def _whole(value: Any) -> Any:
+    if not isinstance(value, str | os.PathLike):
+        return value
+    path = Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    return str(path.absolute()) if path.exists() else os.fspath(value)
