@@ -27,8 +27,8 @@ PROCESSES = (
 """Files whose tests start processes, or train, by themselves."""
 
 STEPS, ASKED = "RLOO_KIT_STEPS", os.environ.get("RLOO_KIT_STEPS")
-SHORTENED = {"notebooks/07": "1"}
-"""The notebook that trains a real language model, and the steps that it takes under nbval."""
+SHORTENED = {"notebooks/06": "1", "notebooks/07": "1"}
+"""Notebooks that train a real language model, and the steps that they take under nbval."""
 
 LONGEST_FIRST = (
     "tests/gpu_path/test_gpu_check",
@@ -36,6 +36,7 @@ LONGEST_FIRST = (
     "notebooks/05",
     "notebooks/04",
     "notebooks/07",
+    "notebooks/06",
     "notebooks/03",
     "notebooks/02",
     "notebooks/01",
