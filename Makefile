@@ -58,6 +58,7 @@ notebooks: $(STAMP)  ## execute every notebook in full and store its outputs; ab
 
 gpu-path: $(STAMP) $(TRITON)  ## the tests of Unsloth's GPU path on a CPU, with those that make test leaves out
 	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10 -m "" tests/gpu_path
+	$(BIN)/pytest -q -m long tests/cli
 
 scale: $(STAMP)  ## what runs in several processes, on CPUs; with the extra deepspeed also ZeRO
 	$(BIN)/pytest -q --durations=10 -m "" tests/scale

@@ -1,0 +1,66 @@
+"""The committed configurations fit what they are for, and the commands of the docs run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import rloo_kit
+from rloo_kit.cli import schema
+from tests.cli.conftest import Command
+from tests.conftest import ROOT
+
+CARDS = {"8gb": "8GB", "12gb": "12GB", "16gb": "16GB", "24gb": "24GB", "gsm8k_qwen3_4b": "12GB"}
+ON_CPU = ("tiny", "smollm2")
+
+
+def test_there_is_a_test_for_each() -> None:
+    assert {file.stem for file in (ROOT / "configs").iterdir()} == {*CARDS, *ON_CPU}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_configuration_of_a_card_fits_it_with_a_whole_group_sampled_at_once(name: str) -> None:
+    found = schema.planned(
+        schema.load_config(ROOT / "configs" / f"{name}.yaml"), CARDS[name], prompt_tokens=512
+    )
+    assert found.fits == "fits", found.summary
+    assert found.sampled_rows == found.settings.batch_rows
+    assert (
+        not name[0].isdigit()
+        or rloo_kit.fit(CARDS[name]).model.checkpoint.name == found.model.checkpoint.name
+    )
+
+
+PAGE = (ROOT / "docs/command-line.md").read_text()
+COMMANDS = re.findall(r"^\$ rloo-kit (.*)$", PAGE, re.MULTILINE)
+SHORTER = "trainer.max_completion_length=8 trainer.per_device_train_batch_size=8 trainer.gradient_accumulation_steps=1"
+SHORTER += " trainer.steps_per_generation=1 trainer.max_steps=1 trainer.save_steps=1 evaluate.n=2"
+
+
+def test_the_pages_commands_run_one_after_the_other(
+    command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    shutil.copytree(ROOT / "configs", "configs")
+    shorter = [word for setting in SHORTER.split() for word in ("--set", setting)]
+    for line in COMMANDS:
+        verb, *arguments = shlex.split(line)
+        more = shorter if "configs/tiny.yaml" in arguments and verb in ("train", "evaluate") else []
+        done = command(verb, *arguments, *more)
+        assert done.exit_code in ((0, 1) if verb in ("diagnose", "doctor") else (0,)), (line, done.stderr)
+    assert {line.split()[0] for line in COMMANDS} >= {"doctor", "train", "evaluate", "export", "diagnose"}
+    assert Path("out/tiny/run.yaml").is_file()
+    assert schema.load_config("out/tiny/run.yaml").trainer.max_steps == 1
+
+
+@pytest.mark.long
+def test_smollm2_trains(command: Command, folder: Path) -> None:
+    pytest.importorskip("gguf", reason="the weights are an extra: real-cpu")
+    settings = ["trainer.max_steps=1", "evaluate.n=2", "task.word_sums.n_train=16"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    done = command("train", ROOT / "configs/smollm2.yaml", *arguments)
+    assert done.exit_code == 0, done.stderr
+    assert Path("out/smollm2/adapter.yaml").is_file()
