@@ -33,7 +33,7 @@ K, ROWS, STEPS = 4, 8, 2
 """Completions per prompt, rows of a micro-batch of all processes together, and updates."""
 
 ALONE, FIGURES = "one process", "figures.json"
-ENGINES = (ALONE, "ddp", "zero2", "zero3")
+SEVERAL = ["ddp", "zero2", "zero3"]
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"advantage_estimator": name, "beta": 0.05} for name in ("rloo", "dr_grpo", "reinforce")},
     "grpo": {"advantage_estimator": "grpo", "beta": 0.05, "kl_placement": "loss"},
@@ -114,11 +114,15 @@ def trained(
 
 
 def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dict[str, Any]) -> list[Figures]:
-    """The same, in processes forked from this one, which has loaded all that they need.
+    """The same, in processes forked from this one, which has loaded all that they need; or as an earlier measurement in
+    that folder has it.
 
     Raises:
         RuntimeError: a process failed; its error stands above.
     """
+    if (folder / FIGURES).is_file():
+        earlier: list[Figures] = json.loads((folder / FIGURES).read_text())
+        return earlier
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     sys.stdout.flush()
@@ -193,6 +197,7 @@ def resumed(folder: Path, processes: int, engines: list[str]) -> dict[str, dict[
         whole = forked(policy, place / "whole", count, engine, SETTINGS["rloo"])
         saved = {**SETTINGS["rloo"], "save_strategy": "steps", "save_steps": 1}
         forked(policy, place / "cut", count, engine, {**saved, "max_steps": 1})
+        (place / "cut" / FIGURES).unlink()
         cut = forked(policy, place / "cut", count, engine, {**saved, "resume": True})
         found[engine] = {"whole": whole, "resumed": cut}
     return found
@@ -245,49 +250,62 @@ def computed() -> str:
     return "\n".join(lines)
 
 
-def page(folder: Path) -> str:
-    """The page of results."""
-    engines = ["ddp", "zero2", "zero3"]
-    two = table(measured(folder / "2", 2, engines, list(SETTINGS)), engines)
-    four = table(measured(folder / "4", 4, engines, ["rloo"]), engines)
-    kept = resumed(folder / "resumed", 2, [ALONE, *engines])
-    again = "\n".join(
+def in_two(folder: Path) -> str:
+    """Every setting in 2 processes."""
+    return f"## 2 processes\n\n{table(measured(folder / '2', 2, SEVERAL, list(SETTINGS)), SEVERAL)}"
+
+
+def in_four(folder: Path) -> str:
+    """One setting in 4."""
+    return f"## 4 processes\n\n{table(measured(folder / '4', 4, SEVERAL, ['rloo']), SEVERAL)}"
+
+
+def after_a_stop(folder: Path) -> str:
+    """The second update after a stop, against the run at a stretch."""
+    rows = [
         f"| {engine} | {furthest(runs['whole'][-1:], runs['resumed'][-1:]):.1e} |"
-        for engine, runs in kept.items()
+        for engine, runs in resumed(folder / "resumed", 2, [ALONE, *SEVERAL]).items()
+    ]
+    return "\n".join(
+        [
+            "## Stopped after the first update, and resumed",
+            "\nThe second update's figures, resumed with as many processes, against the run at a stretch.",
+            "\n| engine | largest relative difference |\n|---|---|",
+            *rows,
+        ]
     )
-    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("torch", "deepspeed", "accelerate"))
-    return f"""# The same steps in several processes
 
-Written by `OMP_NUM_THREADS=1 python -m benchmarks.scale --write`, on a CPU, over gloo ({versions}).  No GPU was used.
 
-The tiny policy, {ROWS * 2} completions an update, {K} a prompt, {STEPS} updates.  The completions are given, so that
-every engine trains on the same.  Reward, KL and gradient norm are those of the second update in one process.  A column
-of an engine shows the largest relative difference of any logged figure ({", ".join(METRICS)}) in either update.
-
-## 2 processes
-
-{two}
-
-## 4 processes
-
-{four}
-
-## Stopped after the first update, and resumed
-
-The second update's figures, resumed with as many processes as before, against the run at a stretch.
-
-| engine | largest relative difference |
-|---|---|
-{again}
-
-## ZeRO-3, computed
+def of_shapes(folder: Path) -> str:
+    """What is computed, and not measured."""
+    return f"""## ZeRO-3, computed
 
 GiB on each GPU, in 16 bit with LoRA of rank 16, by `rloo_kit/memory/sharded.py`: shapes alone, measured on no GPU, and
 without activations, context and buffers.  "Gathered" are the whole weights that DeepSpeed holds at once in a pass.  TRL
 1.15 gathers a policy with LoRA whole on every GPU to send it to a vLLM server, so that column, not training, is the
 limit there.  The server's GPUs are others; it adds its cache.
 
-{computed()}
+{computed()}"""
+
+
+PARTS = {"two": in_two, "four": in_four, "resumed": after_a_stop, "computed": of_shapes}
+
+
+def page(folder: Path, parts: list[str]) -> str:
+    """The page of results."""
+    versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("torch", "deepspeed", "accelerate"))
+    named = "" if parts == list(PARTS) else f" --parts {' '.join(parts)}"
+    sections = "\n\n".join(PARTS[part](folder) for part in parts)
+    return f"""# The same steps in several processes
+
+Written by `OMP_NUM_THREADS=1 python -m benchmarks.scale --write{named}`, on a CPU, over gloo ({versions}).  No GPU was
+used.
+
+The tiny policy, {ROWS * 2} completions an update, {K} a prompt, {STEPS} updates.  The completions are given, so that
+every engine trains on the same.  Reward, KL and gradient norm are those of the second update in one process.  A column
+of an engine shows the largest relative difference of any logged figure ({", ".join(METRICS)}) in either update.
+
+{sections}
 """
 
 
@@ -297,15 +315,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--engines", nargs="*", default=["ddp", "zero2", "zero3"], choices=ENGINES[1:])
+    parser.add_argument("--engines", nargs="*", default=SEVERAL, choices=SEVERAL)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--resume", action="store_true", help="stop and resume in place of the settings")
     parser.add_argument("--out", type=Path, help="a folder for the runs and for figures.json")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="of the page")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     given = parser.parse_args()
     folder = given.out or Path(tempfile.mkdtemp())
     if given.write:
-        RESULTS.write_text(page(folder))
+        RESULTS.write_text(page(folder, given.parts))
         return
     if given.resume:
         found: Any = resumed(folder, given.processes, given.engines)
