@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.signature import TRL_KEYWORDS
+from rloo_kit import columns
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.session import processes
 
@@ -80,21 +81,29 @@ def check_dataset(
             todo="give more prompts (rows may repeat), or a smaller batch or accumulation",
         )
     prompts = dataset["prompt"] if known else [row.get("prompt") for row in first[:1]]
-    check_prompts(prompts, tokenizer, name)
+    check_prompts(prompts, tokenizer, name, _suspects(dataset) if known else None)
     if tokenizer is not None and tokenizer.chat_template is not None:
         for index, prompt in enumerate(prompts[:RENDERED]):
             if not isinstance(prompt, str):
                 _check_rendered(prompt, tokenizer, args, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}")
 
 
-def check_prompts(prompts: Sequence[object], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+def check_prompts(
+    prompts: Sequence[object],
+    tokenizer: PreTrainedTokenizerBase | None,
+    name: str,
+    rows: Sequence[int] | None = None,
+) -> None:
     """Check that prompts are texts or conversations, all of one kind, and that none is empty.
+
+    Args:
+        rows: those to look at, in order; None for all.
 
     Raises:
         DatasetError: names the first that is not, as ``name[index]``.
     """
     renders = tokenizer is None or tokenizer.chat_template is not None
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts) if rows is None else ((row, prompts[row]) for row in rows):
         where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
         _check_prompt(prompt, where, renders)
         if isinstance(prompt, str) != isinstance(prompts[0], str):
@@ -239,8 +248,28 @@ def _check_rendered(
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Prompt]]:
     """The row numbers and the prompts with the most characters, which are likely to have the most tokens."""
+    if isinstance(dataset, Dataset) and (texts := _in_arrow(dataset)) is not None:
+        rows = columns.longest(texts, count)
+        prompts = dataset["prompt"]
+        return rows, [prompts[row] for row in rows]
     longest = sorted(enumerate(_prompts(dataset)), key=lambda pair: len(str(pair[1])), reverse=True)[:count]
     return [row for row, _ in longest], [prompt for _, prompt in longest]
+
+
+def _in_arrow(dataset: Dataset) -> Iterator[columns.Texts] | None:
+    """The prompts as Arrow has them; None where a format or a type makes something else of them, which only Python
+    can look at."""
+    if dataset.format["type"] is not None or not columns.readable(
+        dataset.features.arrow_schema.field("prompt").type
+    ):
+        return None
+    return columns.texts(dataset, "prompt")
+
+
+def _suspects(dataset: Dataset) -> list[int] | None:
+    """The rows that may be faulty, and the first, with which the others are compared; None where all may be."""
+    texts = _in_arrow(dataset)
+    return None if texts is None else sorted({0, *columns.suspects(texts)})
 
 
 def check_lengths(

@@ -11,6 +11,7 @@ import operator
 from typing import Any, NoReturn
 
 import datasets
+import numpy
 import torch
 import trl
 from peft import PeftConfig
@@ -120,7 +121,7 @@ def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Data
         )
     if ROW in dataset.column_names:  # of another trainer
         dataset = dataset.remove_columns(ROW)
-    return dataset.add_column(ROW, list(range(len(dataset))))
+    return dataset.add_column(ROW, numpy.arange(len(dataset)))
 
 
 def _check(given: Arguments) -> None:
