@@ -110,7 +110,9 @@ def report(draws: list[list[Sampled]]) -> str:
         for name in NAMES:
             mean = student([math.log(found[name]) for found in each])
             low, high = math.exp(mean.low), math.exp(mean.high)  # NaN where it is the same in every draw
-            row.append(f"{math.exp(mean.value):.2f}" + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]"))
+            row.append(
+                f"{math.exp(mean.value):.2f}" + ("" if math.isnan(low) else f" [{low:.2f}, {high:.2f}]")
+            )
         rows.append(row)
     paid = torch.stack([rewards for rewards, _ in itertools.chain(*draws)])
     return document(

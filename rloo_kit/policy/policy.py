@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,9 @@ from typing import TYPE_CHECKING
 from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
+from rloo_kit.hidden import hide
 from rloo_kit.memory import hardware
-from rloo_kit.policy import model_card, sampling, shards, source, tokens
+from rloo_kit.policy import export, model_card, sampling, shards, source, tokens
 from rloo_kit.policy.folder import CARD, check_target, replacing
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
@@ -241,30 +243,145 @@ class Policy:
             NonFiniteError: a trained weight is NaN or infinite.
             RunFolderError: the disk is full, or the folder cannot be written to.
         """
+        form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
+        return self._write(
+            folder, f"Policy.save({os.fspath(folder)!r})", form, self._write_own, results, audits
+        )
+
+    def _write_own(self, place: Path) -> None:
+        chosen = {"selected_adapters": ["default"]} if self.has_lora else {}
+        self.model.save_pretrained(str(place), **chosen)
+
+    def _write(
+        self,
+        folder: str | os.PathLike[str],
+        where: str,
+        form: str,
+        weights: Callable[[Path], None],
+        results: Mapping[str, Result] | None,
+        audits: Iterable[Audited],
+    ) -> Path:
+        """Weights, tokenizer and card into a folder that takes the named one's place when all is written."""
         named = Path(os.path.expanduser(folder))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-        where = f"Policy.save({os.fspath(folder)!r})"
         target = Path(os.path.realpath(named))
         check_finite(self.model, where, lambda: "save from before, or load it anew")
         trained = [p for name, p in self.model.named_parameters() if p.requires_grad or "lora_" in name]
         with shards.gathered(trained):
             if processes.is_main():
-                self._write(target, where, results, audits)
+                check_target(target, where)
+                with replacing(target, where) as fresh, without_bars():
+                    weights(fresh)
+                    self.tokenizer.save_pretrained(str(fresh))
+                    text = model_card.written(self.model, self.checkpoint, form, results, audits)
+                    (fresh / CARD).write_text(text, encoding="utf-8")
         shards.wait_for_others()
         return named
 
-    def _write(
-        self, target: Path, where: str, results: Mapping[str, Result] | None, audits: Iterable[Audited]
-    ) -> None:
-        check_target(target, where)
-        with replacing(target, where) as fresh, without_bars():
-            if self.has_lora:
-                self.model.save_pretrained(str(fresh), selected_adapters=["default"])
-            else:
-                self.model.save_pretrained(str(fresh))
-            self.tokenizer.save_pretrained(str(fresh))
-            form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
-            text = model_card.written(self.model, self.checkpoint, form, results, audits)
-            (fresh / CARD).write_text(text, encoding="utf-8")
+    def save_merged(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        base: str | os.PathLike[str] | None = None,
+        results: Mapping[str, Result] | None = None,
+        audits: Iterable[Audited] = (),
+    ) -> Path:
+        """Write one checkpoint in bfloat16, base and LoRA in one, for anything that reads Hugging Face's format.
+
+        The base is loaded in 16 bit, in the computer's own memory, so the policy may be in 4 bit.  Over 16-bit weights
+        an adapter that was trained over 4-bit ones is a slightly different policy: evaluate the one you will use.
+
+        Args:
+            folder: a new one, or one of an earlier save.
+            base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
+            results, audits: for the card, as for :meth:`save`.
+
+        Raises:
+            PolicyNotFoundError: the base's weights in 16 bit are neither on this machine nor on the hub.
+            ConfigError, NonFiniteError, RunFolderError: as :meth:`save`.
+        """
+
+        def weights(place: Path) -> None:
+            if not self.has_lora:
+                export.write_in_16_bit(self.model, place)
+                return
+            with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
+                self._write_own(Path(scratch))
+                export.write_in_16_bit(export.merged(Path(scratch), found), place)
+
+        found = os.fspath(base) if base else ""
+        if self.has_lora and not found:
+            config = self.model.peft_config["default"]
+            found = export.sixteen_bit_base(self.checkpoint, str(config.base_model_name_or_path))
+        where = f"Policy.save_merged({os.fspath(folder)!r})"
+        return self._write(folder, where, "merged checkpoint, 16 bit", weights, results, audits)
+
+    def save_gguf(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        quantization: str = "q8_0",
+        llama_cpp: str | os.PathLike[str] | None = None,
+        base: str | os.PathLike[str] | None = None,
+    ) -> Path:
+        """Write a GGUF file by llama.cpp's converter, for llama.cpp and what is built on it.
+
+        Nothing is installed and nothing asked.  An earlier file is replaced.  For a run of one process.
+
+        Args:
+            file: its name.
+            quantization: f32, f16, bf16 or q8_0; for q4_k_m and the like llama.cpp's compiled ``llama-quantize``, too.
+            llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
+            base: as for :meth:`save_merged`.
+
+        Raises:
+            ConfigError: an unknown quantization, or llama.cpp cannot convert this model.
+            PolicyNotFoundError: no converter, with the commands that bring it; or as :meth:`save_merged`.
+        """
+        export.check_quantization(quantization)
+        export.converter(llama_cpp)
+        if quantization not in export.BY_CONVERTER:
+            export.quantizer(llama_cpp)
+        target = Path(os.path.expanduser(file))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
+            made = Path(scratch) / target.name
+            export.convert(
+                self.save_merged(Path(scratch) / "merged", base=base), made, quantization, llama_cpp
+            )
+            made.replace(target)
+        return target
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        merged: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+        results: Mapping[str, Result] | None = None,
+        audits: Iterable[Audited] = (),
+    ) -> str:
+        """Upload the adapter, or one merged checkpoint, with its card, and return its address.
+
+        For a run of one process.
+
+        Args:
+            repository: "owner/name"; it is made if there is none.
+            merged: as :meth:`save_merged` writes it.
+            private: of a repository that is made; None takes the owner's default.
+            token: that may write; None takes HF_TOKEN, or the one of ``hf auth login``.
+            results, audits: for the card, as for :meth:`save`.
+
+        Raises:
+            PolicyNotFoundError: the hub is not reached, or refuses; or as :meth:`save_merged`.
+        """
+        if token:
+            hide("push_to_hub(token)", token)
+        with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
+            save = self.save_merged if merged else self.save
+            folder = save(Path(scratch) / "policy", results=results, audits=audits)
+            export.without_own_paths(folder, self.checkpoint)
+            return export.upload(folder, repository, private, token)
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:

@@ -67,7 +67,7 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: s
     if (checkpoint := find(name)) is not None:
         in_four = checkpoint.four_bit_repository if four_bit is not False else None
         path = in_four or checkpoint.repository
-        _check_hub(path, token)
+        check_hub(path, token)
         return Source(path, checkpoint)
     if is_path or folder.exists() or not _could_be_hub_id(name):
         raise _no_folder(name, folder)
@@ -77,7 +77,7 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: s
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(name))}? Otherwise give a hub id (owner/name) or a folder",
         )
-    return Source(name, None, is_adapter=_check_hub(name, token))
+    return Source(name, None, is_adapter=check_hub(name, token))
 
 
 def _could_be_hub_id(name: str) -> bool:
@@ -171,7 +171,7 @@ def _made_here(base: str) -> str | None:
     return next((name for name, made in MADE_HERE.items() if made.made(base)), None)
 
 
-def _check_hub(repository: str, token: str | None) -> bool:
+def check_hub(repository: str, token: str | None) -> bool:
     """Check that the hub or its cache has a repository; return whether it is an adapter.
 
     Raises:
@@ -253,7 +253,7 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
                     where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
                     todo="put the base there, or write its place into that file",
                 )
-            _check_hub(path, kwargs.get("token"))
+            check_hub(path, kwargs.get("token"))
     if (file := Path(path) / "config.json").is_file():
         _read(file)
     trusted = kwargs.get("trust_remote_code", False)
