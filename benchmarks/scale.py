@@ -75,11 +75,9 @@ def trained(
             return [completion(ids, index % K) for index, ids in enumerate(prompt_ids)]
 
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
-    asked = {"resume_from_checkpoint": True} if settings.get("resume") else {}
-    own = {name: value for name, value in settings.items() if name != "resume"}
     file = deepspeed_file(engine, str(ROOT / "configs/accelerate"))
     config = rloo_kit.RLOOConfig(
-        **{"max_steps": STEPS, "save_strategy": "no", **own},
+        **{"max_steps": STEPS, "save_strategy": "no", **settings},
         output_dir=str(folder),
         num_generations=K,
         per_device_train_batch_size=ROWS // processes,
@@ -103,7 +101,7 @@ def trained(
             if "lora_B" in name:  # as if trained before, so that there is a KL term
                 parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
     trainer = Fixed(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
-    trainer.train(**asked)
+    trainer.train()
     state = trainer.accelerator.state
     if state.num_processes != processes or (state.distributed_type.value == "DEEPSPEED") != bool(file):
         raise RuntimeError(f"{engine}, {processes} processes were asked for; accelerate's state: {state}")
@@ -187,22 +185,6 @@ def measured(
     return found
 
 
-def resumed(folder: Path, processes: int, engines: list[str]) -> dict[str, dict[str, list[Figures]]]:
-    """engine -> what is trained at a stretch, and with a stop after the first update."""
-    policy = rloo_kit.load_policy("tiny", seed=0)
-    found = {}
-    for engine in engines:
-        count = 1 if engine == ALONE else processes
-        place = folder / f"resumed-{engine}".replace(" ", "-")
-        whole = forked(policy, place / "whole", count, engine, SETTINGS["rloo"])
-        saved = {**SETTINGS["rloo"], "save_strategy": "steps", "save_steps": 1}
-        forked(policy, place / "cut", count, engine, {**saved, "max_steps": 1})
-        (place / "cut" / FIGURES).unlink()
-        cut = forked(policy, place / "cut", count, engine, {**saved, "resume": True})
-        found[engine] = {"whole": whole, "resumed": cut}
-    return found
-
-
 def furthest(alone: list[Figures], several: list[Figures]) -> float:
     """The largest relative difference of any figure of any update."""
     pairs = [(a[name], b[name]) for a, b in zip(alone, several, strict=True) for name in a]
@@ -260,22 +242,6 @@ def in_four(folder: Path) -> str:
     return f"## 4 processes\n\n{table(measured(folder / '4', 4, SEVERAL, ['rloo']), SEVERAL)}"
 
 
-def after_a_stop(folder: Path) -> str:
-    """The second update after a stop, against the run at a stretch."""
-    rows = [
-        f"| {engine} | {furthest(runs['whole'][-1:], runs['resumed'][-1:]):.1e} |"
-        for engine, runs in resumed(folder / "resumed", 2, [ALONE, *SEVERAL]).items()
-    ]
-    return "\n".join(
-        [
-            "## Stopped after the first update, and resumed",
-            "\nThe second update's figures, resumed with as many processes, against the run at a stretch.",
-            "\n| engine | largest relative difference |\n|---|---|",
-            *rows,
-        ]
-    )
-
-
 def of_shapes(folder: Path) -> str:
     """What is computed, and not measured."""
     return f"""## ZeRO-3, computed
@@ -288,7 +254,7 @@ limit there.  The server's GPUs are others; it adds its cache.
 {computed()}"""
 
 
-PARTS = {"two": in_two, "four": in_four, "resumed": after_a_stop, "computed": of_shapes}
+PARTS = {"two": in_two, "four": in_four, "computed": of_shapes}
 
 
 def page(folder: Path, parts: list[str]) -> str:
@@ -317,7 +283,6 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--engines", nargs="*", default=SEVERAL, choices=SEVERAL)
     parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--resume", action="store_true", help="stop and resume in place of the settings")
     parser.add_argument("--out", type=Path, help="a folder for the runs and for figures.json")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="of the page")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
@@ -326,11 +291,8 @@ def main() -> None:
     if given.write:
         RESULTS.write_text(page(folder, given.parts))
         return
-    if given.resume:
-        found: Any = resumed(folder, given.processes, given.engines)
-    else:
-        found = measured(folder, given.processes, given.engines, given.settings)
-        print(table(found, given.engines))
+    found = measured(folder, given.processes, given.engines, given.settings)
+    print(table(found, given.engines))
     (folder / FIGURES).write_text(json.dumps(found))
 
 
