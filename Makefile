@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types pytest notebooks gpu-path scale docs gpu-check lock clean
+.PHONY: help install quickstart test check lint types pytest notebooks gpu-path scale long docs gpu-check lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,10 +58,12 @@ notebooks: $(STAMP)  ## execute every notebook in full and store its outputs; ab
 
 gpu-path: $(STAMP) $(TRITON)  ## the tests of Unsloth's GPU path on a CPU, with those that make test leaves out
 	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10 -m "" tests/gpu_path
-	$(BIN)/pytest -q -m long tests/cli
 
 scale: $(STAMP)  ## what runs in several processes, on CPUs; with the extra deepspeed also ZeRO
 	$(BIN)/pytest -q --durations=10 -m "" tests/scale
+
+long: $(STAMP) $(TRITON)  ## every test that make test leaves out
+	$(BIN)/pytest -q --durations=10 -m long tests
 
 docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
 	$(BIN)/python scripts/docs.py
@@ -75,4 +77,4 @@ lock: $(STAMP)  ## write the installed versions into requirements/constraints.tx
 	$(BIN)/python scripts/lock.py
 
 clean:  ## remove .venv and everything a run leaves behind
-	rm -rf $(VENV) .triton out .mypy_cache .ruff_cache unsloth_compiled_cache
+	rm -rf $(VENV) .triton .llama_cpp out .mypy_cache .ruff_cache unsloth_compiled_cache
