@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rloo_kit.cli.shown import ConfigFile, Settings
+from rloo_kit.cli.shown import ConfigFile, Resume, Settings
 
 EngineName = Annotated[
     str, typer.Option("--engine", help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")
@@ -32,6 +32,7 @@ def launch(
     cpu: OnCPU = False,
     configs: Folder = "configs/accelerate",
     dry_run: Dry = False,
+    resume: Resume = False,
     set_: Settings = None,
 ) -> None:
     """Train in several processes.
@@ -40,10 +41,11 @@ def launch(
     """
     from rloo_kit.session import engines
 
+    target = ["-m", "rloo_kit", "train", str(config), *(["--resume"] if resume else [])]
     made = engines.command(
         engine,
         processes,
-        ["-m", "rloo_kit", "train", str(config), *_settings(engine, cpu, configs, set_ or [])],
+        [*target, *_settings(engine, cpu, configs, set_ or [])],
         on_cpu=cpu,
         machines=engines.Machines(machines, machine_rank, host, port),
         configs=configs,

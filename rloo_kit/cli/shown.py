@@ -30,6 +30,10 @@ Settings = Annotated[
     ),
 ]
 
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in trainer.output_dir.")
+]
+
 
 def explained(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rloo_kit.cli.shown import ConfigFile, Settings
+from rloo_kit.cli.shown import ConfigFile, Resume, Settings
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in trainer.output_dir.")
 ]
 
 

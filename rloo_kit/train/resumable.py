@@ -27,7 +27,7 @@ import torch  # noqa: E402 - unsloth first
 from peft import get_peft_model_state_dict  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
-from transformers import TrainerState  # noqa: E402
+from transformers import TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
@@ -245,6 +245,7 @@ class ResumableTrainer(SavingTrainer):
         asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
         if checkpoint is not None:
             self._check_optimizer(Path(checkpoint))
+            _without_number(self.args)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None or not isinstance(scheduler, LambdaLR):
             return
@@ -330,3 +331,10 @@ def drop_reference(model: PreTrainedModel) -> None:
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
         model.set_adapter("default")
+
+
+def _without_number(args: TrainingArguments) -> None:
+    """Works around: with several processes transformers loads the optimizer's state to ``args.device``, and torch.load
+    knows the device "cpu" and no "cpu:0", which is accelerate's name for it."""
+    if args.device.type == "cpu":
+        args.__dict__["_setup_devices"] = torch.device("cpu")

@@ -34,12 +34,19 @@ def said(*arguments: str) -> Any:
 
 def test_it_prints_the_command_and_gives_its_status(ran: list[engines.Command]) -> None:
     done = said(
-        "run.yaml", "--processes", "4", "--set", "trainer.seed=1", "--configs", str(ROOT / engines.CONFIGS)
+        "run.yaml",
+        "--resume",
+        "--processes",
+        "4",
+        "--set",
+        "trainer.seed=1",
+        "--configs",
+        str(ROOT / engines.CONFIGS),
     )
     assert done.exit_code == 7
     assert str(ran[0]) == done.output.strip()
     assert done.output.startswith("accelerate launch --config_file")
-    assert done.output.strip().endswith("-m rloo_kit train run.yaml --set trainer.seed=1")
+    assert done.output.strip().endswith("-m rloo_kit train run.yaml --resume --set trainer.seed=1")
 
 
 def test_a_dry_run_starts_nothing(ran: list[engines.Command]) -> None:

@@ -62,6 +62,15 @@ def test_a_run_goes_on_in_one_process_with_the_prompts_that_it_would_have_taken(
     assert problems(seen(folder, 1)) == {step: texts for step, texts in alone.items() if step > 2}
 
 
+def test_a_run_goes_on_in_two_processes_with_the_same_prompts(
+    alone: dict[int, list[str]], tmp_path: Path
+) -> None:
+    finish(start(tmp_path, 2, **{**STEPS, "max_steps": 2}))
+    out, _ = finish(start(tmp_path, 2, **STEPS, resume=True))
+    assert "resuming from" in out
+    assert problems(seen(tmp_path, 2)) == {step: texts for step, texts in alone.items() if step > 2}
+
+
 def test_a_killed_process_ends_the_run_and_a_checkpoint_stays(tmp_path: Path) -> None:
     _, err = finish(start(tmp_path, 2, **STEPS, dies={"rank": 1, "step": 3, "how": "killed"}), fails=True)
     assert "Signal 9 (SIGKILL)" in err
