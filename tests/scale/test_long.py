@@ -11,7 +11,7 @@ import pytest
 
 from rloo_kit.session.engines import Machines
 from tests.conftest import CLEAN_ENVIRONMENT
-from tests.scale.conftest import ROOT, finish, problems, seen, start
+from tests.scale.conftest import PATIENCE, ROOT, finish, problems, seen, start
 
 pytestmark = pytest.mark.long
 
@@ -86,6 +86,35 @@ def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path, port: in
     assert [one["processes"] for one in told] == [2, 2]
     assert problems(told) == alone
     assert ["1/4" in out for out in outs] == [True, False]
+
+
+def test_the_command_line_launches_a_run_from_a_file(tmp_path: Path) -> None:
+    changed = {"trainer.max_steps": 1, "trainer.output_dir": tmp_path / "run", "save": tmp_path / "adapter"}
+    changed |= {"evaluate.n": 2, "task.addition.n_train": 32, "task.addition.n_held_out": 8}
+    settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
+    command = [
+        sys.executable,
+        "-m",
+        "rloo_kit",
+        "launch",
+        str(ROOT / "configs/tiny.yaml"),
+        "--processes",
+        "2",
+    ]
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, "--cpu", *settings],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [done.stdout.count(said) for said in ("\nbefore\n", "\nafter\n", "adapter: ")] == [1, 1, 1]
+    assert (tmp_path / "adapter/adapter_config.json").is_file()
+    assert (tmp_path / "adapter.yaml").is_file()
 
 
 def measured(folder: Path, *arguments: str) -> Any:
