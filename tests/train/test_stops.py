@@ -21,6 +21,14 @@ SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_f
 SETTINGS |= {"learning_rate": 1e-2}
 
 
+@pytest.fixture(autouse=True)
+def interruptible() -> Any:
+    """A shell starts what runs in its background with SIGINT ignored, and then nothing can be interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def weights(trainer: Any) -> list[Any]:
     return [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
 
