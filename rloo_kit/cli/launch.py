@@ -53,7 +53,7 @@ def launch(
     typer.echo(str(made))
     if dry_run:
         return
-    engines.check_installed(engine, configs)
+    engines.check_installed(engine, configs, cpu)
     raise typer.Exit(made.run())
 
 

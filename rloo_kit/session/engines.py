@@ -154,14 +154,14 @@ def _by_torchrun(
     return Command("torchrun", (*arguments, *target), environment)
 
 
-def check_installed(engine: str, configs: str = CONFIGS) -> None:
-    """Refuse an engine whose configuration or library is not here.
+def check_installed(engine: str, configs: str = CONFIGS, on_cpu: bool = False) -> None:
+    """Refuse an engine whose configuration or library is not here; torchrun, on CPUs, reads none of accelerate's.
 
     Raises:
         ConfigError: with what to install, or where to start from.
     """
     file = Path(configs) / f"{engine}.yaml"
-    if not file.is_file():
+    if not (on_cpu or file.is_file()):
         raise ConfigError(
             "accelerate's configuration is not here",
             where=str(file),
