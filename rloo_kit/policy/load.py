@@ -17,7 +17,7 @@ from rloo_kit import catalogue
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
-from rloo_kit.policy import folder, options, source, tokens
+from rloo_kit.policy import folder, options, shards, source, tokens
 from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment, processes
@@ -100,6 +100,7 @@ def load_policy(
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
         quiet(),
         without_bars(),
+        shards.uncut(),
     ):
         longest = _longest(source.trained_length(path, found.is_adapter, asked.further), asked)
         with folder.matching(found.path, found.is_adapter):

@@ -27,6 +27,24 @@ def gathered(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def uncut() -> Iterator[None]:
+    """Load a model whole, also where an ``RLOOConfig(deepspeed=...)`` was made before.
+
+    A configuration of ZeRO-3 sets a global of transformers, which then refuses the ``device_map`` that unsloth gives
+    (modeling_utils.py, "DeepSpeed Zero-3 is not compatible with passing a `device_map`").  DeepSpeed cuts the weights
+    when the training begins.
+    """
+    from transformers.integrations import deepspeed
+
+    configured = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = configured
+
+
 def local(parameter: torch.nn.Parameter) -> torch.Tensor:
     """What this process holds of a parameter: all of it, or its shard."""
     held: torch.Tensor = getattr(parameter, "ds_tensor", parameter)

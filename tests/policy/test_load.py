@@ -193,3 +193,21 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
         rloo_kit.load_policy(tiny.checkpoint(), load_in_4bit=False)
     assert kept.value.__cause__ is not None
     assert loaded[0]() is None
+
+
+def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_before(monkeypatch: Any) -> None:
+    """transformers refuses unsloth's device_map from then on, until the configuration is gone."""
+    from transformers import AutoModelForCausalLM
+    from transformers.integrations import deepspeed
+
+    class Configured:
+        def is_zero3(self) -> bool:
+            return True
+
+    made = Configured()
+    monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    deepspeed.set_hf_deepspeed_config(made)
+    with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
+        AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), device_map="cpu")
+    assert rloo_kit.load_policy("tiny", seed=0).model is not None
+    assert deepspeed.is_deepspeed_zero3_enabled()

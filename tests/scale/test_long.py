@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from rloo_kit.session.engines import Machines
 from tests.conftest import CLEAN_ENVIRONMENT
@@ -88,33 +89,40 @@ def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path, port: in
     assert ["1/4" in out for out in outs] == [True, False]
 
 
-def test_the_command_line_launches_a_run_from_a_file(tmp_path: Path) -> None:
-    changed = {"trainer.max_steps": 1, "trainer.output_dir": tmp_path / "run", "save": tmp_path / "adapter"}
+def launched(folder: Path, engine: str, *arguments: str) -> str:
+    """What `rloo-kit launch` prints of the tiny run in two processes."""
+    changed = {"trainer.output_dir": folder / "run", "trainer.save_steps": 1, "save": folder / "adapter"}
     changed |= {"evaluate.n": 2, "task.addition.n_train": 32, "task.addition.n_held_out": 8}
     settings = [part for name, value in changed.items() for part in ("--set", f"{name}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "rloo_kit",
-        "launch",
-        str(ROOT / "configs/tiny.yaml"),
+    command = [sys.executable, "-m", "rloo_kit", "launch", str(ROOT / "configs/tiny.yaml"), *settings]
+    command += [
+        "--engine",
+        engine,
+        "--configs",
+        str(ROOT / "configs/accelerate"),
         "--processes",
         "2",
+        "--cpu",
     ]
+    how: Any = {"cwd": folder, "capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
     env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [*command, "--cpu", *settings],
-        env=env,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = subprocess.run([*command, *arguments], env=env, **how)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert [done.stdout.count(said) for said in ("\nbefore\n", "\nafter\n", "adapter: ")] == [1, 1, 1]
-    assert (tmp_path / "adapter/adapter_config.json").is_file()
+    return str(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "engine", ["ddp", *(pytest.param(z, marks=needs_deepspeed) for z in ("zero2", "zero3"))]
+)
+def test_the_command_line_launches_a_run_from_a_file_and_goes_on_with_it(engine: str, tmp_path: Path) -> None:
+    said = launched(tmp_path, engine, "--set", "trainer.max_steps=1")
+    assert [said.count(line) for line in ("\nbefore\n", "\nafter\n", "adapter: ")] == [1, 1, 1]
     assert (tmp_path / "adapter.yaml").is_file()
+    weights = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert all(tensor.numel() and tensor.any() for tensor in weights.values())  # gathered, and trained
+    again = launched(tmp_path, engine, "--set", "trainer.max_steps=2", "--resume")
+    assert "resuming from" in again
+    assert "2/2" in again
 
 
 def measured(folder: Path, *arguments: str) -> Any:
