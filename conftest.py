@@ -32,7 +32,6 @@ SHORTENED = {"notebooks/06": "1", "notebooks/07": "1"}
 
 LONGEST_FIRST = (
     "tests/gpu_path/test_gpu_check",
-    "tests/gpu_path/test_float16",
     "notebooks/05",
     "notebooks/04",
     "notebooks/07",

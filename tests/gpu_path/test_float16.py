@@ -6,6 +6,10 @@ from benchmarks.gpu.correct import IN_FLOAT32, SETTINGS
 from benchmarks.gpu.runner import Figure
 from tests.gpu_path.against_plain import BASES, AgainstPlain, assert_close
 
+pytestmark = (
+    pytest.mark.long
+)  # two minutes; the formulas are also compared without a card, in tests/train/test_update.py
+
 
 class TestFloat16(AgainstPlain):
     CARD, DTYPE = "t4", "float16"
