@@ -1,8 +1,7 @@
-"""The README.md of what is saved: base, method, data, rewards, configuration, results, versions, licence.
+"""The README.md of what is saved: base, licence, results, audits of the rewards, versions.
 
-For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out.  What a run was, its trainer leaves with the
-model (:func:`remember`); what was measured, the user gives.  What is not known is not mentioned: a card has no empty
-lines to fill in.
+For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out.  What was measured, the user gives.  What is not
+known is not mentioned: a card has no empty lines to fill in.
 """
 
 from __future__ import annotations
@@ -16,14 +15,7 @@ from rloo_kit.policy.folder import TAG
 from rloo_kit.session.imports import TESTED, version_of
 
 if TYPE_CHECKING:
-    import torch
-
     from rloo_kit.catalogue import Checkpoint
-
-Facts = Mapping[str, Mapping[str, object]]
-"""Heading -> name -> value, as the trainer tells them."""
-
-PLACE = "_rloo_kit_run"
 
 KINDS = {"exploit": "exploits", "refusal": "right answers refused", "error": "errors"}
 
@@ -48,13 +40,7 @@ class Audited(Protocol):
         """The findings with this verdict."""
 
 
-def remember(model: torch.nn.Module, facts: Facts) -> None:
-    """Leave with a model what the run was that trained it."""
-    model.__dict__[PLACE] = facts
-
-
 def written(
-    model: torch.nn.Module,
     checkpoint: Checkpoint,
     form: str,
     results: Mapping[str, Result] | None = None,
@@ -63,19 +49,15 @@ def written(
     """The card, as Markdown with the hub's front matter.
 
     Args:
-        model: what is saved; :func:`remember` may have left its run with it.
         checkpoint: the base.
         form: what is in the folder: "LoRA adapter", "merged checkpoint, 16 bit", ...
         results: evaluations by name, such as {"before": ..., "after": ...}.
         audits: of its rewards, by ``rewards.audit``.
     """
-    facts: Facts = model.__dict__.get(PLACE, {})
     base = shown_base(checkpoint)
     lines = [front_matter(checkpoint, form), f"# {checkpoint.name}, by RLOO", ""]
     lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
     lines += [f"Licence of the base: {checkpoint.license or 'see its own card'}.", ""]
-    for heading, found in facts.items():
-        lines += [f"## {heading}", "", *_table(found), ""]
     if verdicts := [_verdict(audit) for audit in audits]:
         lines += ["## Audits of the rewards", "", *verdicts, ""]
     if results:
@@ -112,11 +94,6 @@ def _is_hub_id(name: str) -> bool:
 def _verdict(audit: Audited) -> str:
     counts = [f"{len(audit.of(kind))} {word}" for kind, word in KINDS.items()]
     return f"- {audit.name}: {', '.join(counts)}, of {len(audit.findings)} completions"
-
-
-def _table(found: Mapping[str, object]) -> list[str]:
-    rows = [(name, str(value).replace("|", "\\|").replace("\n", " ")) for name, value in found.items()]
-    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
 def _results(results: Mapping[str, Result]) -> list[str]:

@@ -272,7 +272,7 @@ class Policy:
                 with replacing(target, where) as fresh, without_bars():
                     weights(fresh)
                     self.tokenizer.save_pretrained(str(fresh))
-                    text = model_card.written(self.model, self.checkpoint, form, results, audits)
+                    text = model_card.written(self.checkpoint, form, results, audits)
                     (fresh / CARD).write_text(text, encoding="utf-8")
         shards.wait_for_others()
         return named

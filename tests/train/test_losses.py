@@ -37,10 +37,6 @@ class Batch:
         return row_weights(aggregation, self.tokens[rows], len(LENGTHS), sum(LENGTHS), LONGEST)
 
 
-def weighted(batch: Batch, aggregation: str, level: str) -> torch.Tensor:
-    return (batch.weights(aggregation) * batch.losses(level)).sum()
-
-
 # --- aggregations -----------------------------------------------------------------------------------------
 
 
