@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
+LOGGED = tempfile.TemporaryDirectory(prefix="trackio-")
+os.environ["TRACKIO_DIR"] = (
+    LOGGED.name
+)  # read when TRL imports trackio; else a test would write into the home
 Done = subprocess.CompletedProcess[str]
 Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]

@@ -213,6 +213,11 @@ class RLOOConfig(Base):
 
     __repr__ = __str__
 
+    def to_dict(self) -> dict[str, Any]:
+        """As transformers has it, for loggers: no token, and no value from .env."""
+        found = super().to_dict()
+        return {name: without_hidden(v) if isinstance(v, str) else v for name, v in found.items()}
+
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
         kept = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}

@@ -23,7 +23,10 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from transformers import GenerationConfig, get_scheduler  # noqa: E402
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK  # noqa: E402
+from transformers.integrations.integration_utils import (  # noqa: E402
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 if TYPE_CHECKING:
     import trl
@@ -158,7 +161,13 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
         )
 
 
+LOGGERS = {"trackio": "trackio", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+LOGGERS |= {"swanlab": "swanlab", "clearml": "clearml", "dvclive": "dvclive", "comet_ml": "comet-ml"}
+"""Loggers, and the package that pip installs for each; the rest are transformers' to refuse."""
+
+
 def _check_loggers(args: trl.RLOOConfig) -> None:
+    """Works around: transformers looks for a logger's package when the trainer is made, after the policy is loaded."""
     known = ("all", "none", *sorted(INTEGRATION_TO_CALLBACK))
     asked = [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
     for name in asked:
@@ -166,6 +175,12 @@ def _check_loggers(args: trl.RLOOConfig) -> None:
             near = values.nearest("report_to", name, Literal[known])
             _refuse(
                 f"there is no logger {name!r}", f"report_to={name!r}", near or f"one of {', '.join(known)}"
+            )
+        if name in LOGGERS and name not in get_available_reporting_integrations():
+            _refuse(
+                f"the logger {name} is not installed",
+                f"report_to={name!r}",
+                f"pip install {LOGGERS[name]}, and restart the process; or remove report_to",
             )
 
 

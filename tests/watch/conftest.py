@@ -46,8 +46,8 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     """``trainer``, what it ``printed``, the ``pictures`` shown, and the ``logs`` that another reporter got."""
     seen: list[dict[str, Any]] = []
 
-    class Trackio(TrainerCallback):
-        """Stands for the package, which the kit does not install."""
+    class Elsewhere(TrainerCallback):
+        """Stands for a logger; a real one is in tests/train/test_loggers.py."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             seen.append(dict(logs))
@@ -55,7 +55,7 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as monkeypatch:
         notebook = Notebook(monkeypatch)
-        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Trackio)
+        monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "elsewhere", Elsewhere)
         trainer = rloo_kit.RLOOTrainer(
             model=rloo_kit.load_policy("tiny", seed=0),
             reward_funcs=right_after_thought,
@@ -63,7 +63,7 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
                 output_dir=str(tmp_path_factory.mktemp("run")),
                 **{**SMALL, "max_steps": 6, "max_completion_length": 4},
                 on_unhealthy="stop",
-                report_to="trackio",
+                report_to="elsewhere",
                 run_name="a name",
             ),
             train_dataset=task.train,
