@@ -23,6 +23,11 @@ def scale_of(size: int) -> tuple[int, str]:
     return (GIB, "GiB") if size >= GIB else (MIB, "MiB")
 
 
+def shortened(name: str, width: int = 26) -> str:
+    """A name in at most so many characters: its beginning and its end."""
+    return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
+
+
 def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
     """Lines of aligned columns, a rule below the header; with ``total`` another above the last row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

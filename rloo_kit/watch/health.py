@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
+from rloo_kit.session.show import shortened
 from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
 from rloo_kit.watch.report import Cost, Course, cost_of, course_of
 from rloo_kit.watch.run_folder import Source, read_history, settings_of
@@ -69,9 +70,14 @@ class Diagnosis:
                 f"    change first  {one.setting}, {one.change}",
             ]
         lines += [f"  {line}" for part in (self.cost, self.course) if part for line in str(part).splitlines()]
-        lines.append(f"  {'':<28}{'first':>9}{'last':>9}  (means of up to {WINDOW} entries)")
-        lines += [f"  {name:<28}{first:>9.3f}{last:>9.3f}" for name, (first, last) in self.figures.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._table()])
+
+    def _table(self) -> list[str]:
+        rows = [(shortened(name, 48), *(f"{v:.3f}" for v in both)) for name, both in self.figures.items()]
+        name, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        name, first, last = max(28, name), *(max(9, 2 + width) for width in widths)
+        head = f"  {'':<{name}}{'first':>{first}}{'last':>{last}}  (means of up to {WINDOW} entries)"
+        return [head, *(f"  {a:<{name}}{b:>{first}}{c:>{last}}" for a, b, c in rows)]
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(str(self))

@@ -23,11 +23,16 @@ PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure."""
+    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure.
+
+    Attributes:
+        reward: the reward function that it is the mean of; empty where it is of none.
+    """
 
     label: str
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    reward: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,14 +100,20 @@ def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | Non
 
 def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
     """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    names = dict.fromkeys(name for entry in log for name in term_names(entry))
-    terms = [curve for name in names if (curve := _curve(log, term(name), name))]
+    terms = [
+        replace(curve, reward=name) for name in reward_names(log) if (curve := _curve(log, term(name), name))
+    ]
     total = _curve(log, "reward", "mean reward")
     if len(terms) == 1 and total and _same(terms[0].values, total.values):
         return []
     titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
     both = zip(titles, _by_size(terms), strict=False)
     return [Panel(title, "mean, unweighted", tuple(group), wide=True) for title, group in both]
+
+
+def reward_names(log: Sequence[Entry]) -> list[str]:
+    """The reward functions of a log, in their order there."""
+    return list(dict.fromkeys(name for entry in log for name in term_names(entry)))
 
 
 def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
@@ -158,6 +169,19 @@ def _finite(value: float | None) -> float:
 def _same(first: Sequence[float], second: Sequence[float]) -> bool:
     pairs = zip(first, second, strict=True)
     return all(abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+def isolated(values: Sequence[float]) -> list[int]:
+    """The places of finite figures between two that are not: a line does not show them."""
+    finite = [False, *(not math.isnan(value) for value in values), False]
+    return [i for i in range(len(values)) if finite[i + 1] and not (finite[i] or finite[i + 2])]
+
+
+def span_of(found: Sequence[Panel]) -> tuple[float, float]:
+    """The first and the last step of what is shown; half a step around a single one."""
+    curves = [curve for panel in found for curve in (*panel.curves, panel.points) if curve]
+    first, last = (end(step for curve in curves for step in curve.steps) for end in (min, max))
+    return (first, last) if first < last else (first - 0.5, last + 0.5)
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:

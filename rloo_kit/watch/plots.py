@@ -10,14 +10,24 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rloo_kit.session.show import shown_figure
+from rloo_kit.session.show import shortened, shown_figure
 from rloo_kit.watch.log import Entry
-from rloo_kit.watch.panels import PERCENT, Curve, Panel, panels, running_mean, window_of
+from rloo_kit.watch.panels import (
+    PERCENT,
+    Curve,
+    Panel,
+    isolated,
+    panels,
+    reward_names,
+    running_mean,
+    span_of,
+    window_of,
+)
 from rloo_kit.watch.run_folder import Source, read_history, training_steps
+from rloo_kit.watch.styles import PLAIN, Style, style_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,16 +38,17 @@ PICTURE = "training.png"
 CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
 
+BAND, EACH_STEP = "0.86", Style("0.62")
+HELD_OUT = Style(dash="none", mark="D", marked=True)
 WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
-STYLES = (("-", ""), ("--", ""), (":", ""), ("-.", ""), ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
-"""Dash and marker of the first, second, ... line of a panel: they differ without colour."""
 
 
 def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
     """Draw a run in one figure: reward and its terms, dead groups, KL, entropy, length, truncation.
 
     Where a run has at least 20 logged steps, a light line gives each of them and a dark one their running
-    mean.  ``print(plot(...))`` gives the same as text.
+    mean.  A reward function has the same colour and dash in every figure of a notebook.  ``print(plot(...))`` gives
+    the same as text.
 
     Args:
         source: a trainer (ours, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
@@ -72,11 +83,17 @@ def draw(history: Sequence[Entry]) -> Figure:
     size = (WIDTH_INCHES, sum(heights))
     figure = shown_figure(CAPTION, lambda: as_text(history), figsize=size, layout="constrained")
     grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-    window = window_of(len(training_steps(history)))
+    log = training_steps(history)
+    for name in reward_names(log):
+        style_of(name)  # in the log's order, which does not change as figures do
+    window, first = window_of(len(log)), None
     for index, row in enumerate(rows):
         for column, panel in enumerate(row):
             place = grid[index, :] if len(row) == 1 else grid[index, column]
-            _draw_panel(figure.add_subplot(place), panel, window)
+            axis = figure.add_subplot(place, sharex=first)
+            first = first or axis
+            _draw_panel(axis, panel, window)
+    first.set_xlim(*span_of(found))
     return figure
 
 
@@ -90,12 +107,11 @@ def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
 def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
     if panel.band:
         low, high, meaning = panel.band
-        bottom, top = (running_mean(edge.values, window) for edge in (low, high))
-        axis.fill_between(low.steps, bottom, top, color="0.86", linewidth=0, label=meaning)
-    for curve, (dash, marker) in zip(panel.curves, cycle(STYLES), strict=False):
-        _draw_curve(axis, curve, window, dash, marker, alone=len(panel.curves) == 1)
+        _draw_band(axis, low.steps, *(running_mean(edge.values, window) for edge in (low, high)), meaning)
+    for curve in panel.curves:
+        _draw_curve(axis, curve, window, alone=len(panel.curves) == 1)
     if panel.points:
-        axis.plot(panel.points.steps, panel.points.values, "D", color="black", mfc="white", label="held out")
+        _draw_line(axis, panel.points.steps, panel.points.values, HELD_OUT, 1, label="held out")
     axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
     axis.set_xlabel("step", fontsize=8, labelpad=1)
     axis.set_ylabel(panel.unit, fontsize=8)
@@ -107,22 +123,37 @@ def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
         _legend_above(axis)
 
 
-def _draw_curve(axis: Axes, curve: Curve, window: int, dash: str, marker: str, alone: bool) -> None:
+def _draw_band(
+    axis: Axes, steps: Sequence[int], bottom: Sequence[float], top: Sequence[float], meaning: str
+) -> None:
+    axis.fill_between(steps, bottom, top, color=BAND, linewidth=0, label=meaning)
+    if lone := isolated(bottom):
+        places = ([edge[i] for i in lone] for edge in (steps, bottom, top))
+        axis.vlines(*places, color=BAND, linewidth=3, zorder=1)
+
+
+def _draw_curve(axis: Axes, curve: Curve, window: int, alone: bool) -> None:
     """The running mean; alone in its panel, with each step as a light line behind it."""
-    label = _shortened(curve.label)
-    every = max(1, len(curve.steps) // 10) if marker else None
+    style = style_of(curve.reward) if curve.reward else PLAIN
+    label = shortened(curve.label)
     if alone and window > 1:
-        axis.plot(curve.steps, curve.values, color="0.62", linewidth=0.8, label="each step")
+        _draw_line(axis, curve.steps, curve.values, EACH_STEP, 0, label="each step", linewidth=0.8)
         label = f"mean of {window}"
-    elif alone and len(curve.steps) < 3:
-        marker = "o"  # a line of one point is invisible
-    means = running_mean(curve.values, window)
-    (line,) = axis.plot(curve.steps, means, dash, color="black", linewidth=1.5, label=label)
-    line.set(marker=marker, markerfacecolor="white", markevery=every)
-    if every:
-        line.set(markersize=4)
-    if dash == "-" and not alone:
-        line.set(color="0.6", linewidth=2.6, zorder=1.9)  # wider and lighter, it shows under a dashed line
+    means, every = running_mean(curve.values, window), max(1, len(curve.steps) // 10)
+    # A wide solid line shows under a dashed one.
+    wide = {"linewidth": 2.6, "zorder": 1.9} if style.dash == "-" and not alone else {"linewidth": 1.5}
+    _draw_line(axis, curve.steps, means, style, every, label=label, **wide)
+
+
+def _draw_line(
+    axis: Axes, steps: Sequence[int], values: Sequence[float], style: Style, every: int, **how: Any
+) -> None:
+    """A curve with its mark at ``every`` so many figures, and at each that has no neighbour to be joined with."""
+    marked = {*isolated(values), *(range(0, len(values), every) if style.marked else ())}
+    (line,) = axis.plot(steps, values, linestyle=style.dash, color=style.colour, **how)
+    if marked:  # also at the frame, where the last step is
+        line.set(marker=style.mark, markerfacecolor="white", markevery=sorted(marked), clip_on=False)
+        line.set_markersize(6 if style is HELD_OUT else 4)
 
 
 def _tidy(axis: Axes) -> None:
@@ -145,10 +176,6 @@ def _legend_above(axis: Axes) -> None:
     axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=ncols, frameon=False, fontsize=8, **space)
 
 
-def _shortened(name: str, width: int = 26) -> str:
-    return name if len(name) <= width else name[: width // 2 - 1] + "…" + name[-(width - width // 2) :]
-
-
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The course of a figure in one line of text, averaged into at most ``width`` bars; NaN leaves a gap."""
     size = max(1, -(-len(values) // width))
@@ -164,7 +191,7 @@ def as_text(source: Source, width: int | None = None) -> str:
     characters; None takes the terminal's width."""
     history, _ = read_history(source, "plot")
     rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
-    label_width = max(len(_shortened(curve.label)) for _, curve in rows) + 1
+    label_width = max(len(shortened(curve.label)) for _, curve in rows) + 1
     unit_width = max(len(panel.unit) for panel, _ in rows)
     room = (width or shutil.get_terminal_size().columns) - label_width - 2 * 9 - unit_width - 3
     lines = []
@@ -172,7 +199,7 @@ def as_text(source: Source, width: int | None = None) -> str:
         finite = [value for value in curve.values if not math.isnan(value)]
         first, last = (f"{value:.{panel.decimals}f}" for value in (finite[0], finite[-1]))
         bars = sparkline(curve.values, max(8, min(60, room)))
-        lines.append(f"{_shortened(curve.label):<{label_width}}{first:>9} {bars} {last:<9} {panel.unit}")
+        lines.append(f"{shortened(curve.label):<{label_width}}{first:>9} {bars} {last:<9} {panel.unit}")
     return "\n".join(lines)
 
 

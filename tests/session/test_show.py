@@ -14,6 +14,12 @@ def test_a_size_is_in_gib_from_one_gib_on() -> None:
     assert (show.scale_of(show.GIB - 1)[1], show.scale_of(show.GIB)[1]) == ("MiB", "GiB")
 
 
+def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
+    assert show.shortened("a" * 26) == "a" * 26
+    assert show.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
+    assert len(show.shortened("x" * 99, 48)) == 48
+
+
 def test_a_text_table_without_a_total_has_one_rule_and_an_html_table_escapes_its_cells() -> None:
     rule = "-" * 14
     assert show.text_table(ROWS).splitlines() == ["MiB    planned", rule, "a < b     12.5", "total     12.5"]

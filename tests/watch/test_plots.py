@@ -1,4 +1,4 @@
-"""plot: a run as a picture that reads in grey, and as lines of text."""
+"""plot: a run as a picture that reads in grey too, and as lines of text."""
 
 import io
 import math
@@ -37,21 +37,57 @@ def test_each_panel_has_its_title_unit_curves_and_points(picture: Any) -> None:
     assert mean.get_ydata()[0] == pytest.approx((1 + 1 / 2) / 2)
 
 
-def test_lines_of_one_panel_differ_without_colour_and_a_single_step_stands_at_a_whole_number() -> None:
+def test_the_panels_of_a_run_share_their_steps_and_end_at_the_last_one(picture: Any) -> None:
+    assert {axis.get_xlim() for axis in picture.axes} == {(1.0, 30.0)}
+    resumed = [step(n) for n in (11, 12)] + [step(13, kl=None), {"step": 14, "eval_reward": 0.5}]
+    assert {axis.get_xlim() for axis in plots.draw(resumed).axes} == {(11.0, 14.0)}
+    picture.axes[0].set_xlim(5, 6)
+    assert picture.axes[-1].get_xlim() == (5, 6), "also where one is zoomed"
+    picture.axes[0].set_xlim(1, 30)
+
+
+def test_a_figure_between_two_that_are_missing_is_seen() -> None:
+    gone = {"entropy": None, "reward_std": None, "rewards/right/mean": None}
+    figure = plots.draw([step(n, **(gone if n in (2, 4, 5) else {})) for n in range(1, 8)])
+    titled = {axis.get_title(loc="left"): axis for axis in figure.axes}
+    for title, place in (("Entropy of the policy", 0), ("Reward terms", 0)):
+        line = titled[title].lines[place]
+        assert line.get_marker() != "None"
+        assert list(line.get_markevery()) == [0, 2], "the others have a line"
+    assert titled["KL to the reference"].lines[0].get_marker() == "None"
+    band = titled["Reward"].collections[1]
+    assert [list(segment[:, 0]) for segment in band.get_segments()] == [[1, 1], [3, 3]]
+
+
+def test_a_single_step_stands_at_a_whole_number() -> None:
     assert all(tick == int(tick) for axis in plots.plot(LOG[:1]).axes for tick in axis.get_xticks())
+
+
+def test_a_reward_has_one_colour_dash_and_mark_in_every_figure() -> None:
+    def looks(*names: str) -> dict[str, Any]:
+        figure = plots.draw([step(n, **{f"rewards/{name}/mean": n / 9 for name in names}) for n in (1, 2)])
+        lines = {line.get_label(): line for line in figure.axes[1].lines}
+        return {n: (lines[n].get_color(), lines[n].get_linestyle(), lines[n].get_marker()) for n in names}
+
+    first = looks("brief", "polite", "exact")
+    again = looks("exact", "sound", "brief")
+    assert (again["exact"], again["brief"]) == (first["exact"], first["brief"])
+    assert again["sound"] not in first.values()
+    assert len(set(first.values())) == 3
+
+
+def test_lines_of_one_panel_differ_without_colour() -> None:
     history = [step(n, **{f"rewards/term {i}/mean": float(i) for i in range(6)}) for n in (10, 20, 30)]
     lines = plots.plot(history).axes[1].lines
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(lines) == 8
 
 
-def test_a_notebook_shows_it_700_pixels_wide_in_grey_and_as_text_that_never_changes(picture: Any) -> None:
+def test_a_notebook_shows_it_700_pixels_wide_and_as_text_that_never_changes(picture: Any) -> None:
     from IPython.core.formatters import DisplayFormatter
     from PIL import Image
 
     shown, _ = DisplayFormatter().format(picture)
-    image = Image.open(io.BytesIO(shown["image/png"])).convert("RGB")
-    assert image.width == 700
-    assert len({band.tobytes() for band in image.split()}) == 1
+    assert Image.open(io.BytesIO(shown["image/png"])).width == 700
     assert shown["text/plain"] == "<picture of a run>"  # as any other run's, for nbval
 
 
