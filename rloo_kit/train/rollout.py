@@ -53,6 +53,7 @@ class RolloutTrainer(ResumableTrainer):
     """TRL's trainer with checked sampling and scores, and no more forward passes than are asked for."""
 
     own: Own
+    log_completions: bool
     _backbones: list[torch.nn.Module]
 
     def _start_afresh(self) -> None:
@@ -61,6 +62,7 @@ class RolloutTrainer(ResumableTrainer):
         self._told: set[str] = set()
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
+        self._unprinted = False  # whether completions were sampled since they were last printed
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Works around: TRL draws every prompt as often as any other, and after resuming not in the same order."""
@@ -226,12 +228,22 @@ class RolloutTrainer(ResumableTrainer):
         with undisturbed(self.model, self.reward_func_names, self._told):
             scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
         self._check_models_rewards(scores)
+        self._unprinted = True
         if self.model.training:
             self._report_unscored(scores)
         elif self.num_generations_eval > 1:  # an evaluation may sample one completion per prompt
             totals = self._totals(scores, self.num_generations_eval)
             self._metrics["eval"]["dead_groups"].append(dead_groups(totals).float().mean().item())
         return scores
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Works around: with ``log_completions`` TRL prints its table with every log, also where that has no new
+        completions: of a further update on the same ones, or of the run's end."""
+        asked, self.log_completions = self.log_completions, self.log_completions and self._unprinted
+        try:
+            super().log(logs, start_time)
+        finally:
+            self.log_completions, self._unprinted = asked, False
 
     def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
         """The weighted, clipped sum of each completion's scores, as (groups, K)."""

@@ -86,14 +86,13 @@ def draw(history: Sequence[Entry]) -> Figure:
     log = training_steps(history)
     for name in reward_names(log):
         style_of(name)  # in the log's order, which does not change as figures do
-    window, first = window_of(len(log)), None
+    window = window_of(len(log))
     for index, row in enumerate(rows):
         for column, panel in enumerate(row):
             place = grid[index, :] if len(row) == 1 else grid[index, column]
-            axis = figure.add_subplot(place, sharex=first)
-            first = first or axis
-            _draw_panel(axis, panel, window)
-    first.set_xlim(*span_of(found))
+            shared = figure.axes[0] if figure.axes else None
+            _draw_panel(figure.add_subplot(place, sharex=shared), panel, window)
+    figure.axes[0].set_xlim(*span_of(found))
     return figure
 
 
@@ -106,8 +105,7 @@ def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
     if panel.band:
-        low, high, meaning = panel.band
-        _draw_band(axis, low.steps, *(running_mean(edge.values, window) for edge in (low, high)), meaning)
+        _draw_band(axis, *panel.band, window)
     for curve in panel.curves:
         _draw_curve(axis, curve, window, alone=len(panel.curves) == 1)
     if panel.points:
@@ -123,9 +121,8 @@ def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
         _legend_above(axis)
 
 
-def _draw_band(
-    axis: Axes, steps: Sequence[int], bottom: Sequence[float], top: Sequence[float], meaning: str
-) -> None:
+def _draw_band(axis: Axes, low: Curve, high: Curve, meaning: str, window: int) -> None:
+    steps, bottom, top = low.steps, running_mean(low.values, window), running_mean(high.values, window)
     axis.fill_between(steps, bottom, top, color=BAND, linewidth=0, label=meaning)
     if lone := isolated(bottom):
         places = ([edge[i] for i in lone] for edge in (steps, bottom, top))

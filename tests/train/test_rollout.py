@@ -1,6 +1,7 @@
 """A rollout: padding, references, and scores that are checked."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,11 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     with pytest.warns(UserWarning, match="'never' has returned None for every sample of 3 batches") as caught:
         make_trainer(reward_funcs=[never, returns([0.0, 1.0, 0.0, 1.0])], max_steps=5).train()
     assert sum("returned None" in str(item.message) for item in caught) == 1
+
+
+def test_completions_are_printed_once_each(make_trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """TRL's table comes with every log: twice for two updates on a batch, and again with the summary of the run."""
+    trainer = make_trainer(log_completions=True, max_steps=4, num_iterations=2)
+    trainer.train()
+    assert re.findall(r"─ Step (\d+) ─", capsys.readouterr().out) == ["1", "3"]
+    assert trainer.log_completions
