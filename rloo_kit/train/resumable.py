@@ -29,13 +29,13 @@ from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
-from transformers.trainer_utils import TrainOutput  # noqa: E402
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpoints, gradients, recipe  # noqa: E402
 from rloo_kit.train.claim import claimed  # noqa: E402
 from rloo_kit.train.prompts import PromptHistory  # noqa: E402
 from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name, rollout_file  # noqa: E402
-from rloo_kit.train.stops import Terminated  # noqa: E402
+from rloo_kit.train.stops import Terminated, told  # noqa: E402
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,7 +80,8 @@ class ResumableTrainer(SavingTrainer):
             RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
-            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.
+            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.  In IPython a stop shows one
+                line, and no traceback.
         """
         alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
         try:
@@ -107,12 +108,11 @@ class ResumableTrainer(SavingTrainer):
             try:
                 with shortage.phase(self, "optimizer"):
                     result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
-            except (KeyboardInterrupt, Terminated):
-                self._keep_what_is_done()
-                raise
+            except (KeyboardInterrupt, Terminated) as stop:
+                raise told(stop, self._keep_what_is_done()) from None
             except OutOfMemoryError as error:
                 shortage.let_go(error)
-                self._keep_what_is_done()
+                processes.say(self._keep_what_is_done())
                 kept = run_folder.last_whole_checkpoint(self.folder)
                 raise shortage.with_way_on(error, kept) from error.__cause__
             self.save_state()
@@ -202,26 +202,29 @@ class ResumableTrainer(SavingTrainer):
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
-    def _keep_what_is_done(self) -> None:
+    def _keep_what_is_done(self) -> str:
         """Works around: a run that is stopped loses all steps since the last checkpoint.
 
         Set back to the end of the last finished step: weights are, unless an update was cut in two.
+
+        Returns:
+            What is said of it: where the run stands, and how to go on.
         """
         self.stops.hold()
-        moment, said = self._moment, "train(resume_from_checkpoint=True) goes on"
+        moment, way_on = self._moment, "train(resume_from_checkpoint=True) goes on"
         if self.args.save_strategy == "no":
-            said = "save_strategy='no', so nothing is saved"
-        elif moment is None:
-            said = f"no step was finished, so there is nothing to save; {said}"
-        elif self._torn:
-            said = f"in the middle of an update, which is not saved; {said} from the last checkpoint"
-        else:
-            if moment.step != self._saved_step:
-                moment.restore(self)
-                self._save_checkpoint(self.model, trial=None)
-            said = f"step {moment.step} is saved, {said}"
-        if self.accelerator.is_main_process:
-            print(f"stopped: {said}", flush=True)
+            return "stopped: save_strategy='no', so nothing is saved"
+        if moment is None:
+            return f"stopped: no step was finished, so there is nothing to save; {way_on}"
+        if self._torn:
+            return (
+                f"stopped: in the middle of an update, which is not saved; {way_on} from the last checkpoint"
+            )
+        if moment.step != self._saved_step:
+            moment.restore(self)
+            self._save_checkpoint(self.model, trial=None)
+        where = self.shown(self.folder / f"{PREFIX_CHECKPOINT_DIR}-{moment.step}")
+        return f"stopped: step {moment.step} of {self.state.max_steps} is saved in {where}; {way_on}"
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rloo_kit.session.show import in_notebook
+from rloo_kit.session import processes
+from rloo_kit.session.show import in_notebook, running_shell
 
 STATUS = 128 + signal.SIGTERM
 """What a shell and a job scheduler call a process that SIGTERM has ended: 143."""
@@ -28,6 +29,25 @@ class Terminated(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(STATUS)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def told(stop: BaseException, said: str) -> BaseException:
+    """What to raise where ``stop`` has ended a run and ``said`` is what became of it.
+
+    In IPython a KeyboardInterrupt that says so.  Elsewhere the same exception, said before it: Python ends a script
+    with the status of SIGINT for a KeyboardInterrupt, and not for a subclass.
+    """
+    if isinstance(stop, KeyboardInterrupt) and running_shell() is not None:
+        return Interrupted(said)
+    processes.say(said)
+    return stop
 
 
 class Stops:

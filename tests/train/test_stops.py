@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -217,6 +218,41 @@ def test_in_a_notebook_the_kernel_ends_as_it_would_have(monkeypatch: pytest.Monk
         send()
     found.pass_on()
     assert raised == [signal.SIGTERM]
+
+
+def stopped_in_ipython(trainer: Any, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a cell shows whose run is stopped."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    user = ModuleType("user")
+    shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}), user_module=user)
+    user.__dict__["trainer"] = trainer
+    capsys.readouterr()
+    done = shell.run_cell("trainer.train()")
+    assert isinstance(done.error_in_exec, KeyboardInterrupt)
+    return capsys.readouterr().out
+
+
+def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_in_a_script(
+    make_trainer: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stopping(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        if trainer_state.global_step == 1:
+            send(signal.SIGINT)
+        return random_rewards(completions, **kwargs)
+
+    settings = {**SETTINGS, "reward_funcs": stopping}
+    way_on = "train(resume_from_checkpoint=True) goes on"
+    line = f"stopped: step 1 of 4 is saved in {tmp_path / 'run' / 'checkpoint-1'}; {way_on}\n"
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        make_trainer(**settings).train()
+    assert stopped.type is KeyboardInterrupt, "Python ends a script with SIGINT's status for no subclass"
+    assert capsys.readouterr().out.endswith(line)
+    monkeypatch.setattr(stops, "running_shell", lambda: "a shell")
+    shown = stopped_in_ipython(make_trainer(**settings), capsys)
+    assert shown.endswith(line)
+    assert shown.count("\n") == 4, "that, the run before, a header and a step"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
