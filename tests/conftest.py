@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import rloo_kit  # isort: skip - the first import, as in every notebook
 
+import json
 import os
 import random
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 
 import rewards
 
@@ -148,3 +150,23 @@ def script() -> Script:
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """``made_once(name, make)``: what ``make()`` gives, as JSON gives it back.
+
+    Files of one room run on both of ``make test``'s workers: the first that asks makes it, the other waits and reads.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        kept = folder / f"{name}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.exists():
+                text = json.dumps(make())
+                kept.write_text(text)
+        return json.loads(kept.read_text())
+
+    return made

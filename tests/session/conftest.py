@@ -155,26 +155,34 @@ print(json.dumps(children))
 
 
 @pytest.fixture(scope="session")
-def first_cells(script: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def first_cells(script: Any, made_once: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What a new process prints: ``shown`` by cell, and ``stderr``; its .env lies in the folder above."""
-    above = tmp_path_factory.mktemp("project")
-    (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
-    (above / "notebooks").mkdir()
-    done = script(
-        f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
-        "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
-        MINE="from-shell",
-        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
-        XDG_CACHE_HOME=str(above),
-    )
-    cells = ("--- import\n" + done.stdout).split("--- ")[1:]
-    return SimpleNamespace(shown=dict(cell.split("\n", 1) for cell in cells), stderr=done.stderr)
+
+    def run() -> dict[str, Any]:
+        above = tmp_path_factory.mktemp("project")
+        (above / ".env").write_text(f"HF_TOKEN={SECRET}\nMINE=from-file\nABOVE=from-above\n")
+        (above / "notebooks").mkdir()
+        done = script(
+            f"{UNSET}os.chdir({str(above / 'notebooks')!r})\n{FIRST_CELLS}",
+            "torch transformers accelerate trl peft unsloth datasets matplotlib IPython",
+            MINE="from-shell",
+            PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64",
+            XDG_CACHE_HOME=str(above),
+        )
+        cells = ("--- import\n" + done.stdout).split("--- ")[1:]
+        return {"shown": dict(cell.split("\n", 1) for cell in cells), "stderr": done.stderr}
+
+    return SimpleNamespace(**made_once("first_cells", run))
 
 
 @pytest.fixture(scope="session")
-def children(script: Any) -> dict[str, Any]:
+def children(script: Any, made_once: Any) -> dict[str, Any]:
     """By child: what it ``said`` on stdout and stderr, and its ``result``; the hub cannot be reached."""
-    record: dict[str, Any] = json.loads(script(UNSET + FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
+
+    def run() -> Any:
+        return json.loads(script(UNSET + FORKS, HF_ENDPOINT=NOWHERE, **NO_PROXY).stdout)
+
+    record: dict[str, Any] = made_once("children", run)
     return record
 
 
