@@ -10,8 +10,8 @@ from benchmarks.gpu.report import Outcomes
 from benchmarks.gpu.runner import MEASURED, NOT_RUN, PASSED
 from tests.gpu_path.conftest import Rehearsed
 
-EVERY_DAY = ("memory/qwen3-4b", "hygiene")
-LONG = ("memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16", "correct/learns")
+EVERY_DAY = ("memory/qwen3-4b",)
+LONG = ("hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16", "correct/learns")
 
 
 def rehearsed_of(names: tuple[str, ...]) -> list[str]:
