@@ -69,7 +69,7 @@ def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
     args = given["args"]
     own = Own.of(args)
     if not isinstance(args, RLOOConfig):  # ours has warned already
-        for doubt in guards.doubts(args, own):
+        for doubt in guards.doubts(args, own, processes.process_count()):
             processes.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
     if own.prompt_sampling == "uniform":
