@@ -95,9 +95,11 @@ def run_script(path: Path) -> None:
 
 
 def executed(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook with its outputs, run in its folder without a limit of time."""
+    """The notebook with its outputs, run in its folder without a limit of time; what a cell prints is one of them."""
     where = {"metadata": {"path": str(FOLDER)}}
-    done: nbformat.NotebookNode = NotebookClient(notebook, timeout=None, resources=where).execute()
+    done: nbformat.NotebookNode = NotebookClient(
+        notebook, timeout=None, coalesce_streams=True, resources=where
+    ).execute()
     return done
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import engines
+from rloo_kit.session import cell, engines
 
 COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
@@ -67,9 +67,9 @@ def is_main() -> bool:
 
 
 def say(text: object) -> None:
-    """Print, on the main process alone."""
+    """Print, on the main process alone; in a notebook that trains, a line of the cell's one output."""
     if is_main():
-        print(text, flush=True)
+        cell.say(str(text))
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:

@@ -86,7 +86,8 @@ class RLOOConfig(Base):
             run, and what was sampled is kept.  Not with vLLM or continuous batching, which have their own limits.
 
     Added, to see and to be safe:
-        live_plot: in a notebook, draw the run while it trains.
+        progress: a line a step.  False is for many runs in one cell: only what goes wrong is said, and nothing drawn.
+        live_plot: in a notebook, draw the run above its lines while it trains.
         metric_for_best_model: "eval_reward" where the best checkpoint is asked for, since the loss reads about 0.
         on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
             checkpoint and ends the training; a function gets the ``Finding`` instead.
@@ -144,6 +145,9 @@ class RLOOConfig(Base):
     )
     generation_rows: int | None = field(
         default=None, metadata={"help": "Completions sampled at once; None: as many as fit."}
+    )
+    progress: bool = field(
+        default=True, metadata={"help": "A line a step; False says only what goes wrong, and draws nothing."}
     )
     live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
     on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})

@@ -107,6 +107,7 @@ NARROWED: dict[str, Hint] = {
     "skip_dead_groups": bool | None,
     "fast_sampling": bool,
     "generation_rows": Count | None,
+    "progress": bool,
     "live_plot": bool,
     "on_unhealthy": str,
     "reward_limit": Annotated[float, Gt(0), INFINITE],

@@ -39,6 +39,7 @@ class Own:
     prompt_sampling: str = "uniform"
     fast_sampling: bool = PLAIN["fast_sampling"]
     generation_rows: int | None = None
+    progress: bool = True
     live_plot: bool = False
     on_unhealthy: str = "warn"
     reward_limit: float = 1e6

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory import shortage
 from rloo_kit.memory.planning import Plan
-from rloo_kit.session import processes
+from rloo_kit.session import cell, processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.watch import arguments, run_folder
 from rloo_kit.watch import checkpoint as checkpoint_file
@@ -85,7 +85,7 @@ class ResumableTrainer(SavingTrainer):
         """
         alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
         try:
-            with processes.named(), alone:
+            with processes.named(), alone, cell.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
         except Terminated:
             self.stops.pass_on()
@@ -100,10 +100,10 @@ class ResumableTrainer(SavingTrainer):
             with checkpoints.explained(self.folder, run_folder.RECIPE):
                 recipe.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
         if folder and self.accelerator.is_main_process and (changed := changed_settings(self.args, folder)):
-            print(f"settings that differ from the checkpoint's: {changed}")
+            processes.say(f"settings that differ from the checkpoint's: {changed}")
         shortage.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself and self.accelerator.is_main_process:
-            print(self.memory_plan.sliced)
+            processes.say(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
                 with shortage.phase(self, "optimizer"):
@@ -143,7 +143,9 @@ class ResumableTrainer(SavingTrainer):
         for folder, reason in passed_over:
             now = f"; it is now in {self.shown(moved)}" if moved and not os.path.lexists(folder) else ""
             warnings.warn(f"passed over {folder.name}: {reason}{now}", stacklevel=5)
-        print(f"resuming from {self.shown(found)}" if found else "no whole checkpoint: starting at step 0")
+        processes.say(
+            f"resuming from {self.shown(found)}" if found else "no whole checkpoint: starting at step 0"
+        )
         self._set_others_aside(found)
         return found
 
@@ -153,10 +155,10 @@ class ResumableTrainer(SavingTrainer):
         after = checkpoint_file.step_of(resumed) if resumed and inside else -1
         if moved := checkpoints.set_aside(self.folder, after):
             what = "of later steps" if inside else "of an earlier run"
-            print(f"checkpoints {what} are now in {self.shown(moved)}")
+            processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
         left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
         if left and not resumed:
-            print(
+            processes.say(
                 f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
             )
 
@@ -261,7 +263,7 @@ class ResumableTrainer(SavingTrainer):
             group.update(settings, lr=rate)
         scheduler._last_lr = rates
         if saved != scheduler.base_lrs and self.accelerator.is_main_process:
-            print(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
+            processes.say(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
 
     def _check_optimizer(self, folder: Path) -> None:
         """Works around: torch loads the state of one optimizer into another, which fails later or starts anew."""

@@ -234,7 +234,7 @@ class SavingTrainer(trl.RLOOTrainer):
         if found := [one for one in checkpoints.ours(self.folder) if checkpoint.step_of(one) == step]:
             state.best_model_checkpoint = self.shown(found[-1])
             if self.accelerator.is_main_process:
-                print(f"the best checkpoint so far is {state.best_model_checkpoint}")
+                processes.say(f"the best checkpoint so far is {state.best_model_checkpoint}")
             return
         if self.args.load_best_model_at_end:
             processes.warn(

@@ -31,6 +31,7 @@ class Signature(trl.RLOOConfig):
         prompt_sampling: Literal["uniform", "informative"] = "uniform",
         fast_sampling: bool = True,
         generation_rows: int | None = None,
+        progress: bool = True,
         live_plot: bool = True,
         on_unhealthy: str | Callable[..., Any] = "warn",
         reward_limit: float = 1000000.0,

@@ -182,9 +182,10 @@ class RLOOTrainer(RolloutTrainer):
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
             self.remove_callback(shown)
-        if self.own.live_plot:
+        if self.own.progress:
+            self.add_callback(ProgressCallback())
+        if self.own.progress and self.own.live_plot:
             self.add_callback(LivePlot())
-        self.add_callback(ProgressCallback())
         self.add_callback(
             HealthCallback(
                 self.own.handler, self._reported, judged_by(self.reward_funcs, self.reward_func_names)

@@ -16,6 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
+from rloo_kit.session import processes
 from rloo_kit.session.show import shortened
 from rloo_kit.watch.log import WINDOW, Entry, Known, Log, Rows, Table, rounds, term
 from rloo_kit.watch.report import Cost, Course, cost_of, course_of
@@ -256,7 +257,7 @@ class HealthCallback(TrainerCallback):
         if callable(wanted):
             wanted(finding)
         elif wanted == "stop" or finding.symptom not in self.said():
-            print(f"unhealthy: {finding}", flush=True)
+            processes.say(f"unhealthy: {finding}")
 
 
 def checked(on_unhealthy: object, where: str) -> OnUnhealthy:

@@ -1,8 +1,7 @@
-"""The picture of a run while it trains: one figure in the notebook cell, redrawn in place.
+"""The picture of a run while it trains: one figure above the lines of the cell, redrawn in place.
 
-For the trainer.  It updates a single output by its display handle, which notebooks of any kind show, a stored
-copy keeps, and nbval compares equal; ``clear_output`` or live HTML would fail there.  Outside a notebook it
-does nothing.  It never ends a run: where drawing fails, the plot is disabled with a warning.
+For the trainer; :mod:`rloo_kit.session.cell` shows it.  Outside a notebook it does nothing.  It never ends a run: where
+drawing fails, the plot is disabled with a warning.
 """
 
 from __future__ import annotations
@@ -14,26 +13,16 @@ from typing import TYPE_CHECKING
 
 from transformers import TrainerCallback
 
-from rloo_kit.session.show import in_notebook
+from rloo_kit.session import cell
 from rloo_kit.watch import plots
 from rloo_kit.watch.log import Entry
 
 if TYPE_CHECKING:
-    from IPython.core.display_functions import DisplayHandle
     from transformers import TrainerState, TrainingArguments
-
-
-class _Waiting:
-    """Holds the figure's place; as plain text it is what the figure is."""
-
-    def __repr__(self) -> str:
-        return plots.CAPTION
 
 
 class LivePlot(TrainerCallback):
     """Shows :func:`rloo_kit.plot`'s figure in a notebook while training, and saves it when training ends.
-
-    Put it before the callback that prints, so that the figure stands above the lines.
 
     Args:
         seconds: the least time between two drawings.
@@ -43,16 +32,11 @@ class LivePlot(TrainerCallback):
 
     def __init__(self, seconds: float = 5.0, share: float = 0.03) -> None:
         self.seconds, self.share = seconds, share
-        self._handle: DisplayHandle | None = None
-        self._next = 0.0
+        self._draws, self._next = False, 0.0
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
-        """Take the place in the cell's output."""
-        self._handle, self._next = None, 0.0
-        if state.is_world_process_zero and in_notebook():
-            from IPython.display import display
-
-            self._handle = display(_Waiting(), display_id=True)
+        """See whether this process shows pictures."""
+        self._draws, self._next = state.is_world_process_zero and cell.shows_pictures(), 0.0
 
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Entry | None = None, **kwargs: object
@@ -71,15 +55,15 @@ class LivePlot(TrainerCallback):
         self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
 
     def _draw(self, state: TrainerState, save_to: Path | None = None) -> None:
-        if self._handle is None or all(entry.get("reward") is None for entry in state.log_history):
+        if not self._draws or all(entry.get("reward") is None for entry in state.log_history):
             return
         try:
             figure = plots.draw(state.log_history)
-            self._handle.update(figure)
+            cell.show(figure._repr_png_())  # type: ignore[attr-defined]
             if save_to:
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture
-            self._handle = None
+            self._draws = False
             warnings.warn(
                 f"Live plot disabled: {type(error).__name__}: {error}. Training goes on; "
                 "live_plot=False avoids this warning.",

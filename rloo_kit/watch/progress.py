@@ -1,7 +1,7 @@
 """One line of text per logged step, the same in a notebook, a terminal and a log file.
 
-For the trainer, which uses it instead of transformers' progress bar and HTML table: those redraw, which a stored
-notebook cannot show, and unsloth's table leaves out the dead groups.  An evaluation gets a line of its own.
+For the trainer, which uses it instead of transformers' progress bar and HTML table: unsloth's leaves out the dead
+groups.  An evaluation gets a line of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping
 
 from transformers import TrainerCallback, TrainerState
+
+from rloo_kit.session import processes
 
 Logs = Mapping[str, float | None]
 
@@ -85,7 +87,7 @@ class ProgressCallback(TrainerCallback):
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
-            print(header(state.max_steps), flush=True)
+            processes.say(header(state.max_steps))
 
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
@@ -94,8 +96,8 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
-            print(evaluation_line(state.global_step, logs), flush=True)
+            processes.say(evaluation_line(state.global_step, logs))
         if "reward" in logs:
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             left = (time.monotonic() - self._started) / done * to_do if done else None
-            print(line(state.global_step, state.max_steps, logs, left), flush=True)
+            processes.say(line(state.global_step, state.max_steps, logs, left))

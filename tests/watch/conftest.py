@@ -16,23 +16,17 @@ from tests.conftest import SMALL, right_after_thought
 
 
 class Notebook:
-    """A notebook that counts what is shown, and a clock that stands still."""
+    """A notebook that counts the pictures it is shown, and a clock that stands still."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.draw_seconds = 1000.0, 0.0
-        self.shown: list[Any] = []
-        self.updates: list[Any] = []
-        monkeypatch.setattr(live, "in_notebook", lambda: True)
-        monkeypatch.setattr("IPython.display.display", self.display)
+        self.pictures: list[Any] = []
+        monkeypatch.setattr(live.cell, "shows_pictures", lambda: True)
+        monkeypatch.setattr(live.cell, "show", self.show)
         monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
 
-    def display(self, thing: Any, display_id: bool) -> Any:
-        assert display_id is True
-        self.shown.append(thing)
-        return SimpleNamespace(update=self.update)
-
-    def update(self, figure: Any) -> None:
-        self.updates.append(figure)
+    def show(self, picture: Any) -> None:
+        self.pictures.append(picture)
         self.now += self.draw_seconds
 
 
@@ -71,4 +65,4 @@ def stopped_run(task: Any, tmp_path_factory: pytest.TempPathFactory) -> SimpleNa
         with contextlib.redirect_stdout(printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it also warns that completions are cut: test_truncation.py
             trainer.train()
-    return SimpleNamespace(trainer=trainer, printed=printed.getvalue(), pictures=notebook.updates, logs=seen)
+    return SimpleNamespace(trainer=trainer, printed=printed.getvalue(), pictures=notebook.pictures, logs=seen)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from rloo_kit.watch import progress
+from rloo_kit.watch.health import HealthCallback
+from rloo_kit.watch.live import LivePlot
 
 USUAL = {
     "reward": 0.5,
@@ -72,3 +74,18 @@ def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], printed: st
         state = SimpleNamespace(is_world_process_zero=main, global_step=25, max_steps=100)
         progress.ProgressCallback().on_log(None, state, None, logs=logs)
         assert capsys.readouterr().out == said
+
+
+def test_a_run_without_progress_says_nothing_and_draws_nothing(
+    make_trainer: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For many runs in one cell; what goes wrong is still said: HealthCallback is there."""
+    quiet, usual = make_trainer(progress=False), make_trainer()
+    shown = (progress.ProgressCallback, LivePlot)
+    for trainer, count in ((quiet, 0), (usual, 2)):
+        callbacks = trainer.callback_handler.callbacks
+        assert sum(isinstance(one, shown) for one in callbacks) == count
+        assert any(isinstance(one, HealthCallback) for one in callbacks)
+    capsys.readouterr()
+    quiet.train()
+    assert capsys.readouterr().out == ""
