@@ -65,9 +65,10 @@ def share(counts: dict[str, list[int]], kind: str) -> str:
     return f"{wrong} of {of} ({wrong / of:.1%})"
 
 
-def judged(path: Path) -> dict[str, Any]:
-    """Misjudged cases and their counts, by how the form is known."""
+def judged(path: Path, algebra: bool = True) -> dict[str, Any]:
+    """Misjudged cases and their counts, by how the form is known; without ``algebra`` none of the kind "math"."""
     cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    cases = [case for case in cases if algebra or case["kind"] != "math"]
     counts = {mode: {"attack": [0, 0], "right": [0, 0]} for mode in ("asked for", "auto")}
     misjudged = []
     groups: dict[tuple[str, Any, str], list[dict[str, Any]]] = defaultdict(
