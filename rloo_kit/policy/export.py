@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError, PolicyNotFoundError, RLOOKitError
 from rloo_kit.hidden import without_hidden
-from rloo_kit.policy import model_card, source
+from rloo_kit.policy import hub, model_card, source
 from rloo_kit.policy.folder import ADAPTER_CONFIG
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str, token: str | None = None
             )
         return base
     found = FOUR_BIT_NAME.sub("", base)
-    source.check_hub(found, token)
+    hub.check(found, token)
     return found
 
 
@@ -185,11 +185,16 @@ def _run(command: list[str]) -> None:
 
 
 def without_own_paths(folder: Path, checkpoint: Checkpoint) -> None:
-    """Name the base by its hub id, or a folder by its last part: where it is on this machine is private."""
+    """Name the base by its hub id, or a folder by its last part: where it is on this machine is private.
+
+    One that the kit makes is known by its folder's last part on any machine.
+    """
     file = folder / ADAPTER_CONFIG
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if Path(config.get("base_model_name_or_path") or "-").is_dir():
-        config["base_model_name_or_path"] = model_card.shown_base(checkpoint)
+    base = config.get("base_model_name_or_path") or "-"
+    if Path(base).is_dir():
+        made = source.made_here(base)
+        config["base_model_name_or_path"] = Path(base).name if made else model_card.shown_base(checkpoint)
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -209,7 +214,8 @@ def upload(folder: Path, repository: str, private: bool | None, token: str | Non
     except RLOOKitError:
         raise
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        answer = getattr(hub.of_networks(error) or error, "response", None)
+        status = getattr(answer, "status_code", None)
         told = without_hidden(str(error)).strip().splitlines()
         refused = status in (401, 403)
         raise PolicyNotFoundError(

@@ -17,7 +17,7 @@ from rloo_kit import catalogue
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.errors import ConfigError, OutOfMemoryError
 from rloo_kit.memory.shortage import is_out_of_memory, let_go
-from rloo_kit.policy import folder, options, shards, source, tokens
+from rloo_kit.policy import folder, hub, options, shards, source, tokens
 from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import environment, processes
@@ -92,7 +92,8 @@ def load_policy(
     given |= {"target_modules": target_modules, "use_rslora": use_rslora}
     asked = options.settled({**given, "gradient_checkpointing": gradient_checkpointing, **kwargs})
     import_unsloth()
-    found = source.resolve(asked.name, asked.four_bit, asked.further.get("token"))
+    place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
+    found = source.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
     _check_no_adapter(found, asked)
     with (
@@ -102,9 +103,10 @@ def load_policy(
         without_bars(),
         shards.uncut(),
     ):
-        longest = _longest(source.trained_length(path, found.is_adapter, asked.further), asked)
-        with folder.matching(found.path, found.is_adapter):
-            model, tokenizer = _load(path, longest, four_bit, asked)
+        with hub.explained(found.of_hub, "load_policy"):
+            longest = _longest(source.trained_length(path, found.is_adapter, asked.further), asked)
+            with folder.matching(found.path, found.is_adapter):
+                model, tokenizer = _load(path, longest, four_bit, asked)
         if found.is_adapter:
             folder.check_loaded(model, found.path)
         template = tokenizer.chat_template

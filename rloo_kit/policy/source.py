@@ -19,17 +19,16 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit.catalogue import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.memory import planning
+from rloo_kit.policy import hub
 from rloo_kit.policy.expanded import Expanded
 from rloo_kit.policy.folder import ADAPTER_CONFIG, check_whole
 from rloo_kit.policy.smollm2 import SMOLLM2
 from rloo_kit.policy.tiny import TINY
-from rloo_kit.session.environment import within
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-HUB_SECONDS = 9.0
 MOST_NAMED = 8  # folders in an error's message, the most similar first
 
 MADE_HERE: dict[str, Expanded] = {"tiny": TINY, "smollm2-135m": SMOLLM2}
@@ -43,12 +42,19 @@ class Source:
     path: str  # a folder or a hub id, for unsloth
     checkpoint: Checkpoint | None
     is_adapter: bool = False  # a LoRA that names its own base
+    of_hub: str | None = None  # what is fetched from the hub: the weights of the base, or of all
 
 
-def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: str | None) -> Source:
-    """The source of a name as ``load_policy`` takes it; ``four_bit`` takes a catalogue entry's 4-bit repository.
+def resolve(
+    name: str | os.PathLike[str] | None, four_bit: bool | None, token: str | None, **place: Any
+) -> Source:
+    """The source of a name as ``load_policy`` takes it; an adapter's files are fetched, the base's are not.
 
-    None takes it where the entry is of use in 4 bit.
+    Args:
+        name: of the catalogue, of the hub, or a folder's.
+        four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
+        token: for the hub.
+        place: revision and cache_dir of an adapter on the hub.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -67,8 +73,8 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: s
     if (checkpoint := find(name)) is not None:
         in_four = checkpoint.four_bit_repository if four_bit is not False else None
         path = in_four or checkpoint.repository
-        check_hub(path, token)
-        return Source(path, checkpoint)
+        hub.check(path, token)
+        return Source(path, checkpoint, of_hub=path)
     if is_path or folder.exists() or not _could_be_hub_id(name):
         raise _no_folder(name, folder)
     if "/" not in name:
@@ -77,7 +83,9 @@ def resolve(name: str | os.PathLike[str] | None, four_bit: bool | None, token: s
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(name))}? Otherwise give a hub id (owner/name) or a folder",
         )
-    return Source(name, None, is_adapter=check_hub(name, token))
+    if hub.check(name, token):
+        return _resolve_folder(Path(hub.adapter(name, {"token": token, **place})))
+    return Source(name, None, of_hub=name)
 
 
 def _could_be_hub_id(name: str) -> bool:
@@ -127,9 +135,10 @@ def _resolve_folder(folder: Path) -> Source:
             if (folder / name).is_file():
                 _read(folder / name)
         check_whole(folder, config)
-        made = _made_here(base)
+        made = made_here(base)
         checkpoint = CATALOGUE[made] if made else find(base)
-        return Source(str(folder), checkpoint, is_adapter=True)
+        elsewhere = made is None and not Path(base).is_dir()
+        return Source(str(folder), checkpoint, is_adapter=True, of_hub=base if elsewhere else None)
     if not (folder / "config.json").is_file():
         raise PolicyNotFoundError(
             "the folder holds neither a checkpoint nor an adapter",
@@ -161,55 +170,14 @@ def _read(file: Path) -> dict[str, Any]:
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
     name = str(model.config._name_or_path)
-    made = _made_here(name)
+    made = made_here(name)
     known = CATALOGUE[made] if made else find(name)
     return known or checkpoint_from_config(name, model.config, tokenizer.chat_template)
 
 
-def _made_here(base: str) -> str | None:
+def made_here(base: str) -> str | None:
     """The catalogue entry that a base is, made on this machine or another; None for any other base."""
     return next((name for name, made in MADE_HERE.items() if made.made(base)), None)
-
-
-def check_hub(repository: str, token: str | None) -> bool:
-    """Check that the hub or its cache has a repository; return whether it is an adapter.
-
-    Raises:
-        PolicyNotFoundError: neither has it, or the hub cannot be reached.  Within 10 s: the hub library
-            itself retries for longer.
-    """
-    from huggingface_hub import constants, model_info, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
-
-    for file in (ADAPTER_CONFIG, "config.json"):
-        if isinstance(try_to_load_from_cache(repository, file), str):
-            return file == ADAPTER_CONFIG
-    local = "or download it where there is a network (hf download) and give load_policy the folder"
-    unreachable = PolicyNotFoundError(
-        f"{repository} is not in the hub's cache, nor is there a folder of that name, and the Hugging Face hub "
-        "cannot be reached",
-        where=f"load_policy; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}",
-        todo=f"connect and call prepare(offline=False) in a fresh kernel, {local}; load_policy('tiny') needs neither",
-    )
-    if constants.HF_HUB_OFFLINE:
-        raise unreachable
-    try:
-        found = within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
-    except GatedRepoError as error:
-        todo = "accept its terms on the hub and set HF_TOKEN in .env"
-        raise PolicyNotFoundError(f"{repository} is gated", where="load_policy", todo=todo) from error
-    except RepositoryNotFoundError as error:
-        raise PolicyNotFoundError(
-            f"the hub has no repository {repository!r} that you may read, nor is there a folder of that name",
-            where="load_policy, which knows " + ", ".join(CATALOGUE),
-            todo=f"did you mean {' or '.join(nearest(repository))}? A private one needs HF_TOKEN in .env",
-        ) from error
-    except Exception as error:
-        library = type(error).__module__.split(".")[0]  # httpx's own errors are not OSErrors
-        if isinstance(error, (OSError, OfflineModeIsEnabled)) or library in ("httpx", "httpcore", "requests"):
-            raise unreachable from error
-        raise
-    return any(file.rfilename == ADAPTER_CONFIG for file in found.siblings or ())
 
 
 @contextlib.contextmanager
@@ -218,7 +186,7 @@ def portable(path: str) -> Iterator[str]:
     file = Path(path) / ADAPTER_CONFIG
     config = _read(file) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or ""
-    made = _made_here(base)
+    made = made_here(base)
     if made is None or Path(base) == (ours := MADE_HERE[made].checkpoint()):
         yield path
         return
@@ -253,7 +221,7 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
                     where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
                     todo="put the base there, or write its place into that file",
                 )
-            check_hub(path, kwargs.get("token"))
+            hub.check(path, kwargs.get("token"))
     if (file := Path(path) / "config.json").is_file():
         _read(file)
     trusted = kwargs.get("trust_remote_code", False)

@@ -100,16 +100,28 @@ class _PrintFilter(io.TextIOBase):
 
 @contextlib.contextmanager
 def without_bars() -> Iterator[None]:
-    """Hide the progress bars of weights that are loaded or written inside; a download's progress stays."""
+    """Hide the progress bars of weights that are loaded or written inside; a download's progress stays.
+
+    Works around: transformers switches the hub's bars off together with its own.
+    """
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
     from transformers.utils import logging as of_transformers
 
-    shown = of_transformers.is_progress_bar_enabled()
+    shown, of_downloads = of_transformers.is_progress_bar_enabled(), not are_progress_bars_disabled()
     of_transformers.disable_progress_bar()
+    if of_downloads:
+        enable_progress_bars()
     try:
         yield
     finally:
         if shown:
             of_transformers.enable_progress_bar()
+        if not of_downloads:
+            disable_progress_bars()
 
 
 @contextlib.contextmanager

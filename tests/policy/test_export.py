@@ -63,7 +63,7 @@ def test_a_policy_whose_weights_are_all_trained_is_merged_by_rounding(tmp_path: 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
     shape = catalogue.CATALOGUE["qwen3-0.6b"]
     asked: list[str] = []
-    monkeypatch.setattr(source, "check_hub", lambda name, token: asked.append(name))
+    monkeypatch.setattr(source.hub, "check", lambda name, token: asked.append(name))
     assert export.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
     assert export.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-bnb-4bit") == "unsloth/Qwen3-0.6B"
     assert asked == ["unsloth/Qwen3-0.6B"] * 2

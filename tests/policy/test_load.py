@@ -164,7 +164,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
 )
 def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
     monkeypatch.setattr(source, "trained_length", lambda *args: 40960)
-    monkeypatch.setattr(source, "check_hub", lambda *args: False)
+    monkeypatch.setattr(source.hub, "check", lambda *args: False)
     monkeypatch.setattr(loading, "_load", Mock(side_effect=raised))
     with pytest.raises(OutOfMemoryError, match=r"qwen3-4b.*qwen3-0\.6b") as caught:
         rloo_kit.load_policy("qwen3-8b")

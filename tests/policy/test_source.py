@@ -13,7 +13,7 @@ from huggingface_hub import constants, errors
 
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import PolicyNotFoundError
-from rloo_kit.policy import source, tiny
+from rloo_kit.policy import hub, source, tiny
 
 ELSEWHERE = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
 
@@ -72,7 +72,7 @@ def test_offline_a_hub_id_fails_at_once_and_is_told_how_to_go_on(online: Any, mo
 
 def test_a_hub_that_connects_and_never_answers_fails_after_its_time(online: Any, monkeypatch: Any) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(source, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr(hub, "HUB_SECONDS", 0.2)
     online(lambda *args, **kwargs: answer.wait(60))
     with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
         resolve("somebody/something")
@@ -105,7 +105,7 @@ def test_a_repository_is_recognised_as_a_model_or_an_adapter(online: Any) -> Non
     for file in ("config.json", source.ADAPTER_CONFIG):
         found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
         online(lambda *args, found=found, **kwargs: found)
-        assert resolve("somebody/else").is_adapter is (file != "config.json")
+        assert hub.check("somebody/else", None) is (file != "config.json")
 
 
 @pytest.fixture
