@@ -60,12 +60,27 @@ class Run:
 class _Showing(NotebookClient):
     """Prints a cell's text output while it runs."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shown: dict[str, str] = {}
+
     def process_message(
         self, msg: dict[str, Any], cell: NotebookNode, cell_index: int
     ) -> NotebookNode | None:
-        if msg["msg_type"] == "stream" and cell_index >= 0:
-            print(msg["content"]["text"], end="", flush=True)
+        if cell_index >= 0:
+            print(self._new_text(msg["msg_type"], msg["content"]), end="", flush=True)
         return super().process_message(msg, cell, cell_index)
+
+    def _new_text(self, kind: str, content: dict[str, Any]) -> str:
+        """What a message prints, or adds to an output that is updated, as a run's lines are."""
+        if kind == "stream":
+            return str(content["text"])
+        key = content.get("transient", {}).get("display_id")
+        if key is None or "text/plain" not in content.get("data", {}):
+            return ""
+        before, self._shown[key] = self._shown.get(key, ""), content["data"]["text/plain"]
+        added = self._shown[key].removeprefix(before).lstrip("\n")
+        return f"{added}\n" if added else ""
 
 
 def run(notebook: Path, parameters: dict[str, object] | None = None, show: bool = True) -> Run:

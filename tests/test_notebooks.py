@@ -5,8 +5,10 @@ import importlib
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import nbformat
 import pytest
@@ -69,6 +71,104 @@ def test_a_notebook_uses_public_names_only(notebook: Path) -> None:
 )
 def test_what_is_not_public_is_found(code: str, found: list[str]) -> None:
     assert private_names(code) == found
+
+
+def install_cell(notebook: Path) -> str:
+    """The first code cell."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    return str(next(cell.source for cell in cells if cell.cell_type == "code"))
+
+
+def test_every_notebook_begins_with_the_same_cell_that_imports_nothing_of_the_stack() -> None:
+    (code,) = {install_cell(notebook) for notebook in NOTEBOOKS}
+    nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [getattr(node, "module", None) or node.names[0].name for node in nodes]
+    assert {name.split(".")[0] for name in names} <= set(sys.stdlib_module_names)
+    assert len(code.splitlines()) <= 20
+
+
+def test_where_the_kit_is_the_first_cell_does_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda *args, **kwargs: pytest.fail("something was run"))
+    exec(install_cell(NOTEBOOKS[0]), {})
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("there", "kept"),
+    [
+        (
+            {"torch": "2.12.0+cu130", "triton": "3.7.0", "pip": "26.0"},
+            [
+                "torch==2.12.0+cu130",
+                "triton==3.7.0",
+                "torchvision; never",
+                "torchaudio; never",
+                "xformers; never",
+            ],
+        ),
+        ({"pip": "26.0"}, []),
+    ],
+)
+def test_elsewhere_it_installs_the_repository_and_neither_changes_nor_adds_to_the_torch_that_is_there(
+    there: dict[str, str], kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[list[str], str]] = []
+    packages = [SimpleNamespace(name=name, version=version) for name, version in there.items()]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: packages)
+    monkeypatch.setattr("subprocess.run", lambda command, input="", **_: ran.append((command, input)))
+    exec(install_cell(NOTEBOOKS[0]), {})
+    (pip, _), (uv, overrides) = ran
+    assert pip == [sys.executable, "-m", "pip", "install", "-q", "uv"]
+    assert uv[:5] == [sys.executable, "-m", "uv", "pip", "install"]
+    assert uv[-3:] == ["--override", "-", ".."]
+    *lines, certifi = overrides.replace("sys_platform == 'never'", "never").split("\n")
+    assert sorted(lines) == sorted(kept)
+    assert certifi in (ROOT / "requirements" / "overrides.txt").read_text().splitlines()
+
+
+@pytest.mark.long
+def test_what_it_runs_is_what_uv_takes_and_leaves_another_torch_alone() -> None:
+    """Asks a package index; on Colab's and Kaggle's platform, whatever this one is."""
+    overrides = "torch==2.12.0\ntorchvision==0.27.0\ntriton==3.7.0\nxformers; sys_platform == 'never'\ncertifi>=2026.7"
+    command = [sys.executable, "-m", "uv", "pip", "compile", "-q", "--override", "-", "pyproject.toml"]
+    linux = ["--python-platform", "linux", "--python-version", "3.12"]
+    done = subprocess.run(
+        [*command, *linux], cwd=ROOT, input=overrides, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [line.strip() for line in done.stdout.splitlines() if "==" in line]
+    assert {"torch==2.12.0", "triton==3.7.0", "trl==1.15.0"} <= set(found)
+    assert not [line for line in found if line.startswith("xformers")]
+
+
+def test_the_quickstart_in_a_terminal_prints_the_lines_of_a_run_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    showing = importlib.import_module("quickstart")._Showing(new_notebook())
+
+    def printed(text: str, display: str | None) -> str:
+        content = {"data": {"text/plain": text}, "transient": {"display_id": display} if display else {}}
+        return str(showing._new_text("update_display_data", content))
+
+    assert showing._new_text("stream", {"name": "stdout", "text": "Released\n"}) == "Released\n"
+    assert showing._new_text("status", {"execution_state": "busy"}) == ""
+    assert printed("<picture of a run>", None) == ""
+    lines = [
+        "step reward",
+        "step reward\n1/2 0.5",
+        "step reward\n1/2 0.5",
+        "step reward\n1/2 0.5\nunhealthy\n2/2 0.6",
+    ]
+    assert [printed(text, "a run") for text in lines] == [
+        "step reward\n",
+        "1/2 0.5\n",
+        "",
+        "unhealthy\n2/2 0.6\n",
+    ]
 
 
 def test_what_is_stored_names_no_folder_of_the_machine(stored: ModuleType) -> None:
