@@ -26,6 +26,10 @@ class Defaults:
 
 DEFAULTS = Defaults()
 
+CPU_TILE = 512
+"""Positions and entries of the vocabulary whose logits a CPU computes at once (train/head.py): 1 MiB of float32, which
+a core's own cache holds."""
+
 PLAIN = {"single_pass": False, "fast_sampling": False}
 """What a plain ``trl.RLOOConfig``, which has no such arguments, means."""
 

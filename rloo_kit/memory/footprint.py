@@ -14,6 +14,7 @@ from functools import cached_property
 
 from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint
 from rloo_kit.memory.settings import PROCESSORS, Model, Settings
+from rloo_kit.passes import CPU_TILE
 from rloo_kit.session.show import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
@@ -354,15 +355,18 @@ class Step:
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once while log-probabilities are computed; never those of all tokens.
 
-        CPU: as many rows as make ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and
-        probabilities, in 16 bit beside lm_head's output; four times from the second tile on, since those of the
-        previous tile are still held.
+        CPU: the kit's own tile of rows and of the vocabulary (train/head.py), with three vectors of H a row, and the
+        gradient's beside them.  In 16 bit, and where lm_head is trained, unsloth's: as many rows as make
+        ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and probabilities, in 16 bit beside
+        lm_head's output; four times from the second tile on, since those of the previous tile are still held.
         GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
         ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, for the gradient
         a float32 accumulator of 4096 x H, and 8 statistics of each 16384 of a row; on larger ones whole rows, 512 or
         as many as n H / V, at most 2 GiB.
         """
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
+        if not s.on_gpu and s.dtype_bytes == 4 and not (s.full_finetuning and with_gradient):
+            return 4 * min(scored, CPU_TILE) * (CPU_TILE + (4 if with_gradient else 2) * self.hidden)
         if not s.on_gpu:
             rows = max(1, s.cpu_tile_logits // vocabulary)
             first = 2 * 4 + s.dtype_bytes % 4

@@ -21,7 +21,7 @@ from rloo_kit.policy import sampling
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import packing
+from rloo_kit.train import head, packing
 from rloo_kit.train.own import Own
 from rloo_kit.watch import truncation
 
@@ -313,11 +313,13 @@ class RolloutTrainer(ResumableTrainer):
         attention_mask: torch.Tensor,
         logits_to_keep: int,
         *args: object,
+        compute_entropy: bool = False,
         **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
-        Without such padding the mask says no more than causal attention, whose kernels are faster.
+        Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
+        head passes several times over logits that no cache holds (:mod:`.head`).
 
         Returns:
             Log-probabilities (rows, logits_to_keep), entropies or None, auxiliary loss or None.
@@ -326,7 +328,11 @@ class RolloutTrainer(ResumableTrainer):
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
         found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-        found = super()._get_per_token_logps_and_entropies(
-            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-        )
+        with head.in_tiles(entropy=compute_entropy):
+            found = super()._get_per_token_logps_and_entropies(
+                model,
+                *(input_ids, attention_mask, logits_to_keep, *args),
+                compute_entropy=compute_entropy,
+                **kwargs,
+            )
         return found

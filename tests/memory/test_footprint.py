@@ -15,6 +15,7 @@ from rloo_kit.memory.meter import Meter, TensorGauge
 from rloo_kit.memory.planning import Plan
 from rloo_kit.memory.settings import Model, Settings
 from rloo_kit.session.imports import CPU_TILE_LOGITS
+from rloo_kit.train import head
 from tests.memory.conftest import CPU, tiny_plan, tiny_step
 
 
@@ -73,23 +74,41 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
         (100, torch.bfloat16, 4, "by when lm_head's output is gone"),
     ],
 )
-def test_the_log_probability_tile_is_planned_to_the_byte(
+def test_unsloths_log_probability_tile_is_planned_to_the_byte(
     policy: Any, rows: int, dtype: torch.dtype, copies: float, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Taken in 16 bit, and where lm_head is trained."""
+    monkeypatch.setenv(CPU_TILE_LOGITS, str(30 * policy.checkpoint.vocabulary))
+    peak, largest = bytes_of_a_head(policy, rows, dtype)
+    size = {"micro_rows": 1, "completion_tokens": rows, "dtype_bytes": dtype.itemsize}
+    step = tiny_step(policy, **size, full_finetuning=True)
+    assert step.tile() == copies * largest, why
+    assert peak == pytest.approx(step.tile(), rel=0.01)
+
+
+@pytest.mark.parametrize(("rows", "gradient"), [(600, True), (20, True), (20, False)])
+def test_the_kits_log_probability_tile_is_planned_to_a_tenth(policy: Any, rows: int, gradient: bool) -> None:
+    with head.in_tiles(entropy=gradient), torch.set_grad_enabled(gradient):
+        peak, _ = bytes_of_a_head(policy, rows, torch.float32)
+    step = tiny_step(policy, micro_rows=1, completion_tokens=rows, dtype_bytes=4)
+    kept = rows * 64 * 4 if gradient else 0  # the gradient is among the final hidden states
+    assert peak - kept == pytest.approx(step.tile(with_gradient=gradient), rel=0.1)
+
+
+def bytes_of_a_head(policy: Any, rows: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Bytes held at the peak of TRL's fused head, and of the largest tensor."""
     from trl.trainer import utils
 
-    monkeypatch.setenv(CPU_TILE_LOGITS, str(30 * policy.checkpoint.vocabulary))
-    head = policy.model.get_output_embeddings().weight.to(dtype)
-    hidden = torch.randn(rows, 64, dtype=dtype, requires_grad=True)
-    gauge = TensorGauge([hidden, head])
+    weight = policy.model.get_output_embeddings().weight.to(dtype)
+    hidden = torch.randn(rows, 64, dtype=dtype, requires_grad=torch.is_grad_enabled())
+    gauge = TensorGauge([hidden, weight])
     before = gauge.live_bytes
+    outputs = ("log_probs", "entropy")
     with gauge:
         utils._ChunkedLogProbFunction.apply(
-            hidden, head, None, torch.zeros(rows, dtype=torch.long), 1.0, 32768, None, 1.0, ("entropy",)
+            hidden, weight, None, torch.zeros(rows, dtype=torch.long), 1.0, 32768, None, 1.0, outputs
         )
-    step = tiny_step(policy, micro_rows=1, completion_tokens=rows, dtype_bytes=dtype.itemsize)
-    assert step.tile() == copies * gauge.largest_bytes, why
-    assert gauge.peak_bytes - before == pytest.approx(step.tile(), rel=0.01)
+    return gauge.peak_bytes - before, gauge.largest_bytes
 
 
 @pytest.mark.parametrize(

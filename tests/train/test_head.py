@@ -1,0 +1,203 @@
+"""Log-probabilities and entropies in tiles of the vocabulary: against float64 written out, and unsloth's own path."""
+
+import rloo_kit  # isort: skip - unsloth first
+
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_kit.session.imports import import_unsloth
+from rloo_kit.train import head
+from rloo_kit.train.head import LogProbs, in_tiles, is_exact
+
+import_unsloth()
+
+from trl.trainer import utils  # noqa: E402
+
+BOTH = ("log_probs", "entropy")
+WIDTH = 16
+
+
+def drawn(rows: int, words: int, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states (rows, H), a matrix (words, H) and targets (rows,)."""
+    hidden = torch.randn(rows, WIDTH, requires_grad=True)
+    return hidden, torch.randn(words, WIDTH) * spread, torch.randint(0, words, (rows,))
+
+
+def fused(
+    hidden: Any, weight: Any, targets: Any, temperature: float = 1.0, scale: float = 1.0, **other: Any
+) -> Any:
+    """TRL's fused head, called as TRL calls it."""
+    bias, softcap, outputs = other.get("bias"), other.get("softcap"), other.get("outputs", BOTH)
+    return utils._ChunkedLogProbFunction.apply(
+        hidden, weight, bias, targets, temperature, 32768, softcap, scale, outputs
+    )
+
+
+def in_float64(
+    hidden: Any, weight: Any, targets: Any, slope: float
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """Log-probabilities and entropies by their definition, and the hidden states that they depend on."""
+    hidden = hidden.detach().double().requires_grad_()
+    logs = (slope * hidden @ weight.double().T).log_softmax(1)
+    return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(1), hidden
+
+
+def close(found: torch.Tensor, exact: torch.Tensor) -> None:
+    """To float32's rounding of sums of a vocabulary's length."""
+    torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each call of the head, whether it went by tiles."""
+    seen: list[bool] = []
+    monkeypatch.setattr(head, "is_exact", lambda *given: seen.append(is_exact(*given)) or seen[-1])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "temperature", "scale"),
+    [
+        (3, 5, 1.0, 1.0),
+        (7, 512, 0.6, 1.0),
+        (5, 513, 1.0, 0.5),
+        (520, 1100, 1.3, 2.0),
+    ],
+)
+def test_values_and_gradients_are_those_of_float64_and_of_unsloth(
+    rows: int, words: int, temperature: float, scale: float, taken: list[bool]
+) -> None:
+    hidden, weight, targets = drawn(rows, words, spread=0.3)
+    slopes = torch.randn(rows)
+    with in_tiles(entropy=True):
+        ours = fused(hidden, weight, targets, temperature, scale)
+    theirs = fused(hidden, weight, targets, temperature, scale)
+    *exact, hidden64 = in_float64(hidden, weight, targets, scale / temperature)
+    assert taken == [True]
+    for mine, other, true in zip(ours[:2], theirs[:2], exact, strict=True):
+        close(mine, true)
+        torch.testing.assert_close(mine, other, rtol=2e-5, atol=2e-5)
+        (gradient,) = torch.autograd.grad(mine, hidden, slopes, retain_graph=True)
+        (expected,) = torch.autograd.grad(true, hidden64, slopes.double(), retain_graph=True)
+        close(gradient, expected)
+    both = torch.autograd.grad([*ours[:2]], hidden, [slopes, slopes])[0]
+    close(both, torch.autograd.grad([*exact], hidden64, [slopes.double(), slopes.double()])[0])
+
+
+@pytest.mark.parametrize("lead", [-200.0, -40.0, 0.0, 12.0, 25.0, 60.0, 200.0])
+def test_a_token_far_above_or_below_the_others_keeps_its_precision(lead: float) -> None:
+    """Its log-probability is not rounded to 0, nor its gradient, nor does anything overflow."""
+    weight = torch.randn(1500, WIDTH) * 0.1
+    weight[:, 0] = 0.0
+    weight[700, 0] = lead
+    hidden = torch.ones(1, WIDTH, requires_grad=True)
+    with in_tiles(entropy=True):
+        log_prob, entropy, *_ = fused(hidden, weight, torch.tensor([700]))
+    (gradient,) = torch.autograd.grad(log_prob, hidden)
+    hidden64 = hidden.detach().double().requires_grad_()
+    logits = (hidden64 @ weight.double().T)[0]
+    others = torch.cat([logits[:700], logits[701:]])
+    exact = -torch.nn.functional.softplus(others.logsumexp(0) - logits[700], threshold=1000.0)
+    logs = torch.cat([exact.view(1), others - torch.logaddexp(logits[700], others.logsumexp(0))])
+    (expected,) = torch.autograd.grad(exact, hidden64)
+    torch.testing.assert_close(log_prob[0].double(), exact, rtol=1e-4, atol=1e-36)
+    torch.testing.assert_close(entropy[0].double(), -(logs.exp() * logs).sum(), rtol=1e-4, atol=1e-34)
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-34)
+
+
+def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing() -> None:
+    weight = torch.zeros(2100, WIDTH)
+    weight[:, 0] = torch.arange(2100) / 10
+    hidden, targets = torch.eye(WIDTH)[:1].repeat(2, 1).requires_grad_(), torch.tensor([0, 2050])
+    with in_tiles(entropy=True):
+        log_probs, entropy, *_ = fused(hidden, weight, targets)
+    exact, exact_entropy, _ = in_float64(hidden, weight, targets, 1.0)
+    torch.testing.assert_close(log_probs.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(entropy.double(), exact_entropy, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda h, w: {"softcap": 30.0}, "a cap on the logits"),
+        (lambda h, w: {"bias": torch.zeros(len(w))}, "a bias"),
+        (lambda h, w: {"outputs": (*BOTH, "is_top1")}, "an output that tiles do not compute"),
+        (lambda h, w: {"weight": w.clone().requires_grad_()}, "a matrix that is trained"),
+        (lambda h, w: {"weight": w.bfloat16(), "hidden": h.detach().bfloat16()}, "16 bit"),
+        (lambda h, w: {"hidden": h[:0]}, "no position is scored"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_where_tiles_are_not_exact_unsloths_path_is_taken(change: Any, why: str, taken: list[bool]) -> None:
+    hidden, weight, targets = drawn(4, 700)
+    given = {"hidden": hidden, "weight": weight} | change(hidden, weight)
+    targets = targets[: len(given["hidden"])]
+    expected = fused(targets=targets, **given)
+    with in_tiles(entropy=True):
+        found = fused(targets=targets, **given)
+    assert taken == [False], why
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or torch.equal(mine, theirs)
+
+
+def test_under_autocast_unsloths_path_is_taken(taken: list[bool]) -> None:
+    with in_tiles(entropy=True), torch.autocast("cpu", dtype=torch.bfloat16):
+        fused(*drawn(4, 700))
+    assert taken == [False]
+
+
+def test_no_entropy_is_computed_where_none_is_asked_for_and_no_gradient_without_grad() -> None:
+    hidden, weight, targets = drawn(4, 700)
+    with in_tiles(entropy=False), torch.no_grad():
+        log_probs, entropy, *_ = fused(hidden, weight, targets)
+    close(log_probs, in_float64(hidden, weight, targets, 1.0)[0].detach())
+    assert entropy is None
+    assert not log_probs.requires_grad
+
+
+def test_trls_head_is_as_it_was_afterwards_also_after_an_error() -> None:
+    before = utils._ChunkedLogProbFunction
+    with pytest.raises(KeyError), in_tiles(entropy=True):  # noqa: PT012
+        assert utils._ChunkedLogProbFunction is not before
+        raise KeyError
+    assert utils._ChunkedLogProbFunction is before
+
+
+def test_where_unsloth_has_no_path_for_a_cpu_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "_ChunkedLogProbFunction", kernel := object())
+    with in_tiles(entropy=True):
+        assert utils._ChunkedLogProbFunction is kernel
+
+
+def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
+    make_trainer: Any, monkeypatch: Any
+) -> None:
+    """Padding on both sides, a temperature; the LoRA's gradients too."""
+    import trl
+
+    trainer = make_trainer(temperature=0.7)
+    trainer.model.train()
+    ids = torch.randint(0, 400, (3, 12))
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, -3:] = 0, 0
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    for name, p in trainer.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(p, std=0.1)
+    calls = []
+    apply = LogProbs.apply
+    monkeypatch.setattr(LogProbs, "apply", lambda *given: calls.append(1) or apply(*given))
+
+    def found(owner: type) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        method = owner._get_per_token_logps_and_entropies  # type: ignore[attr-defined]
+        log_probs, entropies, _ = method(trainer, trainer.model, ids, mask, 6, compute_entropy=True)
+        gradients = torch.autograd.grad((log_probs * torch.arange(6)).sum(), trained)
+        return log_probs, entropies, list(gradients)
+
+    ours, expected = found(rloo_kit.RLOOTrainer), found(trl.RLOOTrainer)
+    in_float32 = trainer.model.get_output_embeddings().weight.dtype == torch.float32
+    assert len(calls) == in_float32, "in 16 bit it is unsloth's path"
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
