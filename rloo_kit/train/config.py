@@ -62,6 +62,13 @@ class RLOOConfig(Base):
             :func:`rloo_kit.train.losses.policy_loss`.
         use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
+        vllm_importance_sampling_correction: where vLLM samples, weigh each completion by the probability that the
+            trainer gives it over vLLM's, which its other arithmetic makes different.  It takes no further pass.  The
+            mismatch is logged with it and without.
+        vllm_importance_sampling_mode: what has a weight, and what becomes of one out of bounds: "sequence_mask",
+            "sequence_truncate", "token_mask" or "token_truncate"; see :func:`rloo_kit.train.mismatch.weights`.
+        vllm_importance_sampling_clip_max: the highest weight within bounds, TRL's for GRPO; None is no bound.
+        vllm_importance_sampling_clip_min: the lowest.
         prompt_sampling: "uniform", or "informative": prompts whose completions are likely to be rewarded
             differently come more often.  Each prompt's gradient stays unbiased, the mean over prompts becomes a
             weighted one; see :mod:`rloo_kit.train.prompts`.
@@ -134,6 +141,19 @@ class RLOOConfig(Base):
     )
     use_bias_correction_kl: bool = field(
         default=False, metadata={"help": "The KL term in the loss times the ratio."}
+    )
+    vllm_importance_sampling_correction: bool = field(
+        default=False, metadata={"help": "With vLLM: weigh completions for what sampled them."}
+    )
+    vllm_importance_sampling_mode: str = field(
+        default="sequence_mask",
+        metadata={"help": "sequence_mask, sequence_truncate, token_mask, token_truncate."},
+    )
+    vllm_importance_sampling_clip_max: float | None = field(
+        default=3.0, metadata={"help": "Highest weight; None: no bound."}
+    )
+    vllm_importance_sampling_clip_min: float | None = field(
+        default=None, metadata={"help": "Lowest weight; None: no bound."}
     )
     prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
     single_pass: bool = field(

@@ -18,7 +18,7 @@ from rloo_kit import values
 from rloo_kit.advantages import ESTIMATORS, KL_ESTIMATORS
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import losses
+from rloo_kit.train import losses, mismatch
 from rloo_kit.values import (
     INFINITE,
     Count,
@@ -102,6 +102,10 @@ NARROWED: dict[str, Hint] = {
     "loss_aggregation": Literal[losses.AGGREGATIONS],
     "importance_sampling_level": Literal["token", "sequence"] | None,
     "use_bias_correction_kl": bool,
+    "vllm_importance_sampling_correction": bool,
+    "vllm_importance_sampling_mode": Literal[mismatch.MODES],
+    "vllm_importance_sampling_clip_max": Positive | None,
+    "vllm_importance_sampling_clip_min": NotNegative | None,
     "prompt_sampling": Literal["uniform", "informative"],
     "single_pass": bool,
     "skip_dead_groups": bool | None,
@@ -129,6 +133,8 @@ ADVICE = {
     "reward_clip_range": "give (low, high) with low < high, or None",
     "steps_per_generation": "None takes gradient_accumulation_steps",
     "importance_sampling_level": "None is RLOO's: one ratio for the whole completion",
+    "vllm_importance_sampling_clip_max": "3.0 is TRL's; None is no bound",
+    "vllm_importance_sampling_clip_min": "None is no bound",
     "generation_rows": "None samples as many completions at once as fit",
     "generation_batch_size": "None takes per_device_train_batch_size x steps_per_generation",
     "adam_epsilon": "1e-8 is the default; at 0 a weight that never had a gradient becomes NaN",

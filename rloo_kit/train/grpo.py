@@ -46,7 +46,6 @@ def _aggregation(name: str, **more: str) -> Settings:
 _GRPO, _DR_GRPO = {"advantage_estimator": "grpo"}, {"advantage_estimator": "dr_grpo"}
 _ENTROPY = "remove it; RLOOConfig has no entropy term, and diagnose says when the entropy collapses"
 _OF_A_LOSS = "remove it: only loss_type={!r} reads it, which RLOOConfig does not have"
-_CORRECTION = "what vLLM samples is not corrected for its other arithmetic"
 _CHUNKS = "log-probabilities are computed in chunks already"
 
 FIELDS: dict[str, Row] = {
@@ -100,11 +99,7 @@ FIELDS: dict[str, Row] = {
         nothing=(None,),
         todo="remove it; log_completions=True prints them, and report_to sends them to a logger",
     ),
-    "vllm_importance_sampling_correction": Row(nothing=(False,), left_out=_CORRECTION),
-    "vllm_importance_sampling_mode": Row(nothing=("sequence_mask",), left_out=_CORRECTION),
-    "vllm_importance_sampling_clip_max": Row(nothing=(3.0,), left_out=_CORRECTION),
-    "vllm_importance_sampling_clip_min": Row(nothing=(None,), left_out=_CORRECTION),
-    "vllm_importance_sampling_cap": Row(nothing=(None,), left_out=_CORRECTION),
+    "vllm_importance_sampling_cap": Row(nothing=(None,), todo="use vllm_importance_sampling_clip_max"),
     # of older releases, and of the class that unsloth generates on a GPU
     "max_prompt_length": Row(
         nothing=(None,),
@@ -209,8 +204,9 @@ def settings_of(config: trl.GRPOConfig) -> Settings:
         found |= precision
     if config.use_vllm:
         found["vllm_importance_sampling_correction"] = config.vllm_importance_sampling_correction
-    # Derived when the configuration was made; they would contradict what they were derived from.
+    # Derived when the configuration was made, or derived from; they would contradict the other.
     found.pop("generation_batch_size", None)
+    found.pop("vllm_importance_sampling_cap", None)
     if config.steps_per_generation == config.gradient_accumulation_steps:
         found.pop("steps_per_generation", None)
     if config.metric_for_best_model == "loss":

@@ -153,11 +153,27 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
             f"use_bias_correction_kl=True, kl_placement={own.kl_placement!r}",
             "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl",
         )
+    _check_correction(own)
     if own.prompt_sampling == "informative" and not args.shuffle_dataset:
         _refuse(
             "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",
             "prompt_sampling='informative', shuffle_dataset=False",
             "remove one of the two",
+        )
+
+
+def _check_correction(own: Own) -> None:
+    """As TRL's GRPOConfig has it."""
+    low, high = own.vllm_importance_sampling_clip_min, own.vllm_importance_sampling_clip_max
+    where = f"vllm_importance_sampling_clip_min={low}, vllm_importance_sampling_clip_max={high}"
+    if low is not None and high is not None and low >= high:
+        _refuse("the range of vLLM's weights is inverted or empty", where, "give a clip_min below clip_max")
+    mode = own.vllm_importance_sampling_mode
+    if own.vllm_importance_sampling_correction and mode.endswith("truncate") and low is None and high is None:
+        _refuse(
+            f"vllm_importance_sampling_mode={mode!r} has no bound to truncate weights to",
+            where,
+            "set vllm_importance_sampling_clip_max, 3.0 in TRL; a mode that masks needs no bound",
         )
 
 

@@ -34,6 +34,10 @@ class Own:
     loss_aggregation: str = "seq-mean-token-sum"
     importance_sampling_level: str | None = None
     use_bias_correction_kl: bool = False
+    vllm_importance_sampling_correction: bool = False
+    vllm_importance_sampling_mode: str = "sequence_mask"
+    vllm_importance_sampling_clip_max: float | None = 3.0
+    vllm_importance_sampling_clip_min: float | None = None
     single_pass: bool = PLAIN["single_pass"]
     skip_dead_groups: bool | None = False
     prompt_sampling: str = "uniform"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit import inputs
 from rloo_kit.advantages import dead_groups, total_rewards
-from rloo_kit.errors import RewardError
+from rloo_kit.errors import ConfigError, RewardError
 from rloo_kit.memory import shortage
 from rloo_kit.policy import sampling
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import head, packing
+from rloo_kit.train import head, metrics, mismatch, packing
 from rloo_kit.train.own import Own
 from rloo_kit.watch import truncation
 
@@ -63,6 +63,8 @@ class RolloutTrainer(ResumableTrainer):
         self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
         self._unprinted = False  # whether completions were sampled since they were last printed
+        self._token_means = metrics.TokenMeans()
+        self._sampled: mismatch.Kept = []  # log-probabilities of the latest completions, under vLLM
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
         """Works around: TRL draws every prompt as often as any other, and after resuming not in the same order."""
@@ -86,7 +88,8 @@ class RolloutTrainer(ResumableTrainer):
 
         Returns:
             ``prompt_ids`` and ``prompt_mask`` (rows, tokens) padded on the left, ``completion_ids`` and
-            ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
+            ``completion_mask`` padded on the right, of this process, with ``sampling_per_token_logps`` where vLLM has
+            sampled; and the scores (completions, rewards) of all
             processes, NaN where a reward does not apply.
         """
         prompts = [example.get("prompt") for example in examples]
@@ -100,7 +103,7 @@ class RolloutTrainer(ResumableTrainer):
         return self._padded(prompt_ids, completion_ids), scores
 
     def _padded(self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]) -> Batch:
-        def padded(rows: Sequence[list[int]], side: str, value: int = 0) -> torch.Tensor:
+        def padded(rows: Sequence[Sequence[float]], side: str, value: int = 0) -> torch.Tensor:
             found: torch.Tensor = pad(
                 [torch.tensor(row) for row in rows],
                 padding_value=value,
@@ -111,7 +114,8 @@ class RolloutTrainer(ResumableTrainer):
 
         pad_id, masked = self._tokenizer.pad_token_id, self.mask_truncated_completions
         counted = [[0 if masked and self._is_cut(row) else 1] * len(row) for row in completion_ids]
-        return {
+        sampled = {mismatch.SAMPLED: padded(self._sampled, "right")} if self._sampled else {}
+        return sampled | {
             "prompt_ids": padded(prompt_ids, "left", pad_id),
             "prompt_mask": padded([[1] * len(row) for row in prompt_ids], "left"),
             "completion_ids": padded(completion_ids, "right", pad_id),
@@ -155,13 +159,24 @@ class RolloutTrainer(ResumableTrainer):
             shortage.phase(self, "generate"),
             self._own_sampling(len(prompt_ids)),
             sampling.without_max_length(self.model),
+            mismatch.kept(self.vllm_generation if self.use_vllm else None) as self._sampled,
         ):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        self._check_sampled()
         if training:
             self._warn_of_truncation(completion_ids)
         else:
             self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
         return completion_ids
+
+    def _check_sampled(self) -> None:
+        """Works around: a server that returns no log-probabilities says nothing of it."""
+        if self.use_vllm and self.own.vllm_importance_sampling_correction and not self._sampled:
+            raise ConfigError(
+                "vLLM returned no log-probabilities, and the correction is made of them",
+                where=f"RLOOConfig(vllm_importance_sampling_correction=True), step {self.state.global_step + 1}",
+                todo="start the server as docs/scale.md has it, or set vllm_importance_sampling_correction=False",
+            )
 
     @property
     def _max_seq_length(self) -> int | None:
@@ -335,4 +350,16 @@ class RolloutTrainer(ResumableTrainer):
                 compute_entropy=compute_entropy,
                 **kwargs,
             )
+        return found
+
+    def _weights(self, old_logps: torch.Tensor, batch: Batch) -> torch.Tensor | None:
+        """What vLLM's completions or their tokens weigh; logs how far its log-probabilities are from the trainer's."""
+        if mismatch.SAMPLED not in batch:
+            return None
+        found, seen = mismatch.compared(
+            old_logps, batch[mismatch.SAMPLED], batch["completion_mask"], self.own
+        )
+        for name, values in seen.items():
+            gathered = self.accelerator.gather(mismatch.counts(values).unsqueeze(0))
+            mismatch.log(self._metrics["train"], self._token_means, name, gathered)
         return found

@@ -26,6 +26,12 @@ class Signature(trl.RLOOConfig):
         ] = "seq-mean-token-sum",
         importance_sampling_level: Literal["token", "sequence"] | None = None,
         use_bias_correction_kl: bool = False,
+        vllm_importance_sampling_correction: bool = False,
+        vllm_importance_sampling_mode: Literal[
+            "sequence_mask", "sequence_truncate", "token_mask", "token_truncate"
+        ] = "sequence_mask",
+        vllm_importance_sampling_clip_max: float | None = 3.0,
+        vllm_importance_sampling_clip_min: float | None = None,
         single_pass: bool = True,
         skip_dead_groups: bool | None = None,
         prompt_sampling: Literal["uniform", "informative"] = "uniform",

@@ -137,7 +137,6 @@ class RLOOTrainer(RolloutTrainer):
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
-        self._token_means = metrics.TokenMeans()
         with (
             explained("RLOOTrainer", vars(given["args"]) | given),
             in_its_precision(given["model"]),
@@ -208,10 +207,6 @@ class RLOOTrainer(RolloutTrainer):
         ids, _, _ = self._tokenize_prompts(longest)
         inputs.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
         return max(map(len, ids))
-
-    def _start_afresh(self) -> None:
-        super()._start_afresh()
-        self._token_means.clear()
 
     # --- from prompts to advantages -----------------------------------------------------------------------
 
@@ -353,13 +348,15 @@ class RLOOTrainer(RolloutTrainer):
         else:
             taken = inputs["advantages"]
         clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
+        old_logps = inputs.get("old_per_token_logps", logps.detach())
         per_row, ratio = losses.policy_loss(
             logps,
-            inputs.get("old_per_token_logps", logps.detach()),
+            old_logps,
             taken,
             mask,
             level=losses.level_of(own.importance_sampling_level, own.loss_aggregation),
             clip=clip,
+            weights=self._weights(old_logps, inputs),
         )
         if self.passes.reference and self.passes.kl_in_loss:
             kl = self._kl(logps, inputs)

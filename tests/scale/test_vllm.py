@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from rloo_kit.train import mismatch
 from tests.conftest import CLEAN_ENVIRONMENT
 from tests.scale.conftest import ROOT, free_port
 
 pytestmark = pytest.mark.long
 
 STANDIN = Path(__file__).with_name("standin")
+OFF = -0.25  # the server's log-probabilities are lower by so much
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def told(tmp_path_factory: Any) -> dict[str, Any]:
         "stderr": subprocess.STDOUT,
         "text": True,
     }
-    server = subprocess.Popen([sys.executable, str(STANDIN / "server.py"), port], **how)
+    server = subprocess.Popen([sys.executable, str(STANDIN / "server.py"), port, str(OFF)], **how)
     try:
         client = [sys.executable, str(STANDIN / "client.py"), str(folder), port, group_port]
         done = subprocess.run(client, timeout=300, check=False, **how)
@@ -47,6 +49,14 @@ def test_every_tensor_is_the_policys_after_each_sync(told: dict[str, Any]) -> No
     for sync in told["syncs"]:
         assert sync["tensors"] > sync["merged"] > 0
         assert sync["different"] == []
+
+
+def test_the_mismatch_that_the_server_has_is_logged_and_weighed_up_to_the_cap(told: dict[str, Any]) -> None:
+    """In float32 the two ends agree but for the known difference, before the first update and after syncs."""
+    for step in told["steps"]:
+        for one in ("mean", "min", "max"):
+            assert step[f"{mismatch.DIFFERENCE}/{one}"] == pytest.approx(-OFF, abs=1e-3)
+            assert step[f"{mismatch.RATIO}/{one}"] == pytest.approx(1.2), "exp(0.25) is 1.284"
 
 
 def test_the_kits_guards_are_in_force(told: dict[str, Any]) -> None:

@@ -182,15 +182,37 @@ def test_what_cannot_be_carried_over_is_refused_and_what_is_left_out_is_warned_o
         rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, top_entropy_quantile=0.2))
     with pytest.raises(ConfigError, match="takes TRL's GRPOConfig"):
         rloo_kit.RLOOConfig.from_grpo({"loss_type": "grpo"})
-    with pytest.warns(FutureWarning, match="vllm_importance_sampling_correction=True is left out"):
-        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, use_vllm=True))
+    with pytest.warns(FutureWarning, match="max_prompt_length=64 is left out"):
+        rloo_kit.RLOOConfig(max_prompt_length=64)
+
+
+def test_the_correction_for_vllm_is_carried_over_with_its_bounds_and_is_grpos_alone_by_default() -> None:
+    plain = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
+    assert not plain.vllm_importance_sampling_correction
+    given = trl.GRPOConfig(**PLAIN, use_vllm=True, vllm_importance_sampling_mode="token_truncate")
+    assert given.vllm_importance_sampling_correction, "TRL's default"
+    ours = rloo_kit.RLOOConfig.from_grpo(given)
+    assert (ours.use_vllm, ours.vllm_importance_sampling_correction) == (True, True)
+    assert ours.vllm_importance_sampling_mode == "token_truncate"
+    assert ours.vllm_importance_sampling_clip_max == given.vllm_importance_sampling_clip_max == 3.0
+    with pytest.warns(FutureWarning, match="deprecated"):
+        capped = trl.GRPOConfig(**PLAIN, use_vllm=True, vllm_importance_sampling_cap=2.0)
+    assert rloo_kit.RLOOConfig.from_grpo(capped).vllm_importance_sampling_clip_max == 2.0
 
 
 # --- the update -------------------------------------------------------------------------------------------
 
 
-def trls_loss(written: dict[str, torch.Tensor], now: torch.Tensor, config: trl.GRPOConfig) -> torch.Tensor:
-    """TRL's own GRPO loss of the batch that is written down, as one micro-batch: its method on what it reads."""
+def trls_loss(
+    written: dict[str, torch.Tensor],
+    now: torch.Tensor,
+    config: trl.GRPOConfig,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """TRL's own GRPO loss of the batch that is written down, as one micro-batch: its method on what it reads.
+
+    With ``weights`` vLLM has sampled, and they are its importance_sampling_ratio.
+    """
     mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
     ones = torch.ones(GROUPS * K, 1, dtype=torch.long)
     group = ESTIMATORS["grpo" if config.scale_rewards == "group" else "dr_grpo"]
@@ -202,7 +224,8 @@ def trls_loss(written: dict[str, torch.Tensor], now: torch.Tensor, config: trl.G
         args=config, accelerator=accelerator, model=types.SimpleNamespace(training=True), beta=config.beta,
         loss_type=config.loss_type, importance_sampling_level=config.importance_sampling_level,
         epsilon_low=config.epsilon, epsilon_high=config.epsilon_high, max_completion_length=LIMIT,
-        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False, _entropy_bonus_enabled=False,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=weights is not None,
+        vllm_importance_sampling_correction=True, _entropy_bonus_enabled=False,
         aux_loss_enabled=False, current_gradient_accumulation_steps=1,
         _metrics={"train": defaultdict(list)},
     )  # fmt: skip
@@ -213,6 +236,7 @@ def trls_loss(written: dict[str, torch.Tensor], now: torch.Tensor, config: trl.G
             "advantages": group(written["rewards"].view(GROUPS, K)).flatten(),
             "num_items_in_batch": mask.sum(),
         },
+        **({} if weights is None else {"importance_sampling_ratio": weights}),
     }
     found: torch.Tensor = trl.GRPOTrainer._compute_loss(stand_in, None, inputs)
     return found

@@ -282,11 +282,18 @@ def mean_loss(micro_batches: Played) -> torch.Tensor:
 def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
     """``play(now, **settings)``: what the trainer makes of the batch that is written down."""
 
-    def played(now: torch.Tensor, aux_loss: torch.Tensor | None = None, **settings: Any) -> Played:
+    def played(
+        now: torch.Tensor,
+        aux_loss: torch.Tensor | None = None,
+        vllm: torch.Tensor | None = None,
+        **settings: Any,
+    ) -> Played:
         def rollout(examples: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
             rows = torch.arange(GROUPS * K)[:, None]
             batch = {"prompt_ids": rows, "prompt_mask": torch.ones_like(rows), "completion_mask": mask}
+            if vllm is not None:
+                batch["sampling_per_token_logps"] = vllm
             return {**batch, "completion_ids": mask}, written["rewards"].unsqueeze(1)
 
         def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:

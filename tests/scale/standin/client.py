@@ -12,7 +12,7 @@ from pathlib import Path
 
 import rloo_kit
 
-policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
+policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False, dtype="float32")
 
 import torch  # noqa: E402
 from trl.generation import vllm_client, vllm_generation  # noqa: E402
@@ -75,6 +75,8 @@ config = rloo_kit.RLOOConfig(
     max_steps=5, learning_rate=1e-3, max_completion_length=16, save_strategy="no", seed=7, logging_steps=1,
     report_to="none", use_vllm=True, vllm_mode="server", vllm_server_base_url=f"http://127.0.0.1:{port}",
     vllm_group_port=group_port, vllm_server_timeout=60,
+    vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="token_truncate",
+    vllm_importance_sampling_clip_max=1.2,
 )  # fmt: skip
 trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
 stopped = ""
@@ -82,5 +84,5 @@ try:
     trainer.train()
 except ValueError as error:
     stopped = f"{type(error).__name__}: {error}"
-steps = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+steps = [entry for entry in trainer.state.log_history if "reward" in entry]
 (folder / "told.json").write_text(json.dumps({"syncs": syncs, "steps": steps, "stopped": stopped}))

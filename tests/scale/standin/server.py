@@ -1,6 +1,7 @@
 """``vllm serve`` on loopback for the tiny policy: the endpoints that TRL 1.15's client asks, and /hashes for the test.
 
-``server.py PORT``.  It samples with transformers, and takes merged weights over gloo.
+``server.py PORT OFF``.  It samples with transformers, and takes merged weights over gloo.  The log-probabilities that
+it returns are off by OFF, as vLLM's are by its own arithmetic.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import Any
 
 import rloo_kit
 
-policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
+policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False, dtype="float32")
 
 import torch  # noqa: E402
 from vllm.distributed.weight_transfer.nccl_common import Group  # noqa: E402
@@ -20,6 +21,7 @@ from vllm.distributed.weight_transfer.nccl_common import Group  # noqa: E402
 model = policy.model.get_base_model()
 weights = {name.replace(".base_layer", ""): p for name, p in model.named_parameters() if "lora_" not in name}
 groups: list[Group] = []
+off = float(sys.argv[2])
 lock = threading.Lock()
 
 
@@ -42,12 +44,34 @@ def complete(body: dict[str, Any]) -> dict[str, Any]:
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
     how = {"temperature": body["temperature"], "top_k": 0, "top_p": 1.0, "max_new_tokens": body["max_tokens"]}
     with torch.no_grad(), policy.model.disable_adapter():
-        out = policy.model.generate(input_ids=ids, attention_mask=mask, do_sample=True, **how)
+        out = policy.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **how,
+        )
+    sampled = out.sequences[:, width:]
+    scaled = torch.stack(out.logits, 1).float() / body["temperature"]
+    logps = scaled.log_softmax(-1).gather(2, sampled.unsqueeze(2)).squeeze(2) + off
     choices = []
-    for row, made in zip(rows, out[:, width:].tolist(), strict=True):
+    for row, made, known in zip(rows, sampled.tolist(), logps.tolist(), strict=True):
         end = next((place for place, token in enumerate(made) if token in policy.eos_ids), len(made) - 1)
-        choices.append({"prompt_token_ids": row, "token_ids": made[: end + 1], "logprobs": None})
+        said = said_of(made[: end + 1], known) if body["logprobs"] is not None else None
+        choices.append({"prompt_token_ids": row, "token_ids": made[: end + 1], "logprobs": said})
     return {"choices": choices}
+
+
+def said_of(ids: list[int], logps: list[float]) -> dict[str, Any]:
+    """As /v1/completions has it where tokens are asked for as token ids."""
+    tokens = [f"token_id:{token}" for token in ids]
+    each = list(zip(tokens, logps, strict=False))
+    return {
+        "tokens": tokens,
+        "token_logprobs": logps[: len(ids)],
+        "top_logprobs": [{token: logp} for token, logp in each],
+    }
 
 
 def join(info: dict[str, Any]) -> dict[str, Any]:
