@@ -248,6 +248,8 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
         shape["full_finetuning"] = True
     else:
         shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
+    vllm = ("fast_inference", "gpu_memory_utilization")
+    shape |= {name: asked.further[name] for name in vllm if name in asked.further}
     device = device_of(card)
     name = asked.name or (fit(device).model.checkpoint.name if device.on_gpu else "tiny")
     return plan(name, config.trainer, device, prompt_tokens=prompt_tokens, **shape)

@@ -5,6 +5,7 @@ many completions are sampled at once where nothing is asked for.  Arithmetic onl
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
@@ -57,6 +58,8 @@ class Estimate:
         fit even with one at a time, the most that make it no worse.
         """
         asked = self.settings.generation_rows
+        if self.settings.engine is not None:  # vLLM schedules its completions itself
+            return wanted
         if asked is not None:
             return largest_slice(wanted, asked)
         most = self._sampling(wanted)
@@ -108,11 +111,23 @@ class Estimate:
 
     @property
     def fits(self) -> Verdict:
-        """ "does not fit" above the usable memory; "tight" where estimated parts 50 % larger would not fit."""
+        """ "does not fit" above the usable memory, or where vLLM's share holds no whole completion; "tight" where
+        estimated parts 50 % larger would not fit."""
         usable = self.device.usable_bytes
-        if self.peak_bytes > usable:
+        if self.peak_bytes > usable or self.engine_starves:
             return "does not fit"
         return "tight" if self.peak_bytes + self.estimated_bytes // 2 > usable else "fits"
+
+    @property
+    def engine_tokens(self) -> float:
+        """Tokens that vLLM's cache holds, at most; no limit where it does not sample on this GPU."""
+        engine, step = self.settings.engine, Step(self.model, self.settings)
+        return math.inf if engine is None else engine.cached_tokens(step.weights, step.token_cache)
+
+    @property
+    def engine_starves(self) -> bool:
+        """Whether vLLM would not start, since its cache holds no whole completion."""
+        return self.engine_tokens < self.settings.row_tokens
 
     @property
     def offloaded_bytes(self) -> int:
@@ -122,7 +137,9 @@ class Estimate:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
-        return f"{self.fits}: {self.takes}"
+        return (
+            f"{self.fits}: {'its share is too small for vLLM to start; ' * self.engine_starves}{self.takes}"
+        )
 
     @property
     def takes(self) -> str:

@@ -22,6 +22,7 @@ LORA, REFERENCE = "LoRA", "LoRA, reference copy"
 REFERENCE_MODEL, HEAD_GRADIENT = "reference model", "gradient of lm_head"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
 CACHE, DECODING = "key-value cache", "decoding and sampling"
+VLLM = "vLLM's share"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
 BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary table"
@@ -38,6 +39,7 @@ PARTS = (
         OPTIMIZER,
         GRADIENTS,
         HEAD_GRADIENT,
+        VLLM,
         CACHE,
         DECODING,
         CHECKPOINTS,
@@ -227,13 +229,30 @@ class Step:
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
+    @property
+    def weights(self) -> int:
+        """Of the model as stored."""
+        return self.model.linear_bytes + self.model.kept_bytes + self.model.rest_bytes
+
+    @property
+    def token_cache(self) -> int:
+        """Bytes of one token's keys and values in all layers, as vLLM keeps them."""
+        return 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
+
+    def engine(self, asleep: bool) -> dict[str, int]:
+        """vLLM's share beside the trainer's weights (:mod:`.engine`)."""
+        engine = self.settings.engine
+        return {} if engine is None else {VLLM: engine.beside(self.weights, asleep)}
+
     def generate(self) -> dict[str, int]:
-        """The largest of three moments: all prompts in a layer; on a GPU the first decode step, which copies the
-        prompts' keys and values into buffers; the last token.
+        """With vLLM, its share.  Else the largest of three moments: all prompts in a layer; on a GPU the first decode
+        step, which copies the prompts' keys and values into buffers; the last token.
 
         On a GPU a decode step holds the logits of its graph, and the scores and probabilities of the token before.
         """
         s = self.settings
+        if s.engine is not None:
+            return self._phase(self.engine(asleep=False), 0)
         layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
         whole, growth = self.cache(self.cached_tokens), self.cache_growth
@@ -436,13 +455,13 @@ class Step:
         loaded = {
             part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing
         }
-        return {**loaded, LORA: self.lora, BUFFER: self.buffer}
+        return {**loaded, LORA: self.lora, BUFFER: self.buffer, **self.engine(asleep=False)}
 
     def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
         """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more, which does not go
         into the holes that smaller ones left."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
-        return {**self.standing, **moving, **fragmentation}
+        return {**self.standing, **self.engine(asleep=True), **moving, **fragmentation}
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Phase -> part -> bytes, in the order of a run."""
@@ -450,7 +469,11 @@ class Step:
         if self.settings.passes.before_update:
             found["log-probs"] = self.log_probs()
         # The optimizer's fused kernels need nothing beside gradients and state; clipping, a norm of each, twice.
-        update = {**self.standing, GRADIENTS: self.gradients + 8 * len(self.model.trained_sizes) + 8}
+        update = {
+            **self.standing,
+            **self.engine(asleep=True),
+            GRADIENTS: self.gradients + 8 * len(self.model.trained_sizes) + 8,
+        }
         return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": update}
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.memory import changes, measured, reading, seconds
+from rloo_kit.memory import changes, engine, measured, reading, seconds
 from rloo_kit.memory.changes import Change
 from rloo_kit.memory.estimate import ESTIMATED, Estimate
 from rloo_kit.memory.hardware import Device, device_of, speed_of, where_computed
@@ -62,10 +62,10 @@ class Plan(Estimate):
         from the GPU's data sheet (:mod:`.seconds`), never timed.  All prompts are taken to be as long as the longest,
         and all completions to run to their limit.
 
-        None on a CPU, where a run's own first steps tell (``step_time`` in its log), and on a GPU whose bandwidth is
-        not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`.
+        None with vLLM, whose speed nothing here estimates; on a CPU, where a run's own first steps tell (``step_time``
+        in its log); and on a GPU whose bandwidth is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`.
         """
-        speed = speed_of(self.device)
+        speed = None if self.settings.engine else speed_of(self.device)
         sliced = dataclasses.replace(self.settings, generation_rows=self.sampled_rows)
         return None if speed is None else seconds.of_step(Traffic(self.model, sliced), speed)
 
@@ -73,9 +73,8 @@ class Plan(Estimate):
     def _time(self) -> list[str]:
         """The range in a line, and of the whole run where its steps are known."""
         if self.seconds_per_step is None:
-            return (
-                ["seconds: not estimated, this GPU's bandwidth is not known"] if self.settings.on_gpu else []
-            )
+            unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
+            return [f"seconds: not estimated, {unknown}"] if self.settings.on_gpu else []
         low, high = self.seconds_per_step
         found = f"a step takes {seconds.shown(low)} to {seconds.shown(high)}"
         if self.settings.steps:
@@ -126,6 +125,21 @@ class Plan(Estimate):
             "it takes longer and changes nothing else (generation_rows)"
         )
 
+    @property
+    def _engine(self) -> str:
+        """vLLM's share in a sentence."""
+        engine, s = self.settings.engine, self.settings
+        assert engine is not None
+        room = f"weights, and a cache of at most {self.engine_tokens:.0f} tokens"
+        if self.engine_starves:
+            room += f", where a completion with its prompt has {s.row_tokens}: give it more (gpu_memory_utilization)"
+        return (
+            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}"
+            + "; asleep while the trainer works (standby), it gives back what is not the trainer's"
+            * engine.standby
+            + "; read in unsloth and TRL, never measured, and without its CUDA graphs"
+        )
+
     def rows(self) -> list[list[str]]:
         """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
         scale, unit = scale_of(self.peak_bytes)
@@ -145,6 +159,7 @@ class Plan(Estimate):
             size = f"{self.offloaded_bytes / GIB:.2f} GiB"
             found.append(f"{size} of activations go to the computer's own memory")
         found += [self.sliced] if self.sliced else []
+        found += [self._engine] if self.settings.engine else []
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
             found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
@@ -204,11 +219,13 @@ def plan(
     gradient_checkpointing: bool | str = Settings.checkpointing,
     full_finetuning: bool = False,
     target_modules: Collection[str] | None = None,
+    fast_inference: bool = False,
+    gpu_memory_utilization: float | None = None,
 ) -> Plan:
     """Add up the memory of a run, and say whether it fits.
 
-    For training a LoRA or all weights, with completions sampled by transformers or unsloth; a vLLM engine is not
-    counted.
+    For training a LoRA or all weights, with completions sampled by transformers, unsloth, or vLLM on the same GPU: its
+    share, and in standby (``config.vllm_enable_sleep_mode``) what it gives back.  A vLLM server's GPU is not counted.
 
     Args:
         policy: a loaded :class:`~rloo_kit.policy.policy.Policy` or PEFT model; or, with nothing loaded, a catalogue
@@ -219,6 +236,8 @@ def plan(
         lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules: as for ``load_policy``.  On a
             GPU the activations of a run that trains all weights are taken to be those of a LoRA.  A policy that is
             loaded on the kind of device that is planned for is counted as it is, byte by byte.
+        fast_inference, gpu_memory_utilization: as for ``load_policy``; a loaded policy's engine says both itself, and
+            in standby unsloth sets the share.
 
     Raises:
         ConfigError: an unknown GPU, or a length or batch out of range.
@@ -243,6 +262,9 @@ def plan(
     if not device.on_gpu and getattr(config, "gradient_checkpointing", False):
         # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
         settings = dataclasses.replace(settings, checkpointing=settings.checkpointing or True)
+    if device.on_gpu:
+        found_engine = engine.of(device.usable_bytes, config, loaded, fast_inference, gpu_memory_utilization)
+        settings = dataclasses.replace(settings, engine=found_engine)
     return Plan.of(model, settings, device)
 
 

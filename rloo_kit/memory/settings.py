@@ -7,6 +7,7 @@ here reads a model or a device.
 from dataclasses import dataclass
 
 from rloo_kit.catalogue import Checkpoint
+from rloo_kit.memory.engine import Engine
 from rloo_kit.passes import DEFAULTS, Passes
 from rloo_kit.session.imports import UNSLOTH_CPU_TILE_LOGITS
 
@@ -68,6 +69,7 @@ class Settings:
         on_gpu: unsloth's GPU path, or its CPU path.
         dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on a CPU in float32.
         cpu_tile_logits: logits of one tile on a CPU.
+        engine: vLLM, where it samples on the GPU that trains.
         small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
     """
 
@@ -93,6 +95,7 @@ class Settings:
     checkpointing: bool | str = "unsloth"
     on_gpu: bool = True
     dtype_bytes: int = 2
+    engine: Engine | None = None
     small_card: bool = True
     cpu_tile_logits: int = UNSLOTH_CPU_TILE_LOGITS
 

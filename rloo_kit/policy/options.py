@@ -19,6 +19,7 @@ from rloo_kit import hidden, values
 from rloo_kit.catalogue import PROJECTIONS
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.session import processes
+from rloo_kit.session.imports import import_unsloth
 from rloo_kit.values import Count, PositiveShare, Seed
 
 Arguments = dict[str, Any]
@@ -282,10 +283,12 @@ def _check_engine(given: Arguments) -> None:
     if given["full_finetuning"]:
         both = "fast_inference, full_finetuning"
         _refuse(given, both, "unsloth's vLLM takes a LoRA, and not weights that change", "leave one out")
-    share = given.get("gpu_memory_utilization", 0.5)
-    processes.warn(
-        f"fast_inference: vLLM takes {share:.0%} of the GPU, which the plan does not count.", stacklevel=5
-    )
+    import_unsloth()
+    from unsloth.models.loader_utils import fsdp2_requested
+
+    if fsdp2_requested():
+        without = "remove fast_inference, or launch with --engine ddp"
+        _refuse(given, "fast_inference", "unsloth's vLLM does not work under FSDP2", without)
 
 
 def _named(dtype: object) -> object:

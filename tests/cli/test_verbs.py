@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import rloo_kit
+from rloo_kit.policy import options
 from tests.cli.conftest import Command
 from tests.conftest import ROOT, Script
 
@@ -51,6 +52,17 @@ def test_plan_says_whether_a_run_fits_a_card_and_what_to_change(command: Command
     too_large = command("plan", "mine.yaml", "--card", "8GB", "--set", "policy.name=qwen3-14b")
     assert too_large.exit_code == 1
     assert "to make it fit, cheapest in quality first" in too_large.output
+
+
+def test_plan_counts_the_vllm_that_the_policy_is_loaded_with(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "_check_engine", lambda given: None)  # it refuses a machine without a GPU
+    how = ["policy.name=qwen3-4b", "policy.fast_inference=true", "policy.gpu_memory_utilization=0.4"]
+    found = command(
+        "plan", "mine.yaml", "--card", "rtx 3090", *(part for one in how for part in ("--set", one))
+    )
+    assert "vLLM takes 9.40 GiB" in found.output
 
 
 def test_a_dry_run_shows_plan_resolved_configuration_and_first_prompt_and_writes_nothing(

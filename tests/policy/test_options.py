@@ -1,5 +1,9 @@
 """Unsloth's arguments under unsloth's names: each works, or is refused in words before anything is loaded."""
 
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +82,31 @@ def test_fast_inference_is_refused_on_a_gpu_that_cannot_run_it(
     monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: vllm or None)
     with pytest.raises(ConfigError, match=says):
         options.settled({"fast_inference": True})
+
+
+def test_fast_inference_is_refused_under_fsdp2_and_where_all_weights_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unsloth's GPU code, which does not import without Triton, says whether it is; here a stand-in does."""
+    spec = importlib.util.find_spec("unsloth")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "models" / "loader_utils.py").read_text(encoding="utf-8")
+    assert "def fsdp2_requested():" in source
+    loader_utils = SimpleNamespace(fsdp2_requested=lambda: False)
+    monkeypatch.setitem(sys.modules, "unsloth.models", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "unsloth.models.loader_utils", loader_utils)
+    monkeypatch.setattr(options, "import_unsloth", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: True)
+    assert options.settled({"fast_inference": True}).further["fast_inference"]
+    monkeypatch.setattr(loader_utils, "fsdp2_requested", lambda: True)
+    with pytest.raises(ConfigError, match="does not work under FSDP2") as caught:
+        options.settled({"fast_inference": True})
+    assert "--engine ddp" in str(caught.value)
+    with pytest.raises(ConfigError, match="takes a LoRA"):
+        options.settled({"fast_inference": True, "full_finetuning": True})
 
 
 def test_settings_of_vllm_without_vllm_are_said_to_have_no_effect() -> None:
