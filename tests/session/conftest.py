@@ -147,7 +147,7 @@ def in_a_child(action, *arguments):
     os.waitpid(pid, 0)
     return {"said": said.seek(0) or said.read(), "result": json.loads(result.seek(0) or result.read() or "null")}
 
-children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers", "trl", "peft")}
+children = {first: in_a_child(import_first, first, True) for first in ("unsloth", "transformers")}
 children["without the kit"] = in_a_child(import_first, "transformers", False)
 children |= {"too early": in_a_child(too_early), "failing": in_a_child(failing), "cells": in_a_child(prepare_in_cells)}
 print(json.dumps(children))
