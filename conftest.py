@@ -31,7 +31,6 @@ SHORTENED = {"notebooks/06": "1", "notebooks/07": "1"}
 """Notebooks that train a real language model, and the steps that they take under nbval."""
 
 LONGEST_FIRST = (
-    "tests/gpu_path/test_gpu_check",
     "notebooks/05",
     "notebooks/04",
     "notebooks/07",

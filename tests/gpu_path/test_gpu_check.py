@@ -10,38 +10,24 @@ from benchmarks.gpu.report import Outcomes
 from benchmarks.gpu.runner import MEASURED, NOT_RUN, PASSED
 from tests.gpu_path.conftest import Rehearsed
 
-EVERY_DAY = ("memory/qwen3-4b",)
-LONG = ("hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16", "correct/learns")
-
-
-def rehearsed_of(names: tuple[str, ...]) -> list[str]:
-    return [one.name for one in checks.chosen(names) if one.rehearsed]
+pytestmark = pytest.mark.long  # make gpu-path; make test runs the command for test_bfloat16.py
+CHECKS = ("memory/qwen3-4b", "hygiene", "memory/qwen3-8b", "speed", "correct/save and resume", "correct/fp16")
+CHECKS += ("correct/learns",)
 
 
 @pytest.fixture(scope="module")
 def outcomes(rehearsed: Rehearsed) -> Outcomes:
-    return rehearsed("rtx 3090", *EVERY_DAY)
+    return rehearsed("rtx 3090", *CHECKS)
 
 
-@pytest.fixture(scope="module")
-def others(rehearsed: Rehearsed) -> Outcomes:
-    return rehearsed("rtx 3090", *LONG)
-
-
-@pytest.mark.parametrize("name", rehearsed_of(EVERY_DAY))
+@pytest.mark.parametrize("name", [one.name for one in checks.chosen(CHECKS) if one.rehearsed])
 def test_a_check_runs_to_its_end_and_holds_its_limits(outcomes: Outcomes, name: str) -> None:
     assert outcomes[name].status in (PASSED, MEASURED), outcomes[name]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", rehearsed_of(LONG))
-def test_so_does_one_that_takes_long(others: Outcomes, name: str) -> None:
-    assert others[name].status in (PASSED, MEASURED), others[name]
-
-
 def test_what_no_pretended_card_can_show_is_not_run(outcomes: Outcomes) -> None:
     left_out = {name for name, outcome in outcomes.items() if outcome.status == NOT_RUN}
-    assert left_out == {one.name for one in checks.chosen(EVERY_DAY) if not one.rehearsed}
+    assert left_out == {one.name for one in checks.chosen(CHECKS) if not one.rehearsed}
 
 
 def test_what_stands_in_memory_is_planned_to_the_byte(outcomes: Outcomes) -> None:
