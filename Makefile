@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types pytest notebooks gpu-path scale long docs gpu-check lock clean
+.PHONY: help install quickstart test check lint types pytest notebooks gpu-path scale long compat docs gpu-check lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +64,10 @@ scale: $(STAMP)  ## what runs in several processes, on CPUs; with the extra deep
 
 long: $(STAMP) $(TRITON)  ## every test that make test leaves out
 	$(BIN)/pytest -q --durations=10 -m long tests
+
+# 10 to 20 GB beside uv's cache where the index has no CPU build of torch.
+compat: $(STAMP)  ## the contract tests on the oldest and the newest set, and on Python 3.12 and 3.13 where they are found
+	$(BIN)/python scripts/compat.py
 
 docs: $(STAMP)  ## write the generated parts of docs/ and build the site into out/site
 	$(BIN)/python scripts/docs.py

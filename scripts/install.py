@@ -59,7 +59,8 @@ def install(arguments: argparse.Namespace) -> None:
         [python, "-m", "pip", "install", "-q", "uv>=0.9"],
         "check that pip reaches a package index: pip download uv",
     )
-    install_stack(python, venv, device)
+    asked = ["--constraint", str(REQUIREMENTS / "constraints.txt"), "--editable", f"{ROOT}[dev]"]
+    install_stack([python, "-m", "uv"], python, device, asked)
     step(
         "import the stack once, which also compiles it to bytecode",
         [python, "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
@@ -91,16 +92,13 @@ def detected_device() -> str:
     return "cuda" if is_cuda else "cpu"
 
 
-def install_stack(python: str, venv: Path, device: str) -> None:
-    """Install the project, editable, with notebooks and development tools."""
-    overrides = venv / "overrides.txt"
+def install_stack(uv: list[str], python: str, device: str, asked: list[str]) -> None:
+    """Install what is ``asked`` into the environment of ``python``; on a CPU without what needs a GPU."""
+    overrides = Path(python).parents[1] / "overrides.txt"
     text = (REQUIREMENTS / "overrides.txt").read_text()
     overrides.write_text(text if device == "cpu" else text.split(CPU_SECTION)[0])
-    command = [
-        *[python, "-m", "uv", "pip", "install", "-q", "--python", python, "--override", str(overrides)],
-        *["--constraint", str(REQUIREMENTS / "constraints.txt"), "--editable", f"{ROOT}[dev]"],
-    ]
-    what = f"install the pinned stack for {device}"
+    command = [*uv, "pip", "install", "-q", "--python", python, "--override", str(overrides), *asked]
+    what = f"install the stack for {device}"
     todo = "look for the package that the lines above name; `make install DEVICE=cpu` needs the least"
     backend = {"cuda": "auto", "cpu": "cpu"}[device]
     has_links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
@@ -115,16 +113,19 @@ def step(what: str, command: list[str], todo: str = "", cwd: Path | None = None)
     """Run one step and return whether it succeeded; with a ``todo`` a failure ends the installation."""
     print(f"==> {what}", flush=True)
     started = time.monotonic()
-    for_uv = {
-        uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ and uv not in os.environ
-    }
-    environment = {**os.environ, **for_uv, "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {**uv_environment(), "PYTHONDONTWRITEBYTECODE": ""}
     succeeded = subprocess.run(command, env=environment, cwd=cwd, check=False).returncode == 0
     if succeeded:
         print(f"    {time.monotonic() - started:.0f} s", flush=True)
     elif todo:
         raise SystemExit(f"\nThe step failed: {what}\nWhat to do: {todo}")
     return succeeded
+
+
+def uv_environment() -> dict[str, str]:
+    """This process's environment, with pip's settings also by uv's names."""
+    for_uv = {uv: os.environ[pip] for pip, uv in PIP_TO_UV.items() if pip in os.environ}
+    return {**for_uv, **os.environ}
 
 
 if __name__ == "__main__":

@@ -7,14 +7,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 CONSTRAINTS = Path(__file__).resolve().parent.parent / "requirements" / "constraints.txt"
-HEAD = "# The versions that the tests ran on, of everything below the pins of pyproject.toml: make lock writes it."
-# pyproject.toml pins torch, whose build differs by device; the rest belongs to the installation itself.
-LEFT_OUT = {"torch", "rloo-kit", "uv", "pip", "setuptools"}
+HEAD = "# The versions that the tests ran on, of pyproject.toml's ranges and all below them: make lock writes it."
+# They belong to the installation itself.
+LEFT_OUT = {"rloo-kit", "uv", "pip", "setuptools"}
 
 
 def main() -> None:
     """Rewrite the file."""
-    installed = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version for d in distributions()}
+    # torch's build, after the plus, differs by device.
+    installed = {
+        re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version.split("+")[0] for d in distributions()
+    }
     lines = [f"{name}=={version}" for name, version in sorted(installed.items()) if name not in LEFT_OUT]
     CONSTRAINTS.write_text("\n".join([HEAD, *lines]) + "\n")
     print(f"{len(lines)} versions")

@@ -30,9 +30,9 @@ CLEAN_ENVIRONMENT = dict(os.environ)
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for benchmarks, which is not installed
 LOGGED = tempfile.TemporaryDirectory(prefix="trackio-")
-os.environ["TRACKIO_DIR"] = (
-    LOGGED.name
-)  # read when TRL imports trackio; else a test would write into the home
+# Read when TRL imports trackio; else a test would write into the home.
+os.environ["TRACKIO_DIR"] = LOGGED.name
+PATIENCE = 550  # seconds for a process; pytest's own is 600, and a busy machine is slow
 Done = subprocess.CompletedProcess[str]
 Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]
@@ -144,7 +144,7 @@ def script() -> Script:
             [sys.executable, "-c", code],
             {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment},
         )
-        how: Any = {"capture_output": True, "text": True, "timeout": 300, "env": env}
+        how: Any = {"capture_output": True, "text": True, "timeout": PATIENCE, "env": env}
         done = subprocess.run([*command, *arguments], check=False, **how)
         assert not check or done.returncode == 0, done.stderr[-3000:]
         return done

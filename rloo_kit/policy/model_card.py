@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.hidden import without_hidden
 from rloo_kit.policy.folder import TAG
-from rloo_kit.session.imports import TESTED, version_of
+from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
     from rloo_kit.catalogue import Checkpoint

@@ -19,10 +19,11 @@ from typing import TypeVar
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.hidden import INSTEAD, is_hidden, without_hidden
 from rloo_kit.session import env_file, imports
-from rloo_kit.session.imports import CPU_BF16, TESTED, import_unsloth, settings, version_of
+from rloo_kit.session.imports import CPU_BF16, import_unsloth, settings
 from rloo_kit.session.processes import say
 from rloo_kit.session.quiet import quiet
 from rloo_kit.session.show import GIB, running_shell
+from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
 _shown_in_cell: int | None = None
@@ -108,7 +109,7 @@ def prepare(
     global _shown_in_cell
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
-    _check_versions(notes)
+    _check_trl()
     is_offline, hub = _settle_offline(offline, notes)
     steps = _asked_steps()
     import_unsloth()
@@ -182,21 +183,14 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
     return tuple(loaded)
 
 
-def _matches(installed: str, tested: str) -> bool:
-    return (installed.split("+")[0] + ".").startswith(tested + ".")
-
-
-def _check_versions(notes: list[str]) -> None:
-    if not version_of("trl").startswith("1.15."):
+def _check_trl() -> None:
+    """Of another TRL an error: the trainer overrides its methods.  Of the rest, importing unsloth warns."""
+    if "trl" in outside():
         raise VersionError(
             "the trainer overrides methods of trl 1.15 and does not work with another release",
             where=f"trl {version_of('trl')}",
-            todo="pip install trl==1.15.0, and restart the kernel",
+            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
         )
-    for package, tested in TESTED.items():
-        installed = version_of(package)
-        if not _matches(installed, tested):
-            notes.append(f"{package} {installed} is installed; tested was {tested}.")
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:

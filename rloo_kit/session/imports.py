@@ -18,24 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from rloo_kit.errors import ImportOrderError, VersionError
 from rloo_kit.session.bandwidth import has_fast_memory
 from rloo_kit.session.quiet import drop_logged_noise, quiet
+from rloo_kit.session.versions import TESTED, version_of, warn_once
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 # unsloth patches these at import; names that other code bound earlier stay unpatched.
 PATCHED_BY_UNSLOTH = ("trl", "transformers", "peft", "accelerate")
-
-# The versions that the tests ran on.
-TESTED = {
-    "torch": "2.13.0",
-    "unsloth": "2026.10.9",
-    "unsloth_zoo": "2026.10.9",
-    "trl": "1.15.0",
-    "transformers": "5.17.0",
-    "peft": "0.21.2",
-    "bitsandbytes": "0.50.2",
-    "datasets": "4.8.5",
-}
 
 CPU_BF16 = "UNSLOTH_CPU_BF16"
 FUSED_4BIT = "UNSLOTH_BNB_GEMM_4BIT"
@@ -159,7 +148,7 @@ def put_in_force() -> None:
 
 
 def import_unsloth() -> ModuleType:
-    """Import unsloth, quietly, with the kit's settings in place.
+    """Import unsloth, quietly, with the kit's settings in place; warn once of releases that the kit was not tried on.
 
     Raises:
         ImportOrderError: a library that unsloth patches was imported before ``rloo_kit``.
@@ -172,6 +161,7 @@ def import_unsloth() -> ModuleType:
             todo="restart the kernel and make `import rloo_kit` its first line",
         )
     apply_settings()
+    warn_once()  # before the import, which another release may break
     _hook.remove()
     try:
         with quiet():
@@ -234,16 +224,6 @@ def apply_settings() -> None:
                 found.setdefault(name, whose)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value
-
-
-def version_of(package: str) -> str:
-    """The installed version of a package, or "missing"."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "missing"
 
 
 def cache_folder() -> Path:

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.memory.engine import sleeps
-from rloo_kit.session.imports import version_of
+from rloo_kit.session.versions import version_of
 
 if TYPE_CHECKING:
     import torch

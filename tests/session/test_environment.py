@@ -55,15 +55,12 @@ def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.Monk
     assert environment._hub_reachable(seconds=1.0) is False
 
 
-def test_another_trl_is_an_error_and_another_torch_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {**imports.TESTED, "torch": "1.13.1+cu117"}
-    monkeypatch.setattr(environment, "version_of", installed.__getitem__)
-    notes: list[str] = []
-    environment._check_versions(notes)
-    assert notes == ["torch 1.13.1+cu117 is installed; tested was 2.13.0."]
-    installed["trl"] = "1.16.0"
-    with pytest.raises(VersionError, match=r"trl 1\.16\.0"):
-        environment._check_versions(notes)
+def test_another_trl_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment._check_trl()
+    monkeypatch.setattr(environment, "outside", lambda: {"trl": "is outside"})
+    monkeypatch.setattr(environment, "version_of", lambda name: "1.16.0")
+    with pytest.raises(VersionError, match=r"trl 1\.16\.0[\s\S]*pip install trl==1\.15\.0"):
+        environment._check_trl()
 
 
 def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch: pytest.MonkeyPatch) -> None:

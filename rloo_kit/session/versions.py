@@ -1,0 +1,74 @@
+"""Which releases of the stack the kit runs on: the ranges of pyproject.toml, and the versions that the tests ran on.
+
+pyproject.toml alone names the ranges.  They are read from the installed kit's metadata, so they are those of its last
+installation; a kit that only lies on the path checks nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+# The versions that the tests ran on (requirements/constraints.txt).
+TESTED = {
+    "torch": "2.13.0",
+    "unsloth": "2026.10.9",
+    "unsloth_zoo": "2026.10.9",
+    "trl": "1.15.0",
+    "transformers": "5.17.0",
+    "peft": "0.21.2",
+    "bitsandbytes": "0.50.2",
+    "datasets": "4.8.5",
+}
+
+# What says whether a release does what the kit relies on; the others are unsloth's business.
+CONTRACTS = dict.fromkeys(("trl", "transformers"), "tests/contract/test_trl.py")
+UNSLOTHS_CONTRACT = "tests/contract/test_unsloth.py"
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package, or "missing"."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def ranges() -> dict[str, SpecifierSet]:
+    """The releases that the kit's installation asks for, of the packages of :data:`TESTED`; empty if not installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    try:
+        needed = [Requirement(line) for line in requires("rloo-kit") or ()]
+    except PackageNotFoundError:
+        return {}
+    found = {one.name.replace("-", "_"): one.specifier for one in needed if one.marker is None}
+    return {name: found[name] for name in TESTED if name in found}
+
+
+def outside() -> dict[str, str]:
+    """Of each package that is installed in a release outside its range: which, and the contract test to run."""
+    said = {}
+    for name, allowed in ranges().items():
+        installed = version_of(name)
+        if installed != "missing" and not allowed.contains(installed, prereleases=True):
+            said[name] = (
+                f"{name} {installed} is outside {allowed}, the releases that the contract tests pass on. Before you "
+                f"trust a run, run them in the kit's repository: pytest {CONTRACTS.get(name, UNSLOTHS_CONTRACT)}"
+            )
+    return said
+
+
+@cache
+def warn_once() -> None:
+    """Warn of every release outside its range, once in a process."""
+    for text in outside().values():
+        warnings.warn(text, stacklevel=3)

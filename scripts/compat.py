@@ -1,0 +1,227 @@
+"""The contract and smoke tests on the oldest and the newest set that pyproject.toml allows: ``make compat``.
+
+Sets are made beside .venv, under out/compat, and share files with uv's cache.  A Python that is not found is left
+out, and the table says so.  Where the index has no CPU build of torch, its CUDA build runs on the CPU.
+
+    python scripts/compat.py                    # every set, into benchmarks/results/compat.md
+    python scripts/compat.py --only 3.12        # sets whose name begins so; the table keeps the other rows
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import install
+
+ROOT = install.ROOT
+OUT = ROOT / "out" / "compat"
+RESULTS = ROOT / "benchmarks" / "results" / "compat.json"
+SHOWN = ("torch", "unsloth", "trl", "transformers", "peft", "bitsandbytes", "datasets")
+TOOLS = ("pytest", "pytest-timeout", "hypothesis", "pyarrow")
+UPDATE = "tests/train/test_update.py::test_the_update_is_that_of_stock_trl"
+# An update is stock TRL's; a stopped run resumes to the same weights; an adapter is saved and read; so is 0.1.0's.
+TESTS = (
+    "tests/contract",
+    f"{UPDATE}[beta 0]",
+    f"{UPDATE}[KL from the loss's own pass]",
+    "tests/train/test_resumable.py::test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped",
+    "tests/policy/test_load.py::test_a_saved_adapter_reads_back_with_its_bases_length",
+    "tests/test_written_before.py",
+)
+
+
+class Set(NamedTuple):
+    """One environment: a Python, and which end of pyproject.toml's ranges."""
+
+    python: str
+    resolution: str
+
+    @property
+    def name(self) -> str:
+        """As in the table."""
+        return f"{self.python} {'oldest' if self.resolution == 'lowest-direct' else 'newest'}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is made."""
+        return OUT / self.name.replace(" ", "-")
+
+
+HEAD = """# Sets of releases that the kit was tried on
+
+`make compat`, on a machine without a GPU. The tests: the contract tests; an update is stock TRL's; a stopped run
+resumes to the same weights; an adapter is saved and read back, and one of 0.1.0 is read. Oldest is the lowest release
+of each range in [pyproject.toml](../../pyproject.toml), newest the highest on the package index.
+
+"""
+RESOLVES = """
+## What a machine with a GPU would install
+
+Resolved by `uv pip compile --python-platform` from [pyproject.toml](../../pyproject.toml) with the versions of
+[constraints.txt](../../requirements/constraints.txt), and not installed.
+
+"""
+PLATFORMS = {
+    "Linux": "x86_64-manylinux_2_28",
+    "WSL (Ubuntu 22.04)": "x86_64-manylinux_2_35",
+    "Windows": "windows",
+}
+PYTHONS = ("3.11", "3.12", "3.13")
+SETS = (
+    Set("3.11", "lowest-direct"),
+    Set("3.11", "highest"),
+    Set("3.12", "highest"),
+    Set("3.13", "highest"),
+)
+
+
+def main() -> None:
+    """Make each set, run its tests, resolve for a user's GPU, write the tables; fails where a test does."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="sets whose name begins so")
+    asked = parser.parse_args().only
+    failed = False
+    for one in SETS:
+        if one.name.startswith(asked):
+            python = interpreter(one.python)
+            row = tried(one, python) if python else {"tests": f"no Python {one.python} found here"}
+            resolve = resolutions()
+            rows = json.loads(RESULTS.read_text())["sets"] if RESULTS.exists() else {}
+            rows[one.name] = row
+            write({one.name: rows[one.name] for one in SETS if one.name in rows}, resolve)
+            failed |= bool(row.get("failed"))
+    sys.exit(failed)
+
+
+def interpreter(version: str) -> str:
+    """A Python of this version that runs: on the path, of pyenv, of uv; empty if there is none."""
+    kept = (".pyenv/versions", ".local/share/uv/python")
+    places = [path for place in kept for path in (Path.home() / place).glob(f"*{version}.*/bin/python3")]
+    for found in (shutil.which(f"python{version}"), *map(str, sorted(places))):
+        if found and subprocess.run([found, "-V"], capture_output=True, check=False).returncode == 0:
+            return found
+    return ""
+
+
+def tried(one: Set, base: str) -> dict[str, Any]:
+    """Make a set and run its tests: what is installed, and how they came out."""
+    folder = one.folder
+    python, uv = str(folder / "bin" / "python"), [sys.executable, "-m", "uv"]
+    make = [*uv, "venv", "-q", "--clear", "--python", base, str(folder)]
+    install.step(f"make {folder.name}", make, "look at what uv says above")
+    install.install_stack(uv, python, "cpu", ["--resolution", one.resolution, "--editable", str(ROOT)])
+    add = [*uv, "pip", "install", "-q", "--python", python, *TOOLS]
+    install.step("add pytest", add, "check that uv reaches a package index")
+    # With bytecode the processes that tests start import the stack in a quarter of the time.
+    clean = {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
+    command = [python, "-m", "pytest", "-q", *TESTS]
+    ran = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
+    (folder / "tests.txt").write_text(ran.stdout + ran.stderr)
+    return outcome(one)
+
+
+def outcome(one: Set) -> dict[str, Any]:
+    """The versions of a set that was made, and what its tests left."""
+    said = (one.folder / "tests.txt").read_text().splitlines()
+    last = next((line for line in reversed(said) if re.search(r"\d+ \w+.* in [\d.]+s", line)), "")
+    print(f"    {one.name}: {last}", flush=True)
+    counted = re.findall(r"\d+ (?:passed|failed|skipped|errors?)", last)
+    failed = [line.split()[1] for line in said if line.startswith(("FAILED", "ERROR"))]
+    code = "import json, sys; from importlib.metadata import version; "
+    code += f"print(json.dumps([sys.version.split()[0], *map(version, {SHOWN!r})]))"
+    python = str(one.folder / "bin" / "python")
+    found = json.loads(subprocess.check_output([python, "-c", code], text=True))
+    return {
+        "versions": dict(zip(("python", *SHOWN), found, strict=True)),
+        "tests": ", ".join(counted) or "pytest did not end",
+        "failed": failed or ([] if counted else ["pytest"]),
+    }
+
+
+def resolved(platform: str, python: str) -> subprocess.CompletedProcess[str]:
+    """uv's answer to what an installation with CUDA would take there; nothing is installed."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    overrides = OUT / "overrides.txt"
+    text = (install.REQUIREMENTS / "overrides.txt").read_text()
+    overrides.write_text(text.split(install.CPU_SECTION)[0])
+    command = [
+        sys.executable,
+        "-m",
+        "uv",
+        "pip",
+        "compile",
+        "-q",
+        str(ROOT / "pyproject.toml"),
+        "--no-header",
+    ]
+    command += ["--no-annotate", "--python-platform", platform, "--python-version", python]
+    command += ["--override", str(overrides), "--constraint", str(install.REQUIREMENTS / "constraints.txt")]
+    env = install.uv_environment()
+    env.pop("UV_FIND_LINKS", None)  # a folder of CPU builds is not what a machine with a GPU takes
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def versions_in(text: str) -> dict[str, str]:
+    """package -> version, of uv's lines."""
+    lines = (line.split(";")[0].strip() for line in text.splitlines() if "==" in line)
+    return {
+        name.replace("unsloth-zoo", "unsloth_zoo"): number
+        for name, number in (one.split("==") for one in lines)
+    }
+
+
+def resolutions() -> list[list[str]]:
+    """A row for each platform and Python: torch, Triton, how many packages, or uv's reason."""
+    rows = []
+    for name, platform in PLATFORMS.items():
+        for python in PYTHONS:
+            done = resolved(platform, python)
+            found = versions_in(done.stdout)
+            triton = next((f"{one} {found[one]}" for one in ("triton", "triton-windows") if one in found), "")
+            count = f"{len(found)} packages" if found else done.stderr.strip()[:200]
+            rows.append([name, python, f"torch {found.get('torch', '')}", triton, count])
+    return rows
+
+
+def write(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> None:
+    """Keep the figures, and show them."""
+    RESULTS.write_text(json.dumps({"sets": rows, "resolves": resolve}, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(report(rows, resolve))
+
+
+def report(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> str:
+    """Both tables, in Markdown."""
+    text = HEAD + table("Python", "set", *SHOWN, "tests")
+    for name, row in rows.items():
+        found, (python, end) = row.get("versions", {}), name.split()
+        cells = [found.get("python", python), end, *(found.get(one, "") for one in SHOWN), row["tests"]]
+        text += line(cells) + "".join(line(["", f"failed: `{one}`"]) for one in row.get("failed", ()))
+    return (
+        text
+        + RESOLVES
+        + table("system", "Python", "torch", "Triton", "resolves to")
+        + "".join(map(line, resolve))
+    )
+
+
+def table(*names: str) -> str:
+    """Its first two lines."""
+    return line(names) + "|---" * len(names) + "|\n"
+
+
+def line(cells: Sequence[object]) -> str:
+    """One row."""
+    return f"| {' | '.join(map(str, cells))} |\n"
+
+
+if __name__ == "__main__":
+    main()

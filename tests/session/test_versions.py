@@ -1,0 +1,71 @@
+"""Ranges are pyproject.toml's; a release outside its range is warned of once, with the test that would say more."""
+
+import importlib.metadata
+import tomllib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rloo_kit.session import versions
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPENDENCIES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """What is installed, to be changed; the kit is, as pyproject.toml is now."""
+    found = dict(versions.TESTED)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: [*DEPENDENCIES, "trl==0; extra == 'x'"])
+    monkeypatch.setattr(versions, "version_of", found.__getitem__)
+    versions.warn_once.cache_clear()
+    yield found
+    versions.warn_once.cache_clear()
+
+
+def test_every_package_has_a_range_and_what_the_tests_ran_on_is_within(installed: dict[str, str]) -> None:
+    assert versions.ranges().keys() == versions.TESTED.keys()
+    assert versions.outside() == {}
+    installed["torch"] = "2.13.0+cpu"
+    assert versions.outside() == {}, "a build of it"
+
+
+@pytest.mark.parametrize(
+    ("package", "release", "contract"),
+    [
+        ("trl", "1.16.0", "pytest tests/contract/test_trl.py"),
+        ("transformers", "5.18.0", "pytest tests/contract/test_trl.py"),
+        ("peft", "0.17.1", "pytest tests/contract/test_unsloth.py"),
+        ("torch", "2.15.0+cu130", "pytest tests/contract/test_unsloth.py"),
+    ],
+)
+def test_a_release_outside_is_warned_of_once_and_its_contract_test_named(
+    package: str, release: str, contract: str, installed: dict[str, str]
+) -> None:
+    installed[package] = release
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        versions.warn_once()
+        versions.warn_once()
+    (one,) = told
+    assert f"{package} {release} is outside {versions.ranges()[package]}" in str(one.message)
+    assert str(one.message).endswith(contract)
+    assert (ROOT / contract.removeprefix("pytest ")).is_file()
+
+
+def test_what_is_not_installed_is_not_warned_of(
+    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed["bitsandbytes"] = "missing"
+    assert versions.outside() == {}
+
+    def missing(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    installed["torch"] = "1.0"
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        versions.warn_once()
