@@ -1,21 +1,26 @@
-"""The README.md of what is saved: base, licence, results, audits of the rewards, versions.
+"""The README.md of what is saved: base, licence, the run's facts, results, audits of the rewards, versions.
 
-For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out.  What was measured, the user gives.  What is not
-known is not mentioned: a card has no empty lines to fill in.
+For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out, and for a run's checkpoints.  What was measured,
+the user gives; how it was trained, the model remembers.  What is not known is not mentioned: a card has no empty lines
+to fill in.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.hidden import without_hidden
-from rloo_kit.policy.folder import TAG
+from rloo_kit.policy.folder import CARD, TAG
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
     from rloo_kit.catalogue import Checkpoint
+
+Facts = Mapping[str, Mapping[str, object]]
+"""What a trainer tells of a run: heading -> name -> value."""
 
 KINDS = {"exploit": "exploits", "refusal": "right answers refused", "error": "errors"}
 
@@ -45,6 +50,7 @@ def written(
     form: str,
     results: Mapping[str, Result] | None = None,
     audits: Iterable[Audited] = (),
+    run: Facts | None = None,
 ) -> str:
     """The card, as Markdown with the hub's front matter.
 
@@ -53,11 +59,14 @@ def written(
         form: what is in the folder: "LoRA adapter", "merged checkpoint, 16 bit", ...
         results: evaluations by name, such as {"before": ..., "after": ...}.
         audits: of its rewards, by ``rewards.audit``.
+        run: how it was trained.
     """
     base = shown_base(checkpoint)
     lines = [front_matter(checkpoint, form), f"# {checkpoint.name}, by RLOO", ""]
     lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
     lines += [f"Licence of the base: {checkpoint.license or 'see its own card'}.", ""]
+    for heading, facts in (run or {}).items():
+        lines += [f"## {heading}", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
     if verdicts := [_verdict(audit) for audit in audits]:
         lines += ["## Audits of the rewards", "", *verdicts, ""]
     if results:
@@ -65,6 +74,25 @@ def written(
     versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *TESTED)]
     lines += ["## Versions", "", ", ".join(versions), ""]
     return without_hidden("\n".join(lines))
+
+
+def remembered(model: object) -> Facts:
+    """What the trainer told the model of the last run that trained it; empty for one that was not trained here."""
+    found: Facts = getattr(model, "trained_by", {})
+    return found
+
+
+def may_be_written(folder: Path) -> bool:
+    """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
+    card = folder / CARD
+    if not card.is_file():
+        return not os.path.lexists(card)
+    text = card.read_text(encoding="utf-8", errors="replace")
+    return any(mark in text for mark in (f"- {TAG}\n", "generated_from_trainer", NOT_FILLED_IN))
+
+
+NOT_FILLED_IN = "[More Information Needed]"
+"""What PEFT's template is full of."""
 
 
 def shown_base(checkpoint: Checkpoint) -> str:

@@ -230,8 +230,8 @@ class Policy:
         checkpoint, in the precision that it was trained in.  The folder is written aside and moved
         into place, so it is never half-written; an earlier adapter of the same name is replaced.  "~" is the
         user's home, and a link goes on pointing to its folder.  Beside it a model card, README.md, says what the
-        policy is and how it was trained.  In a run of several processes all have to call it: the main one writes what
-        they hold together, and the others wait.
+        policy is and how its last run trained it.  In a run of several processes all have to call it: the main one
+        writes what they hold together, and the others wait.
 
         Args:
             folder: a new one, or one of an earlier save.
@@ -272,7 +272,8 @@ class Policy:
                 with replacing(target, where) as fresh, without_bars():
                     weights(fresh)
                     self.tokenizer.save_pretrained(str(fresh))
-                    text = model_card.written(self.checkpoint, form, results, audits)
+                    run = model_card.remembered(self.model)
+                    text = model_card.written(self.checkpoint, form, results, audits, run)
                     (fresh / CARD).write_text(text, encoding="utf-8")
         shards.wait_for_others()
         return named

@@ -7,7 +7,6 @@ change is kept (:mod:`.moment`).
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -20,9 +19,11 @@ import trl
 from transformers import TrainerCallback
 
 from rloo_kit.memory import footprint
+from rloo_kit.policy import model_card
+from rloo_kit.policy.folder import CARD
 from rloo_kit.policy.weights import check_finite
 from rloo_kit.session import processes
-from rloo_kit.train import checkpoints
+from rloo_kit.train import checkpoints, facts
 from rloo_kit.train.moment import Batches, Moment
 from rloo_kit.train.stops import Stops
 from rloo_kit.watch import checkpoint, run_folder
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transformers.trainer_utils import TrainOutput
 
     from rloo_kit.memory.planning import Plan
+    from rloo_kit.train.recipe import Asked
 
 ROLLOUT = "rollout.pt"
 """The rest of a generation batch that several steps train on, and its place in it."""
@@ -46,6 +48,7 @@ class SavingTrainer(trl.RLOOTrainer):
     _step: int
     _buffered_inputs: Batches | None
     _moment: Moment | None
+    _asked: Asked
     _torn: bool
     _saved_step: int
     _ending_step = False
@@ -106,6 +109,7 @@ class SavingTrainer(trl.RLOOTrainer):
         """
         self._check_weights(f"step {self.state.global_step}")
         self._torn = False
+        self._remember()
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
         """Works around: a signal between two of these would leave a step half logged or half saved."""
@@ -266,7 +270,11 @@ class SavingTrainer(trl.RLOOTrainer):
             NonFiniteError: a trained weight is NaN or infinite.
         """
         self._check_weights(f"save_model, step {self.state.global_step}")
+        place = Path(output_dir or self.args.output_dir)
+        carded = self.args.should_save and model_card.may_be_written(place)
         super().save_model(output_dir, _internal_call)
+        if carded:  # PEFT's has the base's place on this machine, and blanks to fill in
+            self._write_card(place)
 
     def save_state(self) -> None:
         """Works around: the file is written in place, and a run killed meanwhile has no log."""
@@ -277,13 +285,22 @@ class SavingTrainer(trl.RLOOTrainer):
                 unfinished.replace(self.folder / checkpoint.STATE)
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:
-        """Works around: TRL writes its card over a README.md of the user's."""
-        card = self.folder / "README.md"
+        """Works around: TRL writes its card over a README.md of the user's, and says in it nothing of the run."""
         here = Path(self.args.output_dir).absolute() == self.folder
-        if here and (
-            not os.path.lexists(card) or "generated_from_trainer" in card.read_text(errors="replace")
-        ):
-            super().create_model_card(*args, **kwargs)
+        if here and self.is_world_process_zero() and model_card.may_be_written(self.folder):
+            self._write_card(self.folder)
+
+    def _write_card(self, folder: Path) -> None:
+        self._remember()
+        (folder / CARD).write_text(facts.card(self), encoding="utf-8")
+
+    def _remember(self) -> None:
+        """The model keeps what its card is to say: the user may save it without the trainer."""
+        self.model.trained_by = facts.facts(self, self._data_facts)
+
+    @cached_property
+    def _data_facts(self) -> dict[str, object]:
+        return facts.data(self._asked.train_dataset)
 
     # --- what is drawn ------------------------------------------------------------------------------------
 

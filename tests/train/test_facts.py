@@ -1,0 +1,86 @@
+"""The model cards of a run: in its folder, in its checkpoints, and of what the policy saves after it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+import rloo_kit
+from rloo_kit.policy import model_card
+from rloo_kit.policy.policy import Policy
+from rloo_kit.tasks.task import Task
+from rloo_kit.train import facts
+from tests.conftest import random_rewards, right_after_thought
+
+TOLD = (
+    "- method: RLOO (Ahmadian et al. 2024, arXiv 2402.14740)\n",
+    "- advantage estimator: rloo\n",
+    "- updates: 1 of 1\n",
+    "- completions of a prompt: 2\n",
+    "- completions of an update: 4\n",
+    "- name: tasks.addition(n_train=64, n_held_out=32, seed=0), train\n",
+    "- prompts: 64\n",
+    "- right_after_thought: 1\n",
+    "- random_rewards: 0.5\n",
+    "- learning_rate: 0.001\n",
+    "- beta: 0\n",
+    "- kl_estimator: k3\n",
+    "- LoRA rank: 16\n",
+    "Licence of the base: apache-2.0",
+    f"rloo-kit {rloo_kit.__version__}",
+)
+
+
+def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_trained(
+    make_trainer: Any, policy: Policy, task: Task, tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        [right_after_thought, random_rewards],
+        reward_weights=[1.0, 0.5],
+        learning_rate=1e-3,
+        kl_estimator="k3",
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.train()
+    folders = [tmp_path / "run", tmp_path / "run" / "checkpoint-1", policy.save(tmp_path / "adapter")]
+    trainer.save_model(str(tmp_path / "by the trainer"))
+    for folder in (*folders, tmp_path / "by the trainer"):
+        card = (folder / "README.md").read_text()
+        missing = [fact for fact in TOLD if fact not in card]
+        assert not missing, folder
+        assert f"- fingerprint: {facts.data(task.train)['fingerprint']}\n" in card
+        assert model_card.NOT_FILLED_IN not in card
+        assert str(tmp_path) not in card
+        assert str(Path.home()) not in card
+    rloo_kit.load_policy(folders[1])
+
+
+@pytest.mark.parametrize("text", ["mine", "---\ntags:\n- mine\n---\n"])
+def test_a_card_of_the_users_is_not_written_over(text: str, tmp_path: Path) -> None:
+    assert model_card.may_be_written(tmp_path)
+    (tmp_path / "README.md").write_text(text)
+    assert not model_card.may_be_written(tmp_path)
+    (tmp_path / "README.md").write_text(f"---\ntags:\n- {model_card.TAG}\n---\n")
+    assert model_card.may_be_written(tmp_path)
+    (tmp_path / "README.md").unlink()
+    os.symlink(tmp_path / "nowhere", tmp_path / "README.md")  # noqa: PTH211
+    assert not model_card.may_be_written(tmp_path)
+
+
+def test_of_a_file_the_name_is_told_and_not_where_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(20)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    task = rloo_kit.tasks.from_file(file)
+    told = facts.data(task.train)
+    assert "problems.jsonl" in str(told["name"])
+    assert str(tmp_path) not in str(told)
+    assert told["prompts"] == len(task.train)
+    by_hand = Dataset.from_list(rows)
+    assert facts.data(by_hand)["name"] == "made by hand"
+    assert facts.data(by_hand)["fingerprint"] != facts.data(Dataset.from_list(rows[1:]))["fingerprint"]
+    assert facts.data(by_hand.to_iterable_dataset()) == {"name": "made by hand", "prompts": "a stream"}
