@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import rloo_kit  # isort: skip - unsloth first
 
+import dataclasses
 import json
 import os
 import random
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from rloo_kit.tasks import Task
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
-SHARED = ("seed", "max_steps", "num_generations", "max_completion_length", "learning_rate", "beta")
+SHARED = (
+    *("seed", "max_steps", "num_generations", "num_iterations", "max_completion_length", "learning_rate"),
+    "beta",
+)
 """Fields that ``Spec`` has in common with TRL's config."""
 
 Messages = Sequence[dict[str, str]]
@@ -43,7 +47,7 @@ Messages = Sequence[dict[str, str]]
 def run(spec: Spec) -> Result:
     """Train as specified and measure."""
     policy = rloo_kit.load_policy(spec.policy, lora_alpha=32, seed=spec.seed)
-    task = rloo_kit.tasks.arithmetic(spec.level, seed=spec.seed)
+    task = task_of(spec)
     reward = Reward(task.correct, spec.num_generations)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(spec, policy, task, reward, folder)
@@ -67,6 +71,19 @@ def run(spec: Spec) -> Result:
         load=os.getloadavg()[0],
         machine=machine(device),
     )
+
+
+def task_of(spec: Spec) -> Task:
+    """The problems of a level, or those of them that carry."""
+    task = rloo_kit.tasks.arithmetic(spec.level, seed=spec.seed)
+    if spec.task == "arithmetic":
+        return task
+    return dataclasses.replace(task, train=task.train.filter(carries), held_out=task.held_out.filter(carries))
+
+
+def carries(row: dict[str, str]) -> bool:
+    """Whether the last digits of an addition's operands sum to ten or more."""
+    return sum(int(operand[-1]) for operand in row["problem"].split(" + ")) >= 10
 
 
 def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder: str) -> RLOOTrainer:
@@ -142,16 +159,19 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
         ) -> None:
             meter.end_step()
-            if spec.evaluate_every and state.global_step % spec.evaluate_every == 0:
+            tokens = sum(step.tokens for step in meter.steps)
+            last = self.evaluated[-1].tokens if self.evaluated else 0
+            due = tokens - last >= spec.evaluate_every or state.global_step == state.max_steps
+            if spec.evaluate_every and due:
                 # What an evaluation leaves in the allocator is not the training's memory.
                 self.peak_bytes = self.peak_bytes or peak_bytes(policy.device.type)
-                tokens = sum(step.tokens for step in meter.steps)
                 with meter.paused(), same_randomness():
                     found = Evaluated(state.global_step, tokens, meter.total, self.accuracy())
                 self.evaluated.append(found)
                 print(found, flush=True)
             reached = spec.target <= max((item.accuracy for item in self.evaluated), default=0.0)
-            if state.global_step >= spec.steps and (reached or not spec.evaluate_every):
+            over = reached or not spec.evaluate_every or tokens >= spec.most
+            if state.global_step >= spec.steps and over:
                 control.should_training_stop = True
 
         def accuracy(self) -> float:

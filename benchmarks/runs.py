@@ -52,15 +52,18 @@ VARIANTS = {
     "stock": Variant(stock=True, environment=AS_IT_COMES),
     "stock-grpo": Variant(stock=True, environment=AS_IT_COMES, algorithm="GRPO"),
     "kit": Variant(),
+    "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
+    "kit-informative": Variant({"prompt_sampling": "informative"}),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
     "no-kept-memory": Variant(environment={**AS_IT_COMES, CHUNK: str(4 * 2**20)}),
     "no-small-chunks": Variant(environment={CHUNK: str(16 * 2**20)}),
 }
-"""Name -> trainer: stock, stock GRPO, the kit with everything on, and the kit with one optimisation off."""
+"""Name -> trainer: stock, stock GRPO, the kit with everything on, with what asks for fewer completions, and with one
+optimisation off."""
 
-ABLATION = tuple(name for name, variant in VARIANTS.items() if variant.algorithm == "RLOO")
+ABLATION = ("stock", "kit", *(name for name in VARIANTS if name.startswith("no-")))
 
 
 @dataclass(frozen=True)
@@ -69,23 +72,31 @@ class Spec:
 
     Attributes:
         variant, level: keys of :data:`VARIANTS` and of ``rloo_kit.tasks.LEVELS``.
+        task: "arithmetic", or "carries", those of its additions that carry a one, of which the tiny policy can none.
+        setting: what a benchmark calls this combination of settings.
         seed: of the LoRA, the task's draw and the sampling.
         repeat: distinguishes runs that are otherwise equal.
-        steps: minimum number of updates; the run continues to ``max_steps`` until ``target`` is reached.
+        steps: minimum number of updates; the run continues to ``max_steps`` or ``most`` generated tokens until
+            ``target`` is reached.
         micro_batch: completions in one forward and backward pass.
-        evaluate_every: updates between evaluations, with the clock stopped; 0 for none.
+        evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
+            of ``max_steps`` is always followed by one.
         target: held-out greedy accuracy to reach.
     """
 
     variant: str
     policy: str = "tiny"
     level: int = 1
+    task: str = "arithmetic"
+    setting: str = ""
     seed: int = 0
     repeat: int = 0
     steps: int = 8
     max_steps: int = 8
+    most: int = 1_000_000
     num_generations: int = 8
     prompts_per_step: int = 4
+    num_iterations: int = 1
     micro_batch: int = 32
     max_completion_length: int = 32
     learning_rate: float = 1e-3

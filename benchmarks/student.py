@@ -14,6 +14,7 @@ from rloo_kit.evaluation.intervals import Interval, has_no_spread
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 """The 0.975 quantile of Student's t with 1, 2, ... degrees of freedom (Fisher & Yates 1963, table III)."""
 
@@ -25,7 +26,7 @@ def student(values: Sequence[float]) -> Interval:
 
     Raises:
         statistics.StatisticsError: no values.
-        IndexError: more than 21 values.
+        IndexError: more than 31 values.
     """
     mean = statistics.fmean(values)
     if math.isinf(mean):
