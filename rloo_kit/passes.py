@@ -30,6 +30,9 @@ CPU_TILE = 512
 """Positions and entries of the vocabulary whose logits a CPU computes at once (train/head.py): 1 MiB of float32, which
 a core's own cache holds."""
 
+DRAWN_AT_ONCE = 8192
+"""Entries of a row of logits that a CPU makes exponentials of at once when it draws (policy/sampling.py)."""
+
 PLAIN = {"single_pass": False, "fast_sampling": False}
 """What a plain ``trl.RLOOConfig``, which has no such arguments, means."""
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint
 from rloo_kit.memory.settings import PROCESSORS, Model, Settings
-from rloo_kit.passes import CPU_TILE
+from rloo_kit.passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.session.show import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
@@ -199,17 +199,19 @@ class Step:
 
         With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
         the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
-        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits and softmax; while
-        processors work lm_head's output too, unless it is float32 and needs no copy.
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits, exponentials of a tile of
+        them and sums of 128; lm_head's output beside its float32 copy, and while processors work, in 16 bit.
         """
         s = self.settings
         fast = s.fast_sampling and not s.on_gpu
         logits = 4 if fast and s.dtype_bytes == 4 else s.dtype_bytes + 4
-        per_logit = 2 * 4 if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        per_logit = logits if fast else logits + 2 * 4 + 4 * bool(s.processors)
         if s.processors:
             inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
             per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
-        return s.sampled_rows * self.checkpoint.vocabulary * per_logit
+        vocabulary = self.checkpoint.vocabulary
+        drawing = 4 * (vocabulary + min(vocabulary, DRAWN_AT_ONCE)) + vocabulary // 32 if fast else 0
+        return s.sampled_rows * max(vocabulary * per_logit, drawing)
 
     def decode_scratch(self, tokens: int) -> int:
         """What unsloth holds on a GPU beside the cache while it decodes: of each layer, projections of one token and

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rloo_kit.errors import NonFiniteError
+from rloo_kit.passes import DRAWN_AT_ONCE
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -153,11 +154,8 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
     Raises:
         NonFiniteError: a row has NaN or +inf, or no entry above -inf.
     """
-    probabilities = torch.softmax(scores, dim=1)
-    whole = scores.size(1) // BLOCK * BLOCK
-    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
-    if whole < scores.size(1):  # the last block is shorter
-        sums = torch.cat([sums, probabilities[:, whole:].sum(1, keepdim=True)], dim=1)
+    top = scores.amax(1, keepdim=True)
+    sums = torch.cat([_block_sums(tile, top) for tile in scores.split(DRAWN_AT_ONCE, dim=1)], dim=1)
     below = sums.double().cumsum(1)
     if not below[:, -1].isfinite().all():
         raise NonFiniteError(
@@ -169,9 +167,19 @@ def draw(scores: torch.Tensor) -> torch.Tensor:
     block, left = _first_above(below, uniform * below[:, -1:])
     inside = block * BLOCK + torch.arange(BLOCK, device=scores.device)
     past_end = inside >= scores.size(1)
-    entries = probabilities.gather(1, inside.masked_fill(past_end, 0)).masked_fill(past_end, 0.0)
+    entries = (scores.gather(1, inside.masked_fill(past_end, 0)) - top).exp().masked_fill(past_end, 0.0)
     entry, _ = _first_above(entries.double().cumsum(1), left)
     return (block * BLOCK + entry).squeeze(1)
+
+
+def _block_sums(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Of a tile's exponentials relative to ``top`` (rows, 1): the sum of each ``BLOCK``, the last maybe shorter."""
+    chances = (scores - top).exp_()
+    whole = chances.size(1) // BLOCK * BLOCK
+    sums = chances[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
+    if whole == chances.size(1):
+        return sums
+    return torch.cat([sums, chances[:, whole:].sum(1, keepdim=True)], dim=1)
 
 
 def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

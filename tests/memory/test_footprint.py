@@ -114,6 +114,7 @@ def bytes_of_a_head(policy: Any, rows: int, dtype: torch.dtype) -> tuple[int, in
 @pytest.mark.parametrize(
     ("fast", "asked"),
     [
+        (True, {}),
         (True, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
         (True, {"min_p": 0.05}),
         (False, {"temperature": 0.6, "top_k": 20, "top_p": 0.95}),
@@ -126,7 +127,8 @@ def test_sampling_is_planned_to_a_hundredth(fast: bool, asked: dict[str, float],
     trainer.train()
     (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)
     assert generate.measured_bytes <= generate.planned_bytes
-    assert generate.planned_bytes == pytest.approx(generate.measured_bytes, rel=0.01)
+    later = trainer.memory_plan.phases["generate"][footprint.OPTIMIZER]  # the first step has none yet
+    assert generate.planned_bytes - later == pytest.approx(generate.measured_bytes, rel=0.01)
 
 
 def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) -> int:

@@ -29,8 +29,9 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1])
-def test_draws_follow_softmax(vocabulary: int) -> None:
+@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 5 * BLOCK + 2])
+def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sampling, "DRAWN_AT_ONCE", 2 * BLOCK)
     torch.manual_seed(0)
     scores = torch.randn(vocabulary) * 1.5
     counts = torch.bincount(draw(scores.expand(80_000, -1)), minlength=vocabulary)
