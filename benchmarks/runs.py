@@ -35,18 +35,19 @@ class Variant:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
         environment: variables of the run's process.
         stock: TRL's own trainer under unsloth, in place of the kit's.
+        untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
     """
 
     config: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     stock: bool = False
+    untiled: bool = False
     algorithm: str = "RLOO"
 
 
 # The kit's defaults for a CPU's allocator and log-probabilities act on a whole process: stock gets neither.
 AS_IT_COMES = {"RLOO_KIT_KEEP_MEMORY": "0"}
-CHUNK = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
 
 VARIANTS = {
     "stock": Variant(stock=True, environment=AS_IT_COMES),
@@ -57,8 +58,8 @@ VARIANTS = {
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
-    "no-kept-memory": Variant(environment={**AS_IT_COMES, CHUNK: str(4 * 2**20)}),
-    "no-small-chunks": Variant(environment={CHUNK: str(16 * 2**20)}),
+    "no-kept-memory": Variant(environment=AS_IT_COMES),
+    "no-tiles": Variant(untiled=True),
 }
 """Name -> trainer: stock, stock GRPO, the kit with everything on, with what asks for fewer completions, and with one
 optimisation off."""

@@ -15,6 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import floor
+import growth
 import one_run
 import real_model
 import runs
@@ -369,6 +371,49 @@ class TestStep:
         assert "| no-single-pass | 1.50 [1.50, 1.50] | 0.38 | 1.50 | 3.00 [3.00, 3.00] | 0.38 |" in text
         assert "| kit | 1.000 | 0.000 |" in text
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
+
+
+class TestFloor:
+    def test_a_phases_floor_is_the_longer_of_its_arithmetic_and_its_bytes(self) -> None:
+        speed = floor.Speed(operations=5.0, exponentials=2.0, bytes=50.0)
+        assert floor.Work(10.0, 4.0, 100.0).seconds(speed) == 4.0
+        assert floor.Work(10.0, 4.0, 500.0).seconds(speed) == 10.0
+
+    def test_a_step_multiplies_by_the_head_once_to_sample_and_twice_to_score(self) -> None:
+        shape = SimpleNamespace(linear_parameters=100, vocabulary=50, hidden_size=4)
+        batch = floor.Batch(prompt_tokens=6, lengths=(3, 1))
+        phases = [floor.work(phase, batch, SimpleNamespace(checkpoint=shape)) for phase in floor.SHOWN]
+        assert [phase.operations for phase in phases] == [2000 + 1600, 2000 + 3200, 4000]
+        assert [phase.exponentials for phase in phases] == [200, 200, 0]
+        assert phases[0].bytes == 4 * 3 * (100 + 200), "the weights for each of three tokens"
+
+    def test_every_event_of_a_profile_has_a_kind(self) -> None:
+        kinds = {
+            "aten::mm": "matrix products",
+            "aten::exp_": "exponentials",
+            "aten::silu_backward": "exponentials",
+            "bitsandbytes::dequantize_4bit": "4-bit weights",
+            "aten::add": "other passes over tensors",
+            "LogProbsBackward": "Python",
+        }
+        assert {name: floor.kind_of(name) for name in kinds} == kinds
+
+
+class TestGrowth:
+    def test_what_is_linear_has_a_slope_of_1_and_what_is_flat_of_0(self) -> None:
+        found = [growth.Found("prompts", n, 8 * n, (0.5 * n, 9.0, 0.1 * n), 700) for n in (1, 2, 4, 8)]
+        assert growth.slope(found, "middle") == pytest.approx(1.0)
+        assert growth.slope(found, "bytes") == pytest.approx(0.0)
+        assert growth.cells(found[1]) == ["2", "16", "1.00 [0.20, 9.00]", "62.50", "0.0"]
+
+    def test_while_inside_no_completion_ends_and_afterwards_the_head_is_as_it_was(self) -> None:
+        head = torch.nn.Linear(2, 4)
+        known = SimpleNamespace(eos_token_id=1, convert_tokens_to_ids=lambda text: 3)
+        model = SimpleNamespace(get_output_embeddings=lambda: head)
+        with growth.unending(SimpleNamespace(model=model, tokenizer=known)), torch.no_grad():
+            inside = head(torch.ones(1, 2))[0]
+        assert (inside == -torch.inf).tolist() == [False, True, False, True]
+        assert head(torch.ones(1, 2)).isfinite().all()
 
 
 def seed_of(before: float, after: float) -> dict[str, Any]:
