@@ -73,9 +73,9 @@ class Output:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         text = "\n".join(self._shown())
         data = base64.b64encode(self.picture).decode()
-        picture = f'<img src="data:image/png;base64,{data}" alt="picture of the run">' if data else ""
+        image = f'<img src="data:image/png;base64,{data}" alt="picture of the run" style="max-width: 100%">'
         lines = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
-        return {"text/html": picture + lines, "text/plain": text}
+        return {"text/html": (image if data else "") + lines, "text/plain": text}
 
 
 _output: Output | None = None
