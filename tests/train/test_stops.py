@@ -255,6 +255,41 @@ def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_
     assert shown.count("\n") == 4, "that, the run before, a header and a step"
 
 
+CELLS = (
+    """
+import os, signal
+import rloo_kit
+policy, task = rloo_kit.load_policy("tiny", seed=0), rloo_kit.tasks.addition(n_train=64, n_held_out=8, seed=0)
+sizes = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+config = rloo_kit.RLOOConfig("run", max_steps=3, max_completion_length=8, **sizes)
+
+def reward(completions, trainer_state, **kwargs):
+    if trainer_state.global_step == stops_at:
+        os.kill(os.getpid(), signal.SIGINT)
+    return [float(len(one[0]["content"])) for one in completions]
+""",
+    "stops_at = None\nrloo_kit.RLOOTrainer(policy, reward, config, task.train).train();",
+    "stops_at = 2\nrloo_kit.RLOOTrainer(policy, reward, config, task.train).train();",
+)
+
+
+@pytest.mark.long
+def test_in_a_real_kernel_a_run_is_one_output_and_a_stopped_one_has_one_line_more(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    cells = [nbformat.v4.new_code_cell(code.strip()) for code in CELLS]
+    cells[-1].metadata["tags"] = ["raises-exception"]
+    book = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(book, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (ran,) = [output for output in cells[1].outputs if output.get("name") != "stderr"]
+    assert (ran.output_type, ran.data["text/plain"].count("\n")) == ("display_data", 3)
+    assert '<img src="data:image/png' in ran.data["text/html"]
+    _, stopped = [output for output in cells[2].outputs if output.get("name") != "stderr"]
+    way_on = "train(resume_from_checkpoint=True) goes on"
+    assert stopped.traceback == [f"stopped: step 2 of 3 is saved in run/checkpoint-2; {way_on}"]
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
 def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
     with Stops().listening():
