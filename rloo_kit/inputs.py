@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from rloo_kit.policy.policy import Prompt
 
-USUAL_NAMES = ("question", "problem", "instruction", "query", "messages", "input", "text")
-"""Columns under which published datasets keep their prompts."""
+USUAL_NAMES = ("messages", "question", "problem", "instruction", "query", "input", "text")
+"""Columns under which published datasets keep their prompts; conversations first, which get the chat template."""
 
 TAKEN = ("self", *TRL_KEYWORDS)
 """Columns that collide with what TRL passes to a reward, or are overwritten by it without a word."""

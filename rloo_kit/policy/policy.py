@@ -80,6 +80,10 @@ class Policy:
     def __repr__(self) -> str:
         return f"Policy({self.checkpoint})"
 
+    def __iter__(self) -> Iterator[PeftModel | PreTrainedTokenizerBase]:
+        """``model, tokenizer = load_policy(...)``, as with unsloth's ``FastLanguageModel.from_pretrained``."""
+        return iter((self.model, self.tokenizer))
+
     @property
     def card(self) -> Checkpoint:
         """The old name of ``checkpoint``."""

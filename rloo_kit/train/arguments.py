@@ -130,7 +130,9 @@ def _check(given: Arguments) -> None:
             raise ArgumentError(f"{name} is missing", where="RLOOTrainer", todo=f"pass {name}=...")
     args = given["args"]
     if not isinstance(args, trl.RLOOConfig):
-        _refuse_kind("args", args, "args=rloo_kit.RLOOConfig(...)")
+        of_grpo = hasattr(args, "scale_rewards")
+        todo = "args=rloo_kit.RLOOConfig.from_grpo(args)" if of_grpo else "args=rloo_kit.RLOOConfig(...)"
+        _refuse_kind("args", args, todo)
     _check_kinds(given)
     _check_model(given)
     guards.check_config(args, Own.of(args), processes.process_count())
@@ -202,13 +204,21 @@ def _check_model(given: Arguments) -> None:
     """Works around: on a GPU unsloth's trainer cannot take a name, and ignores peft_config silently; a catalogue name
     means nothing to the hub."""
     generated, model = trl.RLOOTrainer.__name__.startswith("Unsloth"), given["model"]
+    has_config = given.get("peft_config") is not None
     if isinstance(model, str) and (generated or model in CATALOGUE):
+        lora = ", with peft_config's r, lora_alpha and target_modules" if has_config else ""
         raise ConfigError(
             "the trainer takes a loaded model here, not a name",
             where=f"RLOOTrainer(model={model!r})",
-            todo=f"policy = rloo_kit.load_policy({model!r}), and pass model=policy",
+            todo=f"policy = rloo_kit.load_policy({model!r}){lora}, and pass model=policy",
         )
-    if generated and given.get("peft_config") is not None:
+    if has_config and hasattr(model, "peft_config"):
+        raise ConfigError(
+            "the policy has a LoRA already, and a second one is asked for",
+            where="RLOOTrainer(peft_config=...)",
+            todo="remove peft_config; its r, lora_alpha and target_modules are load_policy's",
+        )
+    if generated and has_config:
         raise ConfigError(
             "on a GPU unsloth ignores peft_config, and the whole model would be trained or nothing",
             where="RLOOTrainer(peft_config=...)",
@@ -225,7 +235,7 @@ def _check_model(given: Arguments) -> None:
         return
     if tokenizer is not None:
         _check_vocabulary(model, getattr(tokenizer, "tokenizer", tokenizer))
-    if given.get("peft_config") is None and not any(p.requires_grad for p in model.parameters()):
+    if not has_config and not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(
             "the model has no parameter to train: all are frozen",
             where=f"RLOOTrainer(model={type(model).__name__})",

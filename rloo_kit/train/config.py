@@ -221,7 +221,7 @@ class RLOOConfig(Base):
 
         Args:
             config: TRL's, or the one that unsloth generates.
-            changes: arguments of this class, in place of what was carried over.
+            changes: arguments of this class, or GRPO's, in place of what was carried over.
 
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
@@ -231,7 +231,8 @@ class RLOOConfig(Base):
             processes.warn(
                 f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning, stacklevel=2
             )
-        return cls(**{**carried.settings, **changes})
+        changed = grpo.translated(changes, known_names(cls), "RLOOConfig.from_grpo")
+        return cls(**{**carried.settings, **changed.settings})
 
     def __str__(self) -> str:
         """As transformers has it, one setting a line: no token, and no value from .env."""

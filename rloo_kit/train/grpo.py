@@ -8,6 +8,7 @@ from the same rows.  No formula stands here: they are in :mod:`.losses` and :mod
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import warnings
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -145,11 +146,11 @@ def translated(given: Mapping[str, Any], known: set[str], where: str) -> Transla
         where: the call that was given them.
 
     Raises:
-        ArgumentError: a value without an equal, or a setting and one that it stands for with another value.
+        ArgumentError: values without an equal, or a setting and one that it stands for with another value.
     """
     foreign = [name for name in given if name in FIELDS and name not in known]
     settings = {name: value for name, value in given.items() if name not in foreign}
-    mapped, left_out = [], []
+    mapped, left_out, refused = [], [], {}
     for name in foreign:
         row, value = FIELDS[name], given[name]
         written = f"{name}={shown(name, value)}"
@@ -158,11 +159,18 @@ def translated(given: Mapping[str, Any], known: set[str], where: str) -> Transla
             _join(settings, ours, written, where)
             mapped.append(f"{written} is {', '.join(f'{key}={one!r}' for key, one in ours.items())}")
         elif value not in row.nothing:
-            if not row.left_out:
-                raise ArgumentError(
-                    f"{written} is GRPO's, and has no equal here", where=f"{where}({written})", todo=row.todo
-                )
-            left_out.append(f"{written} is left out: {row.left_out}")
+            if row.left_out:
+                left_out.append(f"{written} is left out: {row.left_out}")
+            else:
+                names = [one for one in row.becomes if isinstance(one, str)]
+                near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.8)
+                refused[written] = f"did you mean {near[0]!r}?" if near else row.todo
+    if refused:
+        raise ArgumentError(
+            f"{' and '.join(refused)}: GRPO's, without an equal here",
+            where=f"{where}({', '.join(refused)})",
+            todo="; ".join(dict.fromkeys(refused.values())),
+        )
     return Translated(settings, tuple(mapped), tuple(left_out))
 
 

@@ -21,7 +21,7 @@ from rloo_kit.policy import sampling
 from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import head, metrics, mismatch, packing
+from rloo_kit.train import head, loggers, metrics, mismatch, packing
 from rloo_kit.train.own import Own
 from rloo_kit.watch import truncation
 
@@ -230,6 +230,12 @@ class RolloutTrainer(ResumableTrainer):
             f"on it is {self._at_most}. What was sampled is kept, and their distribution is the same. "
             f"What to do: RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
         )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Works around: after a training trackio's run is closed, and an evaluation that logs to it fails."""
+        with loggers.open_for(self):
+            found: dict[str, float] = super().evaluate(*args, **kwargs)
+            return found
 
     # --- scores -------------------------------------------------------------------------------------------
 

@@ -92,12 +92,12 @@ class ProgressCallback(TrainerCallback):
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
     ) -> None:
-        """Print a line for a log that has a reward: the last log of a run has none."""
+        """Print a line for a step, also for one that trains again on a batch and has no reward; none for the end."""
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
             processes.say(evaluation_line(state.global_step, logs))
-        if "reward" in logs:
+        if "reward" in logs or "loss" in logs:
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             left = (time.monotonic() - self._started) / done * to_do if done else None
             processes.say(line(state.global_step, state.max_steps, logs, left))

@@ -70,3 +70,8 @@ def test_a_tuned_adapter_is_the_start_and_the_reference(
     assert all(torch.equal(p, tuned[name.replace(".ref.", ".default.")]) for name, p in reference.items())
     assert trainer.state.log_history[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert trainer.state.log_history[1]["kl"] != pytest.approx(0, abs=1e-5)
+
+
+def test_a_policy_unpacks_as_what_unsloth_returns(policy: Any) -> None:
+    model, tokenizer = policy
+    assert (model, tokenizer) == (policy.model, policy.tokenizer)

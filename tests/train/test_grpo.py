@@ -186,6 +186,21 @@ def test_what_cannot_be_carried_over_is_refused_and_what_is_left_out_is_warned_o
         rloo_kit.RLOOConfig(max_prompt_length=64)
 
 
+def test_from_grpo_takes_changes_by_grpos_names_too() -> None:
+    ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN), loss_type="dr_grpo")
+    assert ours.loss_aggregation == "seq-mean-token-sum-norm"
+
+
+def test_all_that_has_no_equal_is_named_together_and_a_typo_gets_the_nearest() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        rloo_kit.RLOOConfig(delta=1.5, top_entropy_quantile=0.2)
+    what, *rest = str(caught.value).splitlines()
+    assert what.startswith("delta=1.5 and top_entropy_quantile=0.2: GRPO's")
+    assert len(rest) == 2
+    with pytest.raises(ArgumentError, match="did you mean 'dr_grpo'"):
+        rloo_kit.RLOOConfig(loss_type="drgrpo")
+
+
 def test_the_correction_for_vllm_is_carried_over_with_its_bounds_and_is_grpos_alone_by_default() -> None:
     plain = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
     assert not plain.vllm_importance_sampling_correction

@@ -76,6 +76,19 @@ def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], printed: st
         assert capsys.readouterr().out == said
 
 
+def test_an_update_on_completions_of_an_earlier_step_has_a_line_and_the_summary_of_a_run_has_none(
+    capsys: Any,
+) -> None:
+    callback = progress.ProgressCallback()
+    state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
+    callback.on_train_begin(None, state, None)
+    state.global_step = 2
+    callback.on_log(None, state, None, logs={"loss": 0.1, "kl": 0.5})
+    callback.on_log(None, state, None, logs={"train_runtime": 3.0, "train_loss": 0.1})
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.split()[:5] == ["2/4", "-", "-", "-", "0.5000"]
+
+
 def test_a_run_without_progress_says_nothing_and_draws_nothing(
     make_trainer: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
