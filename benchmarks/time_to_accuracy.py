@@ -253,8 +253,19 @@ def setting_row(runs: Runs, setting: str) -> list[str]:
 
 
 def spelled(values: Sequence[float]) -> str:
-    """A geometric mean with its interval."""
-    return f"{geometric_mean(values):.2f}" if all(map(math.isfinite, values)) else "none"
+    """A geometric mean with its interval; the median with its own where a run missed the target."""
+    if all(map(math.isfinite, values)):
+        return f"{geometric_mean(values):.2f}"
+    return f"median {median(values):.2f}"
+
+
+def median(values: Sequence[float]) -> Interval:
+    """The median with its 95 % interval of order statistics, which asks for no finite values (Conover 1999, 3.2)."""
+    n, ordered = len(values), sorted(values)
+    below = [sum(math.comb(n, j) for j in range(k + 1)) / 2**n for k in range(n)]
+    left_out = sum(chance <= 0.025 for chance in below)
+    found = (ordered[left_out - 1], ordered[n - left_out]) if left_out else (0.0, math.inf)
+    return Interval(statistics.median(values), *found)
 
 
 def seed_table(runs: Runs) -> str:

@@ -294,10 +294,14 @@ class TestTimeToAccuracy:
             # So the bounds are 0.25 / x and 0.25 * x, x being 2 to the power of 4.303 over the root of 3.
             ([0.125, 0.25, 0.5], "0.25 [0.04, 1.40]"),
             ([0.25] * 5, "0.25 (no interval: no spread)"),
-            ([0.25, math.inf], "none"),
+            # Of six values the least and the largest bound the median with a chance of 1 - 2 / 2 ** 6.
+            ([0.1, 0.2, 0.3, 0.4, 0.5, math.inf], "median 0.35 [0.10, inf]"),
+            ([0.25, math.inf, 0.5], "median 0.50 [0.00, inf]"),
         ],
     )
-    def test_ratios_are_shown_by_their_geometric_mean(self, ratios: list[float], shown: str) -> None:
+    def test_ratios_are_shown_by_their_geometric_mean_or_where_one_is_infinite_by_their_median(
+        self, ratios: list[float], shown: str
+    ) -> None:
         assert time_to_accuracy.spelled(ratios) == shown
 
     def test_seeds_are_compared_one_by_one_and_those_that_only_one_setting_has_are_left_out(self) -> None:
