@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,13 @@ def test_a_type_checker_refuses_a_misspelt_name_a_wrong_type_and_a_choice_that_d
     assert "Literal['reward', 'loss']" in choice
 
 
-def test_a_notebook_completes_the_kits_settings_and_shows_types_and_defaults() -> None:
-    shell = InteractiveShell.instance()
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()  # else the tests that follow would run in a shell
+
+
+def test_a_notebook_completes_the_kits_settings_and_shows_types_and_defaults(shell: InteractiveShell) -> None:
     shell.user_ns["RLOOConfig"] = rloo_kit.RLOOConfig
     line = "RLOOConfig(adv"
     with provisionalcompleter():
