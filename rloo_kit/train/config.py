@@ -226,7 +226,8 @@ class RLOOConfig(Base):
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
         """
-        carried = grpo.translated(grpo.settings_of(config), known_names(cls), "RLOOConfig.from_grpo")
+        kept = {name: value for name, value in grpo.settings_of(config).items() if name not in changes}
+        carried = grpo.translated(kept, known_names(cls), "RLOOConfig.from_grpo")
         if carried.left_out:
             processes.warn(
                 f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning, stacklevel=2

@@ -189,6 +189,9 @@ def test_what_cannot_be_carried_over_is_refused_and_what_is_left_out_is_warned_o
 def test_from_grpo_takes_changes_by_grpos_names_too() -> None:
     ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN), loss_type="dr_grpo")
     assert ours.loss_aggregation == "seq-mean-token-sum-norm"
+    refused = trl.GRPOConfig(**PLAIN, delta=1.5, loss_type="cispo")
+    ours = rloo_kit.RLOOConfig.from_grpo(refused, delta=None, loss_type="dapo")
+    assert ours.loss_aggregation == "token-mean"
 
 
 def test_all_that_has_no_equal_is_named_together_and_a_typo_gets_the_nearest() -> None:
