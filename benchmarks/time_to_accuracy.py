@@ -9,8 +9,8 @@ each run is a process of its own, the settings by turns.  Every few hundred toke
 problems are answered greedily, the random state is restored, and the clock continues.  Between two evaluations the
 accuracy is taken to be linear.
 
-A run ends at the last target or at --most tokens.  One that did not get there is not hidden: stock's counts with the
-tokens it was given, which is too few and so in stock's favour; another's counts as infinite.
+A run makes eight updates, and ends at the last target or at --most tokens.  One that did not get there is not hidden:
+stock's counts with the tokens it was given, which is too few and so in stock's favour; another's counts as infinite.
 
 What was measured is kept in benchmarks/results/NAME.json and not measured again, so that it can be run in pieces.
 Writes NAME.md and NAME.png beside it; --stored writes them again and measures nothing.
@@ -207,9 +207,10 @@ def report(runs: Runs, command: str, name: str = NAME) -> str:
         "clock, linear between evaluations.",
         settings_table(runs),
         f"Geometric means over seeds; ratios to {first} on the same seed, [95 %, Student's t over seeds, of the "
-        f"logarithms]. A run ends at {TARGETS[-1]} or at {spec.most} tokens. Missed: runs that did not get there. Of "
-        f"{first} they count with what they were given, so the others' ratios are at most what is said; a setting that "
-        "missed has no finite ratio, and its mean is of the runs that got there.",
+        f"logarithms]. A run ends at {TARGETS[-1]}, after {spec.steps} updates or more, or at {spec.most} tokens. "
+        f"Missed: runs that did not get there. Of {first} they count with what they were given, so the others' ratios "
+        "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
+        "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
         f"![Accuracy against generated tokens]({name}.png)",
         "## Each seed",
         f"Tokens until {TARGETS[-1]}.",
