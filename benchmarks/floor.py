@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from learned import after_thought
 from one_run import Reward, machine, make_trainer
 from phases import Meter
 from runs import Spec
@@ -140,7 +141,7 @@ class Run:
     def train(self) -> None:
         """Fill ``batches``, ``meter`` and ``profile``."""
         task = rloo_kit.tasks.arithmetic(self.spec.level, seed=self.spec.seed)
-        reward = Reward(task.correct, self.spec.num_generations)
+        reward = Reward(after_thought(task), self.spec.num_generations)
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(self.spec, self.policy, task, reward, folder)
             self._watch_batches(trainer)

@@ -232,6 +232,8 @@ def picture(found: list[Found]) -> Any:
             axis.loglog(sizes, values, "o-")
             if setting != "dataset_rows":
                 axis.loglog(sizes, values[-1] * sizes / sizes[-1], "k:", linewidth=1)
+            axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+            axis.minorticks_off()
             axis.set_xlabel(name)
             axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("CPU seconds a step")

@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import rloo_kit  # isort: skip - unsloth first
 
-import dataclasses
 import json
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from dynamic_sampling import DynamicTrainer
+from learned import TASKS
 from phases import Meter, Spent, peak_bytes, reset_peak
 from runs import VARIANTS, Evaluated, Result, Spec
 from tables import cpu_name
 
+from rewards.signature import Reward as TRLReward
+from rewards.signature import reward_name
 from rloo_kit.train import head
 
 if TYPE_CHECKING:
@@ -43,16 +46,15 @@ SHARED = (
 )
 """Fields that ``Spec`` has in common with TRL's config."""
 
-Messages = Sequence[dict[str, str]]
-
 
 def run(spec: Spec) -> Result:
     """Train as specified and measure."""
     if VARIANTS[spec.variant].untiled:
         head.is_exact = lambda *given: False
-    policy = rloo_kit.load_policy(spec.policy, lora_alpha=32, seed=spec.seed)
-    task = task_of(spec)
-    reward = Reward(task.correct, spec.num_generations)
+    learned = TASKS[spec.task]
+    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
+    task = learned.make(policy, spec.level, spec.seed)
+    reward = Reward(learned.score(task), spec.num_generations)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(spec, policy, task, reward, folder)
         meter = Meter(trainer)
@@ -75,19 +77,6 @@ def run(spec: Spec) -> Result:
         load=os.getloadavg()[0],
         machine=machine(device),
     )
-
-
-def task_of(spec: Spec) -> Task:
-    """The problems of a level, or those of them that carry."""
-    task = rloo_kit.tasks.arithmetic(spec.level, seed=spec.seed)
-    if spec.task == "arithmetic":
-        return task
-    return dataclasses.replace(task, train=task.train.filter(carries), held_out=task.held_out.filter(carries))
-
-
-def carries(row: dict[str, str]) -> bool:
-    """Whether the last digits of an addition's operands sum to ten or more."""
-    return sum(int(operand[-1]) for operand in row["problem"].split(" + ")) >= 10
 
 
 def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder: str) -> RLOOTrainer:
@@ -114,32 +103,28 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        temperature=policy.checkpoint.temperature,
         **variant.config,
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
-    trainer: RLOOTrainer = getattr(kit, f"{variant.algorithm}Trainer")(
-        **given, reward_funcs=[reward], args=config
-    )
+    made = DynamicTrainer if variant.dynamic else getattr(kit, f"{variant.algorithm}Trainer")
+    trainer: RLOOTrainer = made(**given, reward_funcs=[reward], args=config)
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 
 
 class Reward:
-    """The quickstart's: 0.2 for a thought closed once, 0.8 more for the right answer after it; for groups of k."""
+    """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
-    __name__ = "correct_after_thought"
-
-    def __init__(self, correct: Callable[..., list[float]], k: int) -> None:
-        self.correct, self.k = correct, k
+    def __init__(self, score: TRLReward, k: int) -> None:
+        self.score, self.k = score, k
+        self.__name__ = reward_name(score)
         self.means: list[float] = []
         self.dead: list[float] = []
 
-    def __call__(self, completions: list[Messages], answer: list[str], **kwargs: object) -> list[float]:
+    def __call__(self, **columns: Any) -> list[float]:
         """One number per completion."""
-        rewards = []
-        for completion, right in zip(completions, self.correct(completions, answer=answer), strict=True):
-            closed_once = completion[0]["content"].count("</think>") == 1
-            rewards.append(0.2 * closed_once + 0.8 * closed_once * right)
+        rewards: list[float] = self.score(**columns)
         groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
         self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
         self.means.append(round(sum(rewards) / len(rewards), 4))
@@ -179,7 +164,7 @@ def watcher_of(spec: Spec, meter: Meter, policy: Policy, task: Task) -> TrainerC
                 control.should_training_stop = True
 
         def accuracy(self) -> float:
-            length = spec.max_completion_length
+            length = TASKS[spec.task].length
             found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=length).accuracy
             assert found is not None  # the task has answers
             return found.value

@@ -31,25 +31,22 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
+from learned import IN_TIME, LARGEST, right_in_time
 from quickstart import Run, share
 from quickstart_seeds import picture
 from runs import OUT
 from student import student
 from tables import RESULTS, command_line, cpu_name, document, table
 
-import rewards
 from rloo_kit.policy.smollm2 import SMOLLM2
 
 if TYPE_CHECKING:
-    from rewards.signature import Reward
     from rloo_kit.evaluation.intervals import Interval
     from rloo_kit.tasks import Task
 
 STORED = RESULTS / "real_model.json"
 POLICY = "smollm2-135m"
-LENGTH = 40  # tokens of a completion, in training and in the evaluation
 SHORT = 32  # tokens of a completion, where it is asked what a policy knows before
-LARGEST = 10  # number in a question: with larger ones most of what so small a model adds is wrong
 PROBLEMS = 100  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
@@ -60,7 +57,7 @@ TRAINING: dict[str, Any] = {
     "learning_rate": 3e-4,
     "lr_scheduler_type": "cosine",  # at a constant rate the reward of a seed fell again towards the end
     "beta": 0.0,
-    "max_completion_length": LENGTH,
+    "max_completion_length": IN_TIME,
 }
 """Arguments of ``RLOOConfig``; the temperature is the checkpoint's own."""
 
@@ -161,20 +158,9 @@ def trained(seed: int) -> Run:
     )
 
 
-def right_in_time(task: Task) -> Reward:
-    """Half of the pay for the right answer, and half for ending in time as well: the reward of notebook 07.
-
-    Paid for the answer alone, a seed may go on being cut, and learns little.
-    """
-
-    def in_time(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
-        return [float(len(ids) < LENGTH) for ids in completion_ids]
-
-    both = [task.correct, rewards.gated(by=task.correct, reward=in_time)]
-    return rewards.weighted(both, [0.5, 0.5], name="right_in_time")
-
-
-def accuracy(policy: rloo_kit.Policy, task: Task, length: int = LENGTH, problems: int = PROBLEMS) -> Interval:
+def accuracy(
+    policy: rloo_kit.Policy, task: Task, length: int = IN_TIME, problems: int = PROBLEMS
+) -> Interval:
     """Greedy accuracy on held-out problems."""
     found = rloo_kit.evaluate(policy, task, n=problems, max_new_tokens=length).accuracy
     assert found is not None  # every task here has answers
@@ -261,7 +247,7 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
     return [
         f"{first.model}, in float32, on {' and '.join(sorted({run.device for run in runs.values()}))}. Task: "
         f"`rloo_kit.tasks.word_sums(largest={LARGEST})`; greedy on {PROBLEMS} "
-        f"held-out problems, in at most {LENGTH} tokens. {settings}, "
+        f"held-out problems, in at most {IN_TIME} tokens. {settings}, "
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "
         "interrupted the peak is that of its last piece.",

@@ -25,6 +25,8 @@ from tables import RESULTS
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "benchmarks"
+MEASURED_BY = ("phases", "one_run", "learned", "dynamic_sampling")
+"""Modules here that decide what a run does."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Variant:
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
+        dynamic: with groups sampled again where all rewards are equal (benchmarks/dynamic_sampling.py).
     """
 
     config: dict[str, object] = field(default_factory=dict)
@@ -44,6 +47,7 @@ class Variant:
     stock: bool = False
     untiled: bool = False
     algorithm: str = "RLOO"
+    dynamic: bool = False
 
 
 # The kit's defaults for a CPU's allocator and log-probabilities act on a whole process: stock gets neither.
@@ -55,6 +59,8 @@ VARIANTS = {
     "kit": Variant(),
     "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
     "kit-informative": Variant({"prompt_sampling": "informative"}),
+    "kit-dynamic": Variant(dynamic=True),
+    "kit-clipped": Variant({"max_grad_norm": 0.1}),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
@@ -73,7 +79,7 @@ class Spec:
 
     Attributes:
         variant, level: keys of :data:`VARIANTS` and of ``rloo_kit.tasks.LEVELS``.
-        task: "arithmetic", or "carries", those of its additions that carry a one, of which the tiny policy can none.
+        task: key of ``learned.TASKS``.
         setting: what a benchmark calls this combination of settings.
         seed: of the LoRA, the task's draw and the sampling.
         repeat: distinguishes runs that are otherwise equal.
@@ -191,7 +197,7 @@ def measure(spec: Spec, fresh: bool = False) -> Result:
 def digest(spec: Spec) -> str:
     """Ten letters for the settings, the variant's switches, and the sources that the run uses."""
     package = HERE.parent / "rloo_kit"
-    sources = [*sorted(package.rglob("*.py")), HERE / "phases.py", HERE / "one_run.py"]
+    sources = [*sorted(package.rglob("*.py")), *(HERE / f"{name}.py" for name in MEASURED_BY)]
     text = repr((spec, VARIANTS[spec.variant])) + "".join(path.read_text() for path in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 

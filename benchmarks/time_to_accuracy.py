@@ -1,7 +1,7 @@
 """How many generated tokens until the policy is good: stock TRL under unsloth beside the kit, and settings of each.
 
     OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --seeds 0 1 2 3 --jobs 2
-    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task carries --name time_to_carries
+    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --task carries
 
 Sampling is nearly all of a step on a GPU, so the tokens generated until a held-out greedy accuracy are the figure that
 carries over; CPU seconds stand beside it.  All settings get the same policies, tasks and rewards, seed by seed, and
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from learned import TASKS
 from phases import PHASES
 from runs import Evaluated, Result, Spec, described, measure, store, stored
 from student import student
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "time_to_accuracy"
-TARGETS = (0.75, 0.85)
 
 TWO_UPDATES = {"prompts_per_step": 2, "micro_batch": 16, "num_iterations": 2}
 PAIRS = {"prompts_per_step": 8, "num_generations": 2, "micro_batch": 16}
@@ -51,9 +51,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, K 2": {"variant": "kit", **PAIRS},
     "kit, K 2, shrunk": {"variant": "kit-shrunk", **PAIRS},
     "kit, K 2, shrunk, two updates": {"variant": "kit-shrunk", **PAIRS, "num_iterations": 2},
-    "kit, informative": {"variant": "kit-informative"},
+    "kit, two updates, K 4": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 4, "num_generations": 4},
+    "kit, two updates, K 16": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 1, "num_generations": 16},
+    "kit, two updates, lr x 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 2.0},
+    "kit, two updates, lr / 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 0.5},
+    "kit, two updates, clipped": {"variant": "kit-clipped", **TWO_UPDATES},
+    "kit, two updates, cut at 16": {"variant": "kit", **TWO_UPDATES, "max_completion_length": 16},
+    "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
+    "kit, two updates, informative": {"variant": "kit-informative", **TWO_UPDATES},
 }
-"""Name -> what differs from :class:`Spec`; the first is what the others are compared with."""
+"""Name -> what differs from a task's settings; the first is what the others are compared with."""
+
+CHOSEN = "kit, two updates"
+"""The setting that the docs recommend, with which the other candidates are compared as well."""
 
 Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
@@ -64,41 +74,50 @@ def main() -> None:
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(24)))
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    parser.add_argument("--name", default=NAME, help="of the files under benchmarks/results")
-    parser.add_argument("--task", default=Spec.task)
+    parser.add_argument("--task", choices=TASKS, default=Spec.task)
     parser.add_argument("--most", type=int, default=12_000, help="tokens of a run that is not there yet")
-    parser.add_argument("--evaluate-every", type=int, default=900, help="tokens between evaluations")
+    parser.add_argument("--evaluate-every", type=int, help="tokens between evaluations; default: the task's")
     parser.add_argument("--fresh", action="store_true", help="measure again what was measured before")
     parser.add_argument("--stored", action="store_true", help="measure nothing")
     asked = parser.parse_args()
     if not asked.stored:
         measured(asked)
-    runs = stored_runs(asked.name)
-    text = report(runs, command_line(), asked.name)
+    name, runs = name_of(asked.task), stored_runs(asked.task)
+    text = report(runs, command_line())
     print("\n" + text)
-    (RESULTS / f"{asked.name}.md").write_text(text)
-    picture(runs).savefig(RESULTS / f"{asked.name}.png", dpi=120)
+    (RESULTS / f"{name}.md").write_text(text)
+    picture(runs).savefig(RESULTS / f"{name}.png", dpi=120)
+
+
+def name_of(task: str) -> str:
+    """The name of a task's files under benchmarks/results."""
+    return NAME if task == Spec.task else f"{NAME}_{task}"
 
 
 def measured(asked: argparse.Namespace) -> None:
     """Measure what the .json does not have, and add each run to it as soon as it is done."""
     wanted = [spec_of(name, seed, asked) for seed in asked.seeds for name in asked.setting]
-    there = (RESULTS / f"{asked.name}.json").exists()
-    known = {run.spec: run for run in stored(asked.name)} if there else {}
+    name = name_of(asked.task)
+    there = (RESULTS / f"{name}.json").exists()
+    known = {run.spec: run for run in stored(name)} if there else {}
     missing = [spec for spec in wanted if asked.fresh or spec not in known]
     with ThreadPoolExecutor(asked.jobs) as pool:
         for run in pool.map(lambda spec: measure(spec, asked.fresh), missing):
             known[run.spec] = run
-            store(asked.name, sorted(known.values(), key=lambda run: (run.spec.seed, order_of(run.spec))))
-            took = (reached(run, target) for target in TARGETS)
+            store(name, sorted(known.values(), key=lambda run: (run.spec.seed, order_of(run.spec))))
+            took = (reached(run, target) for target in TASKS[asked.task].targets)
             shown = ", ".join(f"{at.tokens:.0f}" if at else "not reached" for at in took)
             print(f"{run.spec.setting}, seed {run.spec.seed}: {shown}", flush=True)
 
 
 def spec_of(name: str, seed: int, asked: argparse.Namespace) -> Spec:
     """The run of a setting on a seed."""
-    shared = {"task": asked.task, "evaluate_every": asked.evaluate_every, "most": asked.most}
-    return Spec(setting=name, seed=seed, max_steps=1000, target=TARGETS[-1], **shared, **SETTINGS[name])
+    learned = TASKS[asked.task]
+    different = learned.spec | SETTINGS[name]
+    rate = different.get("learning_rate", Spec.learning_rate) * different.pop("rate_times", 1.0)
+    every = asked.evaluate_every or learned.evaluate_every
+    shared = {"task": asked.task, "evaluate_every": every, "most": asked.most, "target": learned.targets[-1]}
+    return Spec(setting=name, seed=seed, max_steps=1000, **shared, **different | {"learning_rate": rate})
 
 
 def order_of(spec: Spec) -> int:
@@ -106,10 +125,10 @@ def order_of(spec: Spec) -> int:
     return list(SETTINGS).index(spec.setting)
 
 
-def stored_runs(name: str = NAME) -> Runs:
-    """The runs of the .json by setting and seed."""
+def stored_runs(task: str = Spec.task) -> Runs:
+    """The runs of a task's .json by setting and seed."""
     found: dict[str, dict[int, Result]] = {}
-    for run in sorted(stored(name), key=lambda run: order_of(run.spec)):
+    for run in sorted(stored(name_of(task)), key=lambda run: order_of(run.spec)):
         found.setdefault(run.spec.setting, {})[run.spec.seed] = run
     return found
 
@@ -162,17 +181,17 @@ def spent_at(run: Result, before: Evaluated, after: Evaluated, share: float) -> 
 # --- settings, compared
 
 
-def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
-    """A setting's figure at a target over the first setting's, seed by seed, of the seeds that both have.
+def ratios(runs: Runs, setting: str, target: float, figure: str, base: str | None = None) -> list[float]:
+    """A setting's figure at a target over a base's, by default the first's, seed by seed, of the seeds that both have.
 
-    A run of the first that did not reach the target counts with what it was given: the ratio is then an upper bound.
+    A run of the base that did not reach the target counts with what it was given: the ratio is then an upper bound.
     Another's that did not makes it infinite.
     """
-    first, found = runs[next(iter(runs))], []
+    first, found = runs[base or next(iter(runs))], []
     for seed in sorted(set(first) & set(runs[setting])):
-        base = reached(first[seed], target) or given(first[seed])
+        base_run = reached(first[seed], target) or given(first[seed])
         there = reached(runs[setting][seed], target)
-        found.append(getattr(there, figure) / getattr(base, figure) if there else math.inf)
+        found.append(getattr(there, figure) / getattr(base_run, figure) if there else math.inf)
     return found
 
 
@@ -192,28 +211,32 @@ def geometric_mean(values: Sequence[float]) -> Interval:
     return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
-def report(runs: Runs, command: str, name: str = NAME) -> str:
+def report(runs: Runs, command: str) -> str:
     """The tables, with the command and the machine."""
     everything = [run for of_setting in runs.values() for run in of_setting.values()]
     spec, first = everything[0].spec, next(iter(runs))
-    targets = " and ".join(map(str, TARGETS))
+    learned = TASKS[spec.task]
+    targets = " and ".join(map(str, learned.targets))
+    rivals = [name for name, own in runs.items() if name not in (first, CHOSEN) and CHOSEN in runs]
+    against = [f"Tokens against {CHOSEN}, in the same way:", rival_table(runs, rivals)] if rivals else []
     return document(
         f"Generated tokens until a held-out accuracy of {targets}: {spec.task}",
         command,
         described(everything),
-        f"stock: TRL's RLOOTrainer on a policy that unsloth loaded. Policy {spec.policy} in 4 bit, at most "
+        f"stock: TRL's RLOOTrainer on a policy that unsloth loaded. Policy {learned.described}, at most "
         f"{spec.max_completion_length} tokens a completion, constant learning rate, beta {spec.beta}. Greedy accuracy "
         f"on {spec.problems} held-out problems every {spec.evaluate_every} tokens or the step after them, outside the "
         "clock, linear between evaluations.",
         settings_table(runs),
         f"Geometric means over seeds; ratios to {first} on the same seed, [95 %, Student's t over seeds, of the "
-        f"logarithms]. A run ends at {TARGETS[-1]}, after {spec.steps} updates or more, or at {spec.most} tokens. "
+        f"logarithms]. A run ends at {spec.target}, after {spec.steps} updates or more, or at {spec.most} tokens. "
         f"Missed: runs that did not get there. Of {first} they count with what they were given, so the others' ratios "
         "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
         "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
-        f"![Accuracy against generated tokens]({name}.png)",
+        *against,
+        f"![Accuracy against generated tokens]({name_of(spec.task)}.png)",
         "## Each seed",
-        f"Tokens until {TARGETS[-1]}.",
+        f"Tokens until {spec.target}.",
         seed_table(runs),
         "## A thousand generated tokens, by phase",
         "CPU seconds; mean over a run, median over seeds.",
@@ -221,20 +244,26 @@ def report(runs: Runs, command: str, name: str = NAME) -> str:
     )
 
 
+def targets_of(runs: Runs) -> tuple[float, ...]:
+    """The accuracies that the runs' task asks for."""
+    run = next(iter(next(iter(runs.values())).values()))
+    return TASKS[run.spec.task].targets
+
+
 def settings_table(runs: Runs) -> str:
     """One line per setting: what it is, its tokens to each target, ratios, and runs that missed."""
-    columns = ["setting", "prompts x K", "learning rate", "seeds"]
-    for target in TARGETS:
+    columns, targets = ["setting", "prompts x K", "learning rate", "seeds"], targets_of(runs)
+    for target in targets:
         columns += [f"tokens to {target}", "ratio", "missed"]
     rows = [setting_row(runs, setting) for setting in runs]
     return table(
-        [*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(TARGETS) + "ll", rows
+        [*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(targets) + "ll", rows
     )
 
 
 def setting_row(runs: Runs, setting: str) -> list[str]:
     """One line of :func:`settings_table`."""
-    own = list(runs[setting].values())
+    own, targets = list(runs[setting].values()), targets_of(runs)
     spec, is_first = own[0].spec, setting == next(iter(runs))
     row = [
         setting,
@@ -242,15 +271,22 @@ def setting_row(runs: Runs, setting: str) -> list[str]:
         f"{spec.learning_rate:g}",
         str(len(own)),
     ]
-    for target in TARGETS:
+    for target in targets:
         there = [at.tokens for run in own if (at := reached(run, target))]
         mean = f"{geometric_mean(there).value:.0f}" if there else "-"
         row += [mean, "1" if is_first else spelled(ratios(runs, setting, target, "tokens"))]
         row.append(str(len(own) - len(there)))
     if is_first:
         return [*row, "1", "1"]
-    seconds = ratios(runs, setting, TARGETS[-1], "cpu_seconds")
+    seconds = ratios(runs, setting, targets[-1], "cpu_seconds")
     return [*row, spelled(seconds), spelled(step_ratios(runs, setting, "cpu_seconds"))]
+
+
+def rival_table(runs: Runs, rivals: Sequence[str]) -> str:
+    """Tokens to each target over those of the chosen setting."""
+    targets = targets_of(runs)
+    rows = [[name, *(spelled(ratios(runs, name, at, "tokens", CHOSEN)) for at in targets)] for name in rivals]
+    return table(["setting", *(f"to {target}" for target in targets)], "l" * (1 + len(targets)), rows)
 
 
 def spelled(values: Sequence[float]) -> str:
@@ -280,7 +316,7 @@ def seed_cell(run: Result | None) -> str:
     """Tokens until the last target, or that it was missed, or not run."""
     if run is None:
         return ""
-    there = reached(run, TARGETS[-1])
+    there = reached(run, run.spec.target)
     return f"{there.tokens:.0f}" if there else f"over {run.evaluated[-1].tokens}"
 
 
@@ -299,22 +335,26 @@ def picture(runs: Runs) -> Figure:
     """A panel per setting: accuracy against tokens, each seed thin, the mean thick."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.6 * len(runs), 2.8), layout="constrained")
-    panels = figure.subplots(1, len(runs), sharex=True, sharey=True, squeeze=False)[0]
-    for axes, (setting, own) in zip(panels, runs.items(), strict=True):
+    target, across = targets_of(runs)[-1], min(len(runs), 5)
+    down = -(-len(runs) // across)
+    figure = Figure(figsize=(2.6 * across, 2.2 * down + 0.6), layout="constrained")
+    panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()
+    for unused in panels[len(runs) :]:
+        unused.remove()
+    for axes, (setting, own) in zip(panels, runs.items(), strict=False):
         for run in own.values():
             axes.plot(
                 *zip(*((e.tokens, e.accuracy) for e in run.evaluated), strict=True),
                 color="0.7",
                 linewidth=0.7,
             )
-        there = [at.tokens for run in own.values() if (at := reached(run, TARGETS[-1]))]
+        there = [at.tokens for run in own.values() if (at := reached(run, target))]
         if there:
             axes.axvline(geometric_mean(there).value, color="black", linewidth=1.6)
-        axes.axhline(TARGETS[-1], color="black", linewidth=0.6, linestyle=":")
+        axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
         axes.set_title(setting, fontsize=9)
-    panels[0].set_ylabel("held-out greedy accuracy")
-    figure.supxlabel(f"generated tokens; thin: a seed; upright: mean tokens to {TARGETS[-1]}", fontsize=9)
+    figure.supylabel("held-out greedy accuracy", fontsize=9)
+    figure.supxlabel(f"generated tokens; thin: a seed; upright: mean tokens to {target}", fontsize=9)
     return figure
 
 

@@ -15,8 +15,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
+import dynamic_sampling
 import floor
 import growth
+import learned
 import one_run
 import real_model
 import runs
@@ -183,10 +185,11 @@ NEVER = [(0, 0.5), (3, 0.6), (6, 0.7), (9, 0.8)]
 
 class TestRuns:
     def test_the_reward_is_the_quickstarts_and_counts_groups_without_spread(self) -> None:
-        reward = one_run.Reward(answer_reward(form="whole"), k=2)
+        task = SimpleNamespace(correct=answer_reward(form="whole"))
+        reward = one_run.Reward(learned.after_thought(task), k=2)
         texts = ["</think>42", "42", "</think>43", "</think></think>42", "</think>42", "</think>42"]
         completions = [[{"role": "assistant", "content": text}] for text in texts]
-        assert reward(completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
+        assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
     def test_a_run_that_was_measured_is_read_from_its_file_unless_a_fresh_one_is_asked_for(
@@ -223,7 +226,7 @@ class TestRuns:
         names = set(map(runs.digest, (Spec("kit"), Spec("stock"), Spec("kit", seed=1))))
         monkeypatch.setitem(VARIANTS, "kit", runs.Variant({"beta": 0.1}))
         names.add(runs.digest(Spec("kit")))
-        for file in ("phases.py", "one_run.py", "../rloo_kit/train/trainer.py"):
+        for file in (*(f"{name}.py" for name in runs.MEASURED_BY), "../rloo_kit/train/trainer.py"):
             (path := tmp_path / "benchmarks" / file).parent.mkdir(parents=True, exist_ok=True)
             path.write_text("pass")
         monkeypatch.setattr(runs, "HERE", tmp_path / "benchmarks")
@@ -357,14 +360,15 @@ class TestTimeToAccuracy:
 
     def test_carries_are_the_additions_whose_last_digits_sum_to_ten_or_more(self) -> None:
         found = {
-            text: one_run.carries({"problem": text}) for text in ("15 + 25", "14 + 25", "9 + 1", "40 + 40")
+            text: learned.carries({"problem": text}) for text in ("15 + 25", "14 + 25", "9 + 1", "40 + 40")
         }
         assert found == {"15 + 25": True, "14 + 25": False, "9 + 1": True, "40 + 40": False}
 
 
 class TestStep:
     def test_grpo_is_no_ablation_of_rloo_and_runs_only_where_it_is_named(self) -> None:
-        assert set(VARIANTS) - set(runs.ABLATION) == {"stock-grpo", "kit-shrunk", "kit-informative"}
+        apart = {"stock-grpo", "kit-shrunk", "kit-informative", "kit-dynamic", "kit-clipped"}
+        assert set(VARIANTS) - set(runs.ABLATION) == apart
 
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
         seconds = {"stock": 4.0, "kit": 1.0, "no-single-pass": 1.5}
@@ -494,3 +498,54 @@ class TestRealModel:
         text, found = real_model.STORED.with_suffix(".md").read_text(), real_model.stored()
         runs_of = {int(seed): real_model.Run(**run) for seed, run in sorted(found["seeds"].items())}
         assert real_model.report(runs_of, found["baselines"], f"`{text.split('`')[1]}`") == text
+
+
+class TestDynamicSampling:
+    """Two groups of two are wanted; a prompt's name says what its completions earn."""
+
+    def kept(self, first: list[str], fresh: list[str]) -> tuple[list[str], int]:
+        """The prompts of the batch, and how many groups were sampled for it."""
+        sampled: list[str] = []
+
+        class Trainer(dynamic_sampling.DynamicTrainer):
+            num_generations = 2
+
+            def __init__(self) -> None:
+                pass
+
+            def _generate(self, prompts: list[str]) -> tuple[list[str], list[list[int]], list[str]]:  # type: ignore[override]
+                sampled.extend(prompts)
+                return prompts, [[0]] * len(prompts), ["text"] * len(prompts)
+
+            def _calculate_rewards(self, examples: list[dict[str, str]], *_: object) -> torch.Tensor:
+                earned = [
+                    [0.0, 1.0] if row["prompt"].startswith("alive") else [1.0, 1.0] for row in examples[::2]
+                ]
+                return torch.tensor(earned).view(-1, 1)
+
+            def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
+                return scores.view(-1, num_generations)
+
+            def _padded(self, prompt_ids: list[str], completion_ids: list[list[int]]) -> list[str]:  # type: ignore[override]
+                return prompt_ids
+
+            def _log_rollout(self, *_: object) -> None:
+                pass
+
+            def _fresh(self, prompts: int) -> list[dict[str, str]]:
+                return [{"prompt": fresh.pop(0)} for _ in range(prompts)]
+
+        batch, scores = Trainer()._rollout([{"prompt": name} for name in first for _ in range(2)])
+        assert scores.shape == (4, 1)
+        return batch[::2], len(sampled) // 2  # type: ignore[index]
+
+    def test_dead_groups_are_sampled_again_from_fresh_prompts(self) -> None:
+        found = self.kept(["dead", "alive 1"], ["alive 2", "alive 3"])
+        assert found == (["alive 1", "alive 2"], 3)
+
+    def test_what_is_alive_is_sampled_once(self) -> None:
+        assert self.kept(["alive 1", "alive 2"], []) == (["alive 1", "alive 2"], 2)
+
+    def test_after_three_rounds_dead_groups_fill_the_batch(self) -> None:
+        found = self.kept(["dead 1", "dead 2"], ["dead 3", "alive", "dead 4"])
+        assert found == (["alive", "dead 1"], 5)

@@ -1,0 +1,121 @@
+"""The tasks that benchmarks/time_to_accuracy.py has a policy learn: problems, reward, policy, and when it is learned.
+
+A new line in ``TASKS`` adds one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewards.signature import Reward
+    from rloo_kit.policy.policy import Policy
+    from rloo_kit.tasks import Task
+
+IN_TIME = 40  # tokens of a completion on the sums in words
+LARGEST = 10  # number in a sum in words: with larger ones most of what so small a model adds is wrong
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A task to learn.
+
+    Attributes:
+        make: the task, of a policy, a level and a seed.
+        score: the reward of a task.
+        targets: held-out greedy accuracies; a run ends at the last.
+        spec: what differs from ``runs.Spec``.
+        load: arguments of ``load_policy``.
+        described: the policy, as a table names it.
+        length: tokens that a completion of an evaluation may have.
+        evaluate_every: tokens generated between evaluations.
+    """
+
+    make: Callable[[Policy, int, int], Task]
+    score: Callable[[Task], Reward]
+    targets: tuple[float, ...]
+    described: str
+    length: int = 32
+    evaluate_every: int = 900
+    spec: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+
+
+def arithmetic(policy: Policy, level: int, seed: int) -> Task:
+    """Problems of a level of the ladder."""
+    from rloo_kit import tasks
+
+    return tasks.arithmetic(level, seed=seed)
+
+
+def carrying(policy: Policy, level: int, seed: int) -> Task:
+    """Those of them that carry a one."""
+    task = arithmetic(policy, level, seed)
+    return dataclasses.replace(task, train=task.train.filter(carries), held_out=task.held_out.filter(carries))
+
+
+def carries(row: dict[str, str]) -> bool:
+    """Whether the last digits of an addition's operands sum to ten or more."""
+    return sum(int(operand[-1]) for operand in row["problem"].split(" + ")) >= 10
+
+
+def words(policy: Policy, level: int, seed: int) -> Task:
+    """Sums in words, for a policy that reads."""
+    from rloo_kit import tasks
+
+    return tasks.word_sums(policy, largest=LARGEST, seed=seed)
+
+
+def after_thought(task: Task) -> Reward:
+    """The quickstart's reward: 0.2 for a thought closed once, 0.8 more for the right answer after it."""
+
+    def correct_after_thought(
+        completions: list[list[dict[str, str]]], answer: list[str], **columns: Any
+    ) -> list[float]:
+        right = task.correct(completions, answer=answer)
+        once = [completion[0]["content"].count("</think>") == 1 for completion in completions]
+        return [0.2 * closed + 0.8 * closed * found for closed, found in zip(once, right, strict=True)]
+
+    return correct_after_thought
+
+
+def right_in_time(task: Task) -> Reward:
+    """Half of the pay for the right answer, and half for ending in time as well: the reward of notebook 07.
+
+    Paid for the answer alone, a seed may go on being cut, and learns little.
+    """
+    import rewards
+
+    def in_time(completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        return [float(len(ids) < IN_TIME) for ids in completion_ids]
+
+    both = [task.correct, rewards.gated(by=task.correct, reward=in_time)]
+    return rewards.weighted(both, [0.5, 0.5], name="right_in_time")
+
+
+TINY: dict[str, Any] = {"described": "tiny in 4 bit", "load": {"lora_alpha": 32}}
+
+TASKS: dict[str, Learned] = {
+    "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
+    "carries": Learned(carrying, after_thought, (0.75, 0.85), **TINY),
+    "words": Learned(
+        words,
+        right_in_time,
+        (0.4, 0.5),
+        "smollm2-135m in float32",
+        spec={
+            "policy": "smollm2-135m",
+            "max_completion_length": IN_TIME,
+            "learning_rate": 3e-4,
+            "micro_batch": 16,
+            "problems": 100,
+        },
+        length=IN_TIME,
+        evaluate_every=2500,
+        load={"gradient_checkpointing": False},
+    ),
+}
+"""Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's."""
