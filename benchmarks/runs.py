@@ -60,6 +60,7 @@ VARIANTS = {
     "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
     "kit-informative": Variant({"prompt_sampling": "informative"}),
     "kit-dynamic": Variant(dynamic=True),
+    "kit-token": Variant({"importance_sampling_level": "token"}),
     "kit-clipped": Variant({"max_grad_norm": 0.1}),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),

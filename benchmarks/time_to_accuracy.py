@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, K 2": {"variant": "kit", **PAIRS},
     "kit, K 2, shrunk": {"variant": "kit-shrunk", **PAIRS},
     "kit, K 2, shrunk, two updates": {"variant": "kit-shrunk", **PAIRS, "num_iterations": 2},
+    "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
+    "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
     "kit, two updates, K 4": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 4, "num_generations": 4},
     "kit, two updates, K 16": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 1, "num_generations": 16},
     "kit, two updates, lr x 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 2.0},

@@ -17,6 +17,12 @@ REFUSALS = (ValueError, TypeError, KeyError, ImportError, NotImplementedError, O
 """Not RuntimeError, which torch raises where memory is short; but a logger raises it where it is not installed."""
 LOGGERS = "transformers.integrations"
 
+FROM_THE_HUB = ("reward_funcs", "model")
+"""Arguments that TRL takes a repository's name for; a download's error may name none."""
+
+NAMED = "change what the message names"
+FOUND = "give the name of a repository that the hub has, or the folder of a model that is here"
+
 LONGEST = 300  # characters of a library's message
 
 
@@ -39,20 +45,29 @@ def explained(where: str, given: Mapping[str, object]) -> Iterator[None]:
         if not isinstance(error, REFUSALS) and not _module(error).startswith(LOGGERS):
             raise
         said = " ".join(str(error).split())
-        culprits = [
-            f"{name}={shown(name, value)}" for name, value in given.items() if _is_named(name, value, said)
-        ]
+        named, todo = [name for name, value in given.items() if _is_named(name, value, said)], NAMED
+        if not named and isinstance(error, OSError):
+            named, todo = [name for name in FROM_THE_HUB if _texts(given.get(name))], FOUND
+        culprits = [f"{name}={shown(name, given[name])}" for name in named]
         raise ConfigError(
             f"{_module(error).partition('.')[0]} refuses it: {said[:LONGEST]}",
             where=f"{where}({', '.join(culprits)})",
-            todo="change what the message names",
+            todo=todo,
         ) from error
 
 
 def _is_named(name: str, value: object, said: str) -> bool:
-    texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
-    by_value = any(len(text) > 3 and text.replace("_", "-") in said.replace("_", "-") for text in texts)
-    return by_value or bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", said))
+    texts = [text.replace("_", "-") for text in _texts(value) if len(text) > 3]
+    return any(_in(text, said.replace("_", "-")) for text in texts) or _in(name, said)
+
+
+def _texts(value: object) -> list[str]:
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+
+
+def _in(text: str, said: str) -> bool:
+    """As words of their own: "huggingface" is not in "https://huggingface.co"."""
+    return bool(re.search(rf"(?<![\w/]){re.escape(text)}(?!\w|\.\w)", said))
 
 
 def _module(error: BaseException) -> str:
