@@ -2,7 +2,7 @@
 
 Each run is resumed until it is done, and is then compared to the bit: weights, optimizer, and every logged figure but
 times.  The run has what makes resuming hard: several steps a generation batch, two epochs,
-evaluations, informative or uniform prompts, a learning rate that falls.
+evaluations, a learning rate that falls.
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py
 
@@ -52,22 +52,15 @@ TIMES = ("runtime", "per_second", "time")
 
 
 class Runs:
-    """Runs in processes of their own, which import nothing anew.
+    """Runs in processes of their own, which import nothing anew."""
 
-    Args:
-        prompt_sampling: of the runs.
-    """
-
-    def __init__(self, prompt_sampling: str = "uniform") -> None:
-        self.sampling = prompt_sampling
+    def __init__(self) -> None:
         self.policy = rloo_kit.load_policy("tiny", seed=0)
         self.task = rloo_kit.tasks.addition(n_train=6, n_held_out=2, seed=0)
 
     def trainer(self, folder: Path, **settings: Any) -> rloo_kit.RLOOTrainer:
         """Of one run in a folder."""
-        config = rloo_kit.RLOOConfig(
-            output_dir=str(folder), **{"prompt_sampling": self.sampling, **SETTINGS, **settings}
-        )
+        config = rloo_kit.RLOOConfig(output_dir=str(folder), **{**SETTINGS, **settings})
         return rloo_kit.RLOOTrainer(
             model=self.policy,
             reward_funcs=reward,
@@ -230,13 +223,13 @@ def interrupted(
     return stops
 
 
-def tried(kills: int, terms: int, seed: int, prompt_sampling: str = "uniform") -> dict[str, Any]:
+def tried(kills: int, terms: int, seed: int) -> dict[str, Any]:
     """Runs stopped ``kills`` times by SIGKILL and ``terms`` times by SIGTERM, three stops a run.
 
     Returns:
         Every stop, and which runs came out otherwise than the one left alone.
     """
-    draw, runs = random.Random(seed), Runs(prompt_sampling)
+    draw, runs = random.Random(seed), Runs()
     found: dict[str, Any] = {"kills": [], "terms": [], "different": [], "failed": []}
     with tempfile.TemporaryDirectory() as scratch:
         expected, seconds = runs.alone(Path(scratch) / "alone")
@@ -294,10 +287,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--terms", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--prompt-sampling", default="uniform")
     parser.add_argument("--json", action="store_true", help="print every stop, and store nothing")
     asked = parser.parse_args()
-    found = tried(asked.kills, asked.terms, asked.seed, asked.prompt_sampling)
+    found = tried(asked.kills, asked.terms, asked.seed)
     if asked.json:
         print(json.dumps(found))
         return

@@ -58,7 +58,6 @@ VARIANTS = {
     "stock-grpo": Variant(stock=True, environment=AS_IT_COMES, algorithm="GRPO"),
     "kit": Variant(),
     "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
-    "kit-informative": Variant({"prompt_sampling": "informative"}),
     "kit-dynamic": Variant(dynamic=True),
     "kit-token": Variant({"importance_sampling_level": "token"}),
     "kit-clipped": Variant({"max_grad_norm": 0.1}),

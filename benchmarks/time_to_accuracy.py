@@ -60,7 +60,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, two updates, clipped": {"variant": "kit-clipped", **TWO_UPDATES},
     "kit, two updates, cut at 16": {"variant": "kit", **TWO_UPDATES, "max_completion_length": 16},
     "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
-    "kit, two updates, informative": {"variant": "kit-informative", **TWO_UPDATES},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""
 
@@ -123,8 +122,9 @@ def spec_of(name: str, seed: int, asked: argparse.Namespace) -> Spec:
 
 
 def order_of(spec: Spec) -> int:
-    """The place of a run's setting in the tables."""
-    return list(SETTINGS).index(spec.setting)
+    """The place of a run's setting in the tables; one that was measured and is no longer there comes last."""
+    names = list(SETTINGS)
+    return names.index(spec.setting) if spec.setting in names else len(names)
 
 
 def stored_runs(task: str = Spec.task) -> Runs:

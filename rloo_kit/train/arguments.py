@@ -1,8 +1,7 @@
 """What ``RLOOTrainer`` is given, checked and completed before TRL sees it.
 
-For the trainer: old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded rewards, and for
-informative sampling a dataset whose rows carry their index.  Configurations are checked by :mod:`.guards`, datasets and
-rewards by :mod:`rloo_kit.inputs`.
+For the trainer: old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, and guarded rewards.
+Configurations are checked by :mod:`.guards`, datasets and rewards by :mod:`rloo_kit.inputs`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import operator
 from typing import Any, NoReturn
 
 import datasets
-import numpy
 import torch
 import trl
 from peft import PeftConfig
@@ -27,7 +25,6 @@ from rloo_kit.train import guards, server
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.names import TRAINER_GONE, TRAINER_OLD, modern_names
 from rloo_kit.train.own import Own
-from rloo_kit.train.prompts import PromptHistory
 
 Arguments = dict[str, Any]
 
@@ -46,15 +43,9 @@ ARGUMENTS = (
 )
 """TRL's; unsloth's generated class hides ``optimizers`` behind ``**kwargs``."""
 
-ROW = "rloo_kit_row"
-"""The dataset column that tells an informative sampler which prompt a group was of; rewards do not see it."""
 
-
-def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
-    """The trainer's arguments as TRL takes them.
-
-    Returns:
-        The arguments by today's names, and the prompts' history where ``prompt_sampling`` is "informative".
+def completed(given: Arguments) -> Arguments:
+    """The trainer's arguments as TRL takes them, by today's names.
 
     Raises:
         ArgumentError, ConfigError, DatasetError, RewardError: the first argument that is wrong.
@@ -72,10 +63,7 @@ def completed(given: Arguments) -> tuple[Arguments, PromptHistory | None]:
         for doubt in guards.doubts(args, own, processes.process_count()):
             processes.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
-    if own.prompt_sampling == "uniform":
-        return given, None
-    given["train_dataset"] = _with_rows(given["train_dataset"], args)
-    return given, PromptHistory(args.num_generations)
+    return given
 
 
 def _guarded_rewards(given: Arguments, limit: float) -> list[Any]:
@@ -105,23 +93,6 @@ def _check_reward_model(reward: object) -> None:
 
 def _generates(model: Any) -> bool:
     return bool(getattr(model, "can_generate", bool)())
-
-
-def _with_rows(dataset: datasets.Dataset, args: trl.RLOOConfig) -> datasets.Dataset:
-    """The dataset with the column :data:`ROW`.
-
-    Raises:
-        ConfigError: its rows cannot be drawn in any order, or their columns do not reach the trainer.
-    """
-    if not isinstance(dataset, datasets.Dataset) or args.remove_unused_columns:
-        raise ConfigError(
-            "informative sampling needs a dataset whose rows can be drawn in any order, with all its columns",
-            where="RLOOConfig(prompt_sampling='informative')",
-            todo="give a datasets.Dataset, leave remove_unused_columns False, or set prompt_sampling='uniform'",
-        )
-    if ROW in dataset.column_names:  # of another trainer
-        dataset = dataset.remove_columns(ROW)
-    return dataset.add_column(ROW, numpy.arange(len(dataset)))
 
 
 def _check(given: Arguments) -> None:

@@ -69,9 +69,6 @@ class RLOOConfig(Base):
             "sequence_truncate", "token_mask" or "token_truncate"; see :func:`rloo_kit.train.mismatch.weights`.
         vllm_importance_sampling_clip_max: the highest weight within bounds, TRL's for GRPO; None is no bound.
         vllm_importance_sampling_clip_min: the lowest.
-        prompt_sampling: "uniform", or "informative": prompts whose completions are likely to be rewarded
-            differently come more often.  Each prompt's gradient stays unbiased, the mean over prompts becomes a
-            weighted one; see :mod:`rloo_kit.train.prompts`.
 
     Added, less work for the same update:
         single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
@@ -155,7 +152,6 @@ class RLOOConfig(Base):
     vllm_importance_sampling_clip_min: float | None = field(
         default=None, metadata={"help": "Lowest weight; None: no bound."}
     )
-    prompt_sampling: str = field(default="uniform", metadata={"help": "uniform or informative."})
     single_pass: bool = field(
         default=DEFAULTS.single_pass, metadata={"help": "No pass for old log-probs where they are the new."}
     )

@@ -39,7 +39,7 @@ SETTINGS = (
 )
 """Of a configuration, those that decide what was learned, beside the sizes of groups and batches."""
 
-OWN = ("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level", "prompt_sampling")
+OWN = ("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level")
 """The kit's own that do, where they are not what plain TRL does."""
 
 DIGITS = 16

@@ -106,7 +106,6 @@ NARROWED: dict[str, Hint] = {
     "vllm_importance_sampling_mode": Literal[mismatch.MODES],
     "vllm_importance_sampling_clip_max": Positive | None,
     "vllm_importance_sampling_clip_min": NotNegative | None,
-    "prompt_sampling": Literal["uniform", "informative"],
     "single_pass": bool,
     "skip_dead_groups": bool | None,
     "fast_sampling": bool,

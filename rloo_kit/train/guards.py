@@ -154,12 +154,6 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
             "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl",
         )
     _check_correction(own)
-    if own.prompt_sampling == "informative" and not args.shuffle_dataset:
-        _refuse(
-            "informative prompts are drawn at random, and shuffle_dataset=False asks for the dataset's order",
-            "prompt_sampling='informative', shuffle_dataset=False",
-            "remove one of the two",
-        )
 
 
 def _check_correction(own: Own) -> None:

@@ -40,7 +40,6 @@ class Own:
     vllm_importance_sampling_clip_min: float | None = None
     single_pass: bool = PLAIN["single_pass"]
     skip_dead_groups: bool | None = False
-    prompt_sampling: str = "uniform"
     fast_sampling: bool = PLAIN["fast_sampling"]
     generation_rows: int | None = None
     progress: bool = True

@@ -33,8 +33,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noq
 
 from rloo_kit.train import checkpoints, gradients, recipe  # noqa: E402
 from rloo_kit.train.claim import claimed  # noqa: E402
-from rloo_kit.train.prompts import PromptHistory  # noqa: E402
-from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name, rollout_file  # noqa: E402
+from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name  # noqa: E402
 from rloo_kit.train.stops import Terminated, told  # noqa: E402
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ NOT_TO_CHANGE = (
     *("steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon"),
     *("advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
     "use_bias_correction_kl",
-    *("prompt_sampling", "reward_weights"),
+    "reward_weights",
 )
 """Settings that make a resumed run another one than that which was stopped, and nothing fails."""
 
@@ -57,7 +56,6 @@ class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
     _asked: recipe.Asked
-    _history: PromptHistory | None
     memory_plan: Plan
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
@@ -95,7 +93,6 @@ class ResumableTrainer(SavingTrainer):
         if folder and 0 < self.args.max_steps <= checkpoint_file.step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
-        self._recall_prompts(folder)
         if self.args.should_save:
             with checkpoints.explained(self.folder, run_folder.RECIPE):
                 recipe.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
@@ -178,28 +175,11 @@ class ResumableTrainer(SavingTrainer):
         self._metrics["train"].clear()
         gradients.begin(self.accelerator)
 
-    def _recall_prompts(self, checkpoint: Path | None) -> None:
-        """Restore the prompts' history of a checkpoint, or empty it for a run that starts at step 0."""
-        if self._history is None:
-            return
-        state, trained = PromptHistory(self.num_generations).state(), 0
-        if checkpoint:
-            saved = TrainerState.load_from_json(str(checkpoint / checkpoint_file.STATE))
-            state = saved.stateful_callbacks.get("PromptHistory", state)
-            trained = saved.global_step * self.args.gradient_accumulation_steps // self._batch_steps
-            trained += (
-                checkpoint / rollout_file(self.accelerator)
-            ).is_file()  # that batch is not sampled again
-        self._history.restore(state, trained)
-
     def _load_callback_state(self) -> None:
-        """Works around: restore_callback_states_from_checkpoint puts another history in place of the one in use; and a
-        callback with a state that the checkpoint's run did not have ends the run when it is to be saved."""
+        """Works around: a callback with a state that the checkpoint's run did not have ends the run when it is to be
+        saved."""
         super()._load_callback_state()
         self._find_best_again()
-        if self._history is not None:
-            self.remove_callback(PromptHistory)
-            self.add_callback(self._history)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())

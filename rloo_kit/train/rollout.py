@@ -6,7 +6,6 @@ tests/contract pins TRL's methods and fails with an explanation when TRL changes
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,7 +32,7 @@ from datasets import IterableDataset  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
-from rloo_kit.train.prompts import ByEpoch, InformativeSampler  # noqa: E402
+from rloo_kit.train.prompts import ByEpoch  # noqa: E402
 from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
 from rloo_kit.train.undisturbed import undisturbed  # noqa: E402
 
@@ -67,21 +66,8 @@ class RolloutTrainer(ResumableTrainer):
         self._sampled: mismatch.Kept = []  # log-probabilities of the latest completions, under vLLM
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Works around: TRL draws every prompt as often as any other, and after resuming not in the same order."""
-        if self._history is None:
-            return ByEpoch(super()._get_train_sampler(dataset))
-        steps = self.args.steps_per_generation * self.num_iterations
-        # transformers fetches the batches of a whole optimizer step at once, accelerate one more, workers theirs.
-        ahead = self.args.gradient_accumulation_steps
-        ahead += self.args.dataloader_num_workers * (self.args.dataloader_prefetch_factor or 2)
-        return InformativeSampler(
-            self._history,
-            prompts=len(self.train_dataset if dataset is None else dataset),
-            per_batch=self.args.generation_batch_size // self.num_generations,
-            repeats=steps,
-            lag=math.ceil(ahead / steps) + 1,
-            seed=self.args.seed,
-        )
+        """Works around: after resuming, TRL does not draw prompts in the same order."""
+        return ByEpoch(super()._get_train_sampler(dataset))
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
         """Sample a completion of each example's prompt, and score it.

@@ -34,7 +34,6 @@ class Signature(trl.RLOOConfig):
         vllm_importance_sampling_clip_min: float | None = None,
         single_pass: bool = True,
         skip_dead_groups: bool | None = None,
-        prompt_sampling: Literal["uniform", "informative"] = "uniform",
         fast_sampling: bool = True,
         generation_rows: int | None = None,
         progress: bool = True,

@@ -32,7 +32,6 @@ from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
 from rloo_kit.train import arguments, claim, gradients, launched, recipe  # noqa: E402
-from rloo_kit.train.arguments import ROW  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.precision import as_at_the_start, in_its_precision  # noqa: E402
@@ -129,7 +128,7 @@ class RLOOTrainer(RolloutTrainer):
         named = {name: value for name, value in locals().items() if name in arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         dataset = given.get("train_dataset")
-        given, self._history = arguments.completed(given)
+        given = arguments.completed(given)
         self._asked = recipe.Asked.of(given, dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
@@ -194,8 +193,6 @@ class RLOOTrainer(RolloutTrainer):
         self.add_callback(StepEnds(self))
         if isinstance(self.train_dataset, IterableDataset):
             self.add_callback(StreamEnds())
-        if self._history is not None:
-            self.add_callback(self._history)
 
     def _reported(self) -> list[str]:
         """Symptoms that the trainer has reported itself: it can suggest a length, the log cannot."""
@@ -219,15 +216,14 @@ class RLOOTrainer(RolloutTrainer):
             ``advantages`` (rows,), or ``rewards`` (rows,) where they wait for the KL term;
             ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) where they are needed.
         """
-        examples = [{name: value for name, value in row.items() if name != ROW} for row in inputs]
         if not self.model.training:
-            evaluated: Batch = super()._generate_and_score_completions(examples)
+            evaluated: Batch = super()._generate_and_score_completions(inputs)
             return evaluated
-        batch, scores = self._rollout(examples)
+        batch, scores = self._rollout(inputs)
         totals = self._totals(scores, self.num_generations)
         found = self._advantages(totals)
         batch["live"] = self._live(found, batch)
-        self._record([row.get(ROW) for row in inputs], batch, scores, totals)
+        self._log_scores(batch, scores, totals)
         if not self.passes.single:
             batch["old_per_token_logps"] = self._log_probs(batch)
         if self.passes.reference:
@@ -267,10 +263,8 @@ class RLOOTrainer(RolloutTrainer):
         skip = self.own.skip_dead_groups
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
-    def _record(
-        self, drawn: Sequence[int | None], batch: Batch, scores: torch.Tensor, totals: torch.Tensor
-    ) -> None:
-        """Log the scores, and remember for informative sampling what each prompt's completions earned."""
+    def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
+        """Log the scores, and the share of groups without a signal."""
         masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
         masked = masked.view_as(totals).all(1)  # groups whose completions are all cut and masked
         for name, value in metrics.reward_metrics(
@@ -278,10 +272,6 @@ class RLOOTrainer(RolloutTrainer):
         ).items():
             self._metrics["train"][name].append(value)
         self._metrics["train"]["dead_groups"].append((dead_groups(totals) | masked).float().mean().item())
-        if self._history is not None:
-            rows = self.accelerator.gather(torch.tensor(drawn, device=self.accelerator.device))
-            earned = totals.masked_fill(masked.unsqueeze(1), torch.nan)
-            self._history.record(rows.tolist()[:: self.num_generations], earned)
 
     def _kl_of_completions(self, batch: Batch) -> torch.Tensor:
         """The KL term (groups, K) of all completions, summed over tokens; 0 for those that are not trained on."""

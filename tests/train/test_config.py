@@ -180,7 +180,6 @@ def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
         ({"kl_placement": "Reward"}, "kl_placement='reward'\\?"),
         ({"kl_estimator": "k4"}, "'k1', 'k2', 'k3' or None"),
         ({"loss_aggregation": "token"}, "loss_aggregation='token-mean'\\?"),
-        ({"prompt_sampling": "smart"}, "'uniform' or 'informative'"),
         ({"skip_dead_groups": "no"}, "True, False or None(.|\n)*write skip_dead_groups=False"),
     ],
 )

@@ -14,7 +14,7 @@ FAULTS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import faults
-print(json.dumps(faults.tried(kills=5, terms=2, seed=3, prompt_sampling="informative")))
+print(json.dumps(faults.tried(kills=5, terms=2, seed=3)))
 """
 
 

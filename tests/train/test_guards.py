@@ -112,11 +112,6 @@ def restored(policy: Any) -> None:
         parameter.requires_grad_(".default." in name)
 
 
-def test_informative_prompts_are_not_drawn_in_the_datasets_order() -> None:
-    with pytest.raises(ConfigError, match="shuffle_dataset=False"):
-        rloo_kit.RLOOConfig(prompt_sampling="informative", shuffle_dataset=False)
-
-
 def test_a_batch_smaller_than_a_group_is_told_the_smallest_that_fits() -> None:
     with pytest.raises(ConfigError, match=r"a multiple of 4: 4\.$"):
         rloo_kit.RLOOConfig(num_generations=4, per_device_train_batch_size=2, gradient_accumulation_steps=1)

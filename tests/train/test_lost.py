@@ -71,7 +71,7 @@ def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
         max_steps=2,
         output_dir=str(moved),
         callbacks=[EarlyStoppingCallback(5)],
-        prompt_sampling="informative",
+        temperature=0.9,
         **settings,
     )
     # As if the step to come were worse, so that the best one is the one that was moved.
@@ -81,7 +81,7 @@ def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
     assert again.state.best_model_checkpoint == str(moved / "checkpoint-1")
     assert not os.path.lexists(tmp_path / "run")
     said = capsys.readouterr()
-    assert "prompt_sampling='informative' (it was 'uniform')" in said.out
+    assert "temperature=0.9 (it was 1.0)" in said.out
     assert "Could not locate the best model" not in said.out + said.err
     assert f"the best checkpoint so far is {moved / 'checkpoint-1'}" in said.out
     assert [one.name for one in run_folder.checkpoints(moved)] == ["checkpoint-1"]
