@@ -111,7 +111,7 @@ TASKS: dict[str, Learned] = {
     "words": Learned(
         words,
         right_in_time,
-        (0.4, 0.5),
+        (0.3, 0.4),
         "smollm2-135m in float32",
         spec={
             "policy": "smollm2-135m",
