@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -35,7 +34,6 @@ class Variant:
 
     Attributes:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
-        environment: variables of the run's process.
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
@@ -43,19 +41,15 @@ class Variant:
     """
 
     config: dict[str, object] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
     stock: bool = False
     untiled: bool = False
     algorithm: str = "RLOO"
     dynamic: bool = False
 
 
-# The kit's defaults for a CPU's allocator and log-probabilities act on a whole process: stock gets neither.
-AS_IT_COMES = {"RLOO_KIT_KEEP_MEMORY": "0"}
-
 VARIANTS = {
-    "stock": Variant(stock=True, environment=AS_IT_COMES),
-    "stock-grpo": Variant(stock=True, environment=AS_IT_COMES, algorithm="GRPO"),
+    "stock": Variant(stock=True),
+    "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
     "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
     "kit-dynamic": Variant(dynamic=True),
@@ -64,7 +58,6 @@ VARIANTS = {
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
-    "no-kept-memory": Variant(environment=AS_IT_COMES),
     "no-tiles": Variant(untiled=True),
 }
 """Name -> trainer: stock, stock GRPO, the kit with everything on, with what asks for fewer completions, and with one
@@ -185,10 +178,9 @@ def measure(spec: Spec, fresh: bool = False) -> Result:
     if fresh or not file.exists():
         OUT.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, str(HERE / "one_run.py"), json.dumps(dataclasses.asdict(spec)), str(file)]
-        environment = {**os.environ, **VARIANTS[spec.variant].environment}
         log = file.with_suffix(".log")
         with log.open("w") as out:
-            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=environment, check=False)
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
             raise RuntimeError(f"{spec} failed; the end of {log}:\n{log.read_text()[-2000:]}")
     return Result.from_json(json.loads(file.read_text()))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import sys
@@ -168,8 +167,6 @@ def import_unsloth() -> ModuleType:
             unsloth = importlib.import_module("unsloth")
         for name in settings():
             read.setdefault(name, os.environ.get(name))
-        if not sys.modules["torch"].cuda.is_available():
-            _keep_freed_memory()
         return unsloth
     except BaseException as error:
         if sys.modules.get("unsloth") is None:
@@ -181,24 +178,6 @@ def import_unsloth() -> ModuleType:
                 todo=f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install",
             ) from error
         raise
-
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt (malloc.h)
-
-
-def _keep_freed_memory() -> None:
-    """Works around: on a CPU each sampled token needs buffers of 20 MB at Qwen3's vocabulary.  glibc returns them to
-    the system and faults them in again page by page, a third of a training step.
-
-    Up to 1 GiB of free memory stays with the process until ``release()`` trims it, and unsloth's tiles of
-    log-probabilities are made small enough to be kept.  RLOO_KIT_KEEP_MEMORY=0 changes nothing.
-    """
-    if os.environ.get("RLOO_KIT_KEEP_MEMORY") == "0" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
-        return
-    os.environ.setdefault(CPU_TILE_LOGITS, str(4 * 2**20))
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
-        libc.mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 CPU_TILE_LOGITS = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"

@@ -104,7 +104,7 @@ def collect() -> None:
         with contextlib.suppress(Exception):  # not every backend shares memory between processes
             cuda.ipc_collect()
     elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # imports.py lets glibc keep up to 1 GiB
+        libc.malloc_trim(0)  # glibc keeps what lies below a block that is in use
 
 
 def _let_go(holders: tuple[object, ...], names: Namespace) -> None:

@@ -197,14 +197,14 @@ model = [1]
 print(rloo_kit.release(model), "torch" in sys.modules, "IPython" in sys.modules, "model" in globals())
 
 from pathlib import Path
-from rloo_kit.session import imports, release
+from rloo_kit.session import release
 
 def resident():
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 
 if sys.platform == "linux":
-    imports._keep_freed_memory()
-    blocks = [bytearray(20 * 2**20) for _ in range(10)]
+    blocks = [bytearray(100 * 2**10) for _ in range(3000)]
+    on_top = bytearray(100 * 2**10)
     del blocks
     kept = resident()
     release.release()
