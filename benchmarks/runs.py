@@ -51,7 +51,6 @@ VARIANTS = {
     "stock": Variant(stock=True),
     "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
-    "kit-shrunk": Variant({"advantage_estimator": "shrunk_rloo"}),
     "kit-dynamic": Variant(dynamic=True),
     "kit-token": Variant({"importance_sampling_level": "token"}),
     "kit-clipped": Variant({"max_grad_norm": 0.1}),

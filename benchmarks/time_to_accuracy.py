@@ -49,16 +49,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "stock, two updates": {"variant": "stock", **TWO_UPDATES},
     "kit, two updates": {"variant": "kit", **TWO_UPDATES},
     "kit, K 2": {"variant": "kit", **PAIRS},
-    "kit, K 2, shrunk": {"variant": "kit-shrunk", **PAIRS},
-    "kit, K 2, shrunk, two updates": {"variant": "kit-shrunk", **PAIRS, "num_iterations": 2},
     "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
     "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
+    "kit, two updates of the whole batch, token ratios": {"variant": "kit-token", "num_iterations": 2},
     "kit, two updates, K 4": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 4, "num_generations": 4},
-    "kit, two updates, K 16": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 1, "num_generations": 16},
     "kit, two updates, lr x 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 2.0},
     "kit, two updates, lr / 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 0.5},
     "kit, two updates, clipped": {"variant": "kit-clipped", **TWO_UPDATES},
-    "kit, two updates, cut at 16": {"variant": "kit", **TWO_UPDATES, "max_completion_length": 16},
+    "kit, two updates, cut at 22": {"variant": "kit", **TWO_UPDATES, "max_completion_length": 22},
     "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""

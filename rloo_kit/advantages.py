@@ -38,43 +38,6 @@ def rloo(rewards: torch.Tensor) -> torch.Tensor:
     return centered * count / (count - 1).clamp(min=1)
 
 
-def shrunk_rloo(rewards: torch.Tensor) -> torch.Tensor:
-    """RLOO with a baseline that leans towards the other prompts' mean, the more the fewer completions a prompt has.
-
-    A_i = R_i - ((1 - s) b_i + s m): b_i is the leave-one-out mean, m the mean of the other groups' means.  With w the
-    variance of b_i around its group's true mean, and v that of the true means around m, s = w / (w + v) has the least
-    error (James and Stein 1961; Zeng et al. 2025, arXiv 2511.03710, for policy gradients).  w and v are estimated on
-    the other groups alone: the baseline does not depend on R_i, and the gradient is as unbiased as :func:`rloo`'s.
-    With fewer than three groups of two scored rewards, or where the others' rewards do not vary, it is :func:`rloo`'s.
-
-    A group whose rewards are all equal has advantages, too, where its mean is not the others'.  With K = 2 such groups
-    are half of what is sampled or more, and :func:`rloo` learns nothing from them.
-
-    >>> shrunk_rloo(torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]))
-    tensor([[ 0.7500,  0.7500],
-            [ 1.0000, -1.0000],
-            [-0.7500, -0.7500]])
-    """
-    centered, count = _centered(rewards.double())
-    usable = count >= 2
-    means = (rewards.double() - centered).nanmean(1, keepdim=True).masked_fill(~usable, 0.0)
-    means = (means - means.sum() / usable.sum().clamp(min=1)).masked_fill(~usable, 0.0)  # squares stay small
-    spread = centered.square().sum(1, keepdim=True) / (count - 1).clamp(min=1)  # of a group, unbiased
-    others = usable.sum() - usable.long()
-
-    def over_others(values: torch.Tensor) -> torch.Tensor:
-        return (values.sum() - values) / others.clamp(min=1)
-
-    mean = over_others(means)
-    between = (over_others(means.square()) - mean.square()) * others / (others - 1).clamp(min=1)
-    between = (between - over_others(spread / count.clamp(min=1))).clamp(min=0)
-    within = over_others(spread) / (count - 1).clamp(min=1)
-    lean = (within / (within + between)).nan_to_num(0.0).masked_fill((others < 2) | ~usable, 0.0)
-    plain = centered * count / (count - 1).clamp(min=1)  # R_i - b_i
-    found = (1 - lean) * plain + lean * (centered + means - mean)
-    return found.masked_fill(rewards.isnan(), 0.0).to(rewards.dtype)
-
-
 def grpo(rewards: torch.Tensor) -> torch.Tensor:
     """Group-relative: the distance to the group's mean in standard deviations.
 
@@ -213,10 +176,7 @@ class Estimator:
 
 ESTIMATORS: dict[str, Estimator] = {
     function.__name__: Estimator(function.__name__, function, groupwise)
-    for function, groupwise in (
-        *((rloo, True), (shrunk_rloo, False), (grpo, True), (dr_grpo, True)),
-        (reinforce, False),
-    )
+    for function, groupwise in ((rloo, True), (grpo, True), (dr_grpo, True), (reinforce, False))
 }
 """name -> estimator; :func:`register` adds to it."""
 

@@ -60,7 +60,7 @@ def completed(given: Arguments) -> Arguments:
     args = given["args"]
     own = Own.of(args)
     if not isinstance(args, RLOOConfig):  # ours has warned already
-        for doubt in guards.doubts(args, own, processes.process_count()):
+        for doubt in guards.doubts(args, own):
             processes.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
     return given

@@ -47,9 +47,9 @@ class RLOOConfig(Base):
     ``prepare``'s.
 
     Added, the method:
-        advantage_estimator: "rloo"; "shrunk_rloo", whose baseline leans towards the other prompts' mean, for a K of 2;
-            "grpo", "dr_grpo", "reinforce"; or a function of the rewards (groups, K) that returns advantages of that
-            shape, pure, since a step may call it several times; see :mod:`rloo_kit.advantages`.
+        advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a function of the rewards (groups, K)
+            that returns advantages of that shape, pure, since a step may call it several times; see
+            :mod:`rloo_kit.advantages`.
         kl_placement: "reward" takes beta x KL, summed over a completion, off its reward (Ahmadian et al. 2024
             and TRL); "loss" adds beta x KL per token to the loss (GRPO).
         kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
@@ -125,9 +125,7 @@ class RLOOConfig(Base):
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
     # The kit's own.
-    advantage_estimator: str = field(
-        default="rloo", metadata={"help": "rloo, shrunk_rloo, grpo, dr_grpo, reinforce."}
-    )
+    advantage_estimator: str = field(default="rloo", metadata={"help": "rloo, grpo, dr_grpo, reinforce."})
     kl_placement: str = field(default="reward", metadata={"help": "reward or loss."})
     kl_estimator: str | None = field(default=None, metadata={"help": "k1, k2 or k3."})
     loss_aggregation: str = field(
@@ -192,7 +190,7 @@ class RLOOConfig(Base):
         defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, processes.process_count())
-        for doubt in guards.doubts(complete, own, processes.process_count()):
+        for doubt in guards.doubts(complete, own):
             processes.warn(doubt, stacklevel=3)
         for name in NAMES:
             setattr(self, name, getattr(own, name))

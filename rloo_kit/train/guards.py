@@ -245,9 +245,10 @@ def _check_folder(args: trl.RLOOConfig) -> None:
 
 def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
     """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
-    size, k = _sampled(args, processes), args.num_generations
+    per_step = args.per_device_train_batch_size * processes
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
+    size, k = args.generation_batch_size or per_step * steps, args.num_generations
     if size % k:
-        steps = args.steps_per_generation or args.gradient_accumulation_steps
         fitting = sorted({max(k, size // k * k), (size // k + 1) * k})
         _refuse(
             f"a generation batch of {size} completions does not divide into groups of {k}",
@@ -255,12 +256,6 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
             f"steps_per_generation={steps}, num_generations={k}",
             f"make batch x accumulation a multiple of {k}: {' or '.join(map(str, fitting))}",
         )
-
-
-def _sampled(args: trl.RLOOConfig, processes: int) -> int:
-    """Completions of a generation batch, over all processes."""
-    steps: int = args.steps_per_generation or args.gradient_accumulation_steps
-    return args.generation_batch_size or args.per_device_train_batch_size * processes * steps
 
 
 def _bends(args: trl.RLOOConfig) -> dict[str, Any]:
@@ -273,7 +268,7 @@ CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 """Settings that change what is sampled, at the values that change nothing."""
 
 
-def doubts(args: trl.RLOOConfig, own: Own, processes: int) -> list[str]:
+def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
     """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
     found = []
     in_loss = own.kl_placement == "loss"
@@ -287,13 +282,6 @@ def doubts(args: trl.RLOOConfig, own: Own, processes: int) -> list[str]:
             "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
             "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
             "skip_dead_groups=True."
-        )
-    groups = _sampled(args, processes) // args.num_generations
-    if own.advantage_estimator == "shrunk_rloo" and groups < 3:
-        found.append(
-            f"advantage_estimator='shrunk_rloo' leans on two other prompts or more, and a generation batch has "
-            f"{groups} in all: advantages are those of 'rloo'. Make batch x accumulation "
-            f"{3 * args.num_generations} or more."
         )
     if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:
         found.append(

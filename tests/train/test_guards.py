@@ -6,7 +6,6 @@ comes; that what was mended trains, and that no weight is NaN after any of them.
 
 import json
 import math
-import warnings
 from typing import Any
 
 import pytest
@@ -143,19 +142,6 @@ def test_a_doubt_is_spoken_of_once_and_at_the_line_that_gave_it(
     with pytest.warns(UserWarning, match="top_p") as caught:
         rloo_kit.RLOOTrainer(policy, gives(1.0), plain, task.train)
     assert [one.filename for one in caught if "top_p" in str(one.message)] == [__file__]
-
-
-@pytest.mark.parametrize(("accumulation", "speaks"), [(1, True), (2, True), (3, False)])
-def test_a_baseline_that_leans_on_other_prompts_asks_for_some(accumulation: int, speaks: bool) -> None:
-    sizes = {
-        "num_generations": 2,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": accumulation,
-    }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rloo_kit.RLOOConfig(advantage_estimator="shrunk_rloo", **sizes)
-    assert any("Make batch x accumulation 6 or more" in str(one.message) for one in caught) == speaks
 
 
 def test_a_bad_value_in_a_later_step_stops_the_run_there(make_trainer: Any, policy: Any) -> None:
