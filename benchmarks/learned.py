@@ -62,12 +62,6 @@ def carries(row: dict[str, str]) -> bool:
     return sum(int(operand[-1]) for operand in row["problem"].split(" + ")) >= 10
 
 
-def few_prompts(policy: Policy, level: int, seed: int) -> Task:
-    """Eight of the level's problems, so that each comes again and again."""
-    task = arithmetic(policy, level, seed)
-    return dataclasses.replace(task, train=task.train.select(range(8)))
-
-
 def words(policy: Policy, level: int, seed: int) -> Task:
     """Sums in words, for a policy that reads."""
     from rloo_kit import tasks
@@ -107,7 +101,6 @@ TINY: dict[str, Any] = {"described": "tiny in 4 bit", "load": {"lora_alpha": 32}
 TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
     "carries": Learned(carrying, after_thought, (0.75, 0.85), **TINY),
-    "few": Learned(few_prompts, after_thought, (0.75, 0.85), **TINY),
     "words": Learned(
         words,
         right_in_time,
@@ -125,5 +118,4 @@ TASKS: dict[str, Learned] = {
         load={"gradient_checkpointing": False},
     ),
 }
-"""Name -> task: additions, half of which the tiny policy solves; the half that it does not; few of them; a real small
-model's."""
+"""Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's."""

@@ -53,13 +53,12 @@ VARIANTS = {
     "kit": Variant(),
     "kit-dynamic": Variant(dynamic=True),
     "kit-token": Variant({"importance_sampling_level": "token"}),
-    "kit-clipped": Variant({"max_grad_norm": 0.1}),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
     "no-tiles": Variant(untiled=True),
 }
-"""Name -> trainer: stock, stock GRPO, the kit with everything on, with what asks for fewer completions, and with one
+"""Name -> trainer: stock, stock GRPO, the kit with everything on, with what may take fewer completions, and with one
 optimisation off."""
 
 ABLATION = ("stock", "kit", *(name for name in VARIANTS if name.startswith("no-")))

@@ -41,28 +41,20 @@ if TYPE_CHECKING:
 NAME = "time_to_accuracy"
 
 TWO_UPDATES = {"prompts_per_step": 2, "micro_batch": 16, "num_iterations": 2}
-PAIRS = {"prompts_per_step": 8, "num_generations": 2, "micro_batch": 16}
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "stock": {"variant": "stock"},
     "kit": {"variant": "kit"},
     "stock, two updates": {"variant": "stock", **TWO_UPDATES},
     "kit, two updates": {"variant": "kit", **TWO_UPDATES},
-    "kit, K 2": {"variant": "kit", **PAIRS},
     "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
     "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
     "kit, two updates of the whole batch, token ratios": {"variant": "kit-token", "num_iterations": 2},
-    "kit, two updates, K 4": {"variant": "kit", **TWO_UPDATES, "prompts_per_step": 4, "num_generations": 4},
-    "kit, two updates, lr x 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 2.0},
-    "kit, two updates, lr / 2": {"variant": "kit", **TWO_UPDATES, "rate_times": 0.5},
-    "kit, two updates, clipped": {"variant": "kit-clipped", **TWO_UPDATES},
-    "kit, two updates, cut at 22": {"variant": "kit", **TWO_UPDATES, "max_completion_length": 22},
     "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""
 
-CHOSEN = "kit, two updates"
-"""The setting that the docs recommend, with which the other candidates are compared as well."""
+VARIED = "kit, two updates"
+"""The setting that the candidates after it vary, with which they are compared as well."""
 
 Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
@@ -112,11 +104,9 @@ def measured(asked: argparse.Namespace) -> None:
 def spec_of(name: str, seed: int, asked: argparse.Namespace) -> Spec:
     """The run of a setting on a seed."""
     learned = TASKS[asked.task]
-    different = learned.spec | SETTINGS[name]
-    rate = different.get("learning_rate", Spec.learning_rate) * different.pop("rate_times", 1.0)
     every = asked.evaluate_every or learned.evaluate_every
     shared = {"task": asked.task, "evaluate_every": every, "most": asked.most, "target": learned.targets[-1]}
-    return Spec(setting=name, seed=seed, max_steps=1000, **shared, **different | {"learning_rate": rate})
+    return Spec(setting=name, seed=seed, max_steps=1000, **shared, **learned.spec | SETTINGS[name])
 
 
 def order_of(spec: Spec) -> int:
@@ -217,8 +207,10 @@ def report(runs: Runs, command: str) -> str:
     spec, first = everything[0].spec, next(iter(runs))
     learned = TASKS[spec.task]
     targets = " and ".join(map(str, learned.targets))
-    rivals = [name for name, own in runs.items() if name not in (first, CHOSEN) and CHOSEN in runs]
-    against = [f"Tokens against {CHOSEN}, in the same way:", rival_table(runs, rivals)] if rivals else []
+    rivals = [name for name, own in runs.items() if name not in (first, VARIED) and VARIED in runs]
+    gone = [name for name in runs if name not in SETTINGS]
+    left_out = [f"Measured, and since then taken out of the kit: {'; '.join(gone)}."] if gone else []
+    against = [f"Tokens against {VARIED}, in the same way:", rival_table(runs, rivals)] if rivals else []
     return document(
         f"Generated tokens until a held-out accuracy of {targets}: {spec.task}",
         command,
@@ -233,6 +225,7 @@ def report(runs: Runs, command: str) -> str:
         f"Missed: runs that did not get there. Of {first} they count with what they were given, so the others' ratios "
         "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
         "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
+        *left_out,
         *against,
         f"![Accuracy against generated tokens]({name_of(spec.task)}.png)",
         "## Each seed",
@@ -283,9 +276,9 @@ def setting_row(runs: Runs, setting: str) -> list[str]:
 
 
 def rival_table(runs: Runs, rivals: Sequence[str]) -> str:
-    """Tokens to each target over those of the chosen setting."""
+    """Tokens to each target over those of the setting that is varied."""
     targets = targets_of(runs)
-    rows = [[name, *(spelled(ratios(runs, name, at, "tokens", CHOSEN)) for at in targets)] for name in rivals]
+    rows = [[name, *(spelled(ratios(runs, name, at, "tokens", VARIED)) for at in targets)] for name in rivals]
     return table(["setting", *(f"to {target}" for target in targets)], "l" * (1 + len(targets)), rows)
 
 

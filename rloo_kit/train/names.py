@@ -49,7 +49,7 @@ CONFIG_GONE = {
     "exp_name": "use run_name",
     "overwrite_output_dir": "remove it: checkpoints are overwritten one by one, and resuming is asked for in train()",
     "save_safetensors": "remove it: every checkpoint is in safetensors",
-    "prompt_sampling": "remove it: prompts whose completions disagree no longer come more often, which saved no tokens",
+    "prompt_sampling": "remove it: prompts come as often as each other, as in TRL",
     "use_liger_loss": "remove it: the log-probabilities are fused already",
 }
 """Config arguments without an equal today, and what to do instead."""
