@@ -100,7 +100,7 @@ TINY: dict[str, Any] = {"described": "tiny in 4 bit", "load": {"lora_alpha": 32}
 
 TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
-    "carries": Learned(carrying, after_thought, (0.75, 0.85), **TINY),
+    "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
     "words": Learned(
         words,
         right_in_time,

@@ -5,6 +5,7 @@ For the scripts of this folder.  It knows nothing of what is measured.
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def command_line() -> str:
     threads = os.environ.get("OMP_NUM_THREADS")
     words = [f"OMP_NUM_THREADS={threads}"] if threads else []
     given = [word for word in sys.argv[1:] if word != "--stored"]
-    return f"`{' '.join([*words, 'python', f'benchmarks/{Path(sys.argv[0]).name}', *given])}`"
+    return f"`{shlex.join([*words, 'python', f'benchmarks/{Path(sys.argv[0]).name}', *given])}`"
 
 
 def cpu_name() -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -345,7 +346,7 @@ def picture(runs: Runs) -> Figure:
         if there:
             axes.axvline(geometric_mean(there).value, color="black", linewidth=1.6)
         axes.axhline(target, color="black", linewidth=0.6, linestyle=":")
-        axes.set_title(setting, fontsize=9)
+        axes.set_title(textwrap.fill(setting, 30), fontsize=9)
     figure.supylabel("held-out greedy accuracy", fontsize=9)
     figure.supxlabel(f"generated tokens; thin: a seed; upright: mean tokens to {target}", fontsize=9)
     return figure
