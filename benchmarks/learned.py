@@ -98,24 +98,28 @@ def right_in_time(task: Task) -> Reward:
 
 TINY: dict[str, Any] = {"described": "tiny in 4 bit", "load": {"lora_alpha": 32}}
 
+WORDS = Learned(
+    words,
+    right_in_time,
+    (0.3, 0.4),
+    "smollm2-135m in float32",
+    spec={
+        "policy": "smollm2-135m",
+        "max_completion_length": IN_TIME,
+        "learning_rate": 3e-4,
+        "micro_batch": 16,
+        "problems": 100,
+    },
+    length=IN_TIME,
+    evaluate_every=2500,
+    load={"gradient_checkpointing": False},
+)
+
 TASKS: dict[str, Learned] = {
     "arithmetic": Learned(arithmetic, after_thought, (0.75, 0.85), **TINY),
     "carries": Learned(carrying, after_thought, (0.75, 0.85), evaluate_every=300, **TINY),
-    "words": Learned(
-        words,
-        right_in_time,
-        (0.3, 0.4),
-        "smollm2-135m in float32",
-        spec={
-            "policy": "smollm2-135m",
-            "max_completion_length": IN_TIME,
-            "learning_rate": 3e-4,
-            "micro_batch": 16,
-            "problems": 100,
-        },
-        length=IN_TIME,
-        evaluate_every=2500,
-        load={"gradient_checkpointing": False},
-    ),
+    "words": WORDS,
+    "words_low_rate": dataclasses.replace(WORDS, spec=WORDS.spec | {"learning_rate": 1e-4}),
 }
-"""Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's."""
+"""Name -> task: additions, half of which the tiny policy solves; the half that it does not; a real small model's sums
+in words, and the same at a third of the learning rate."""
