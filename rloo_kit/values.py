@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
 from rloo_kit.errors import ConfigError
+from rloo_kit.hidden import INSTEAD, without_hidden
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -208,5 +209,21 @@ def shown(name: str, value: Any) -> str:
     """A value for a message, cut short; never one that could be a secret."""
     text = repr(value)
     if SECRET.search(name) or "hf_" in text:
-        return "(not shown)"
+        return INSTEAD
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A setting as it may be written down: at any depth no hidden value, and no text under a secret's name.
+
+    Args:
+        name: of the setting, or the key in one that is a dict; with a secret's its text is left out whole.
+    """
+    if isinstance(value, str):
+        return INSTEAD if SECRET.search(name) else without_hidden(value)
+    if isinstance(value, Mapping):
+        return {key: without_secrets(part, str(key)) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = (without_secrets(part, name) for part in value)
+        return list(parts) if isinstance(value, list) else tuple(parts)
+    return value

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from rewards.errors import RewardValueError
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory.planning import Plan
 from rloo_kit.session import processes
@@ -56,7 +57,8 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, OutOfMemoryError) or not is_out_of_memory(error):
+        explained = isinstance(error, (OutOfMemoryError, RewardValueError))  # a judge's names the reward
+        if explained or not is_out_of_memory(error):
             raise
         let_go(error)
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__

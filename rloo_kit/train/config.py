@@ -8,6 +8,7 @@ published recipes run as pasted.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from rloo_kit.train import described, fields, grpo, guards
 from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 from rloo_kit.train.refusals import explained
+from rloo_kit.values import without_secrets
 
 import_unsloth()
 
@@ -33,6 +35,10 @@ if TYPE_CHECKING:  # with every argument written out
     from rloo_kit.train.signature import Signature as Base
 else:
     Base = trl.RLOOConfig
+
+
+DEFAULT_EVAL_BATCH = 4
+"""At least; a multiple of an evaluation's K."""
 
 
 @dataclass(init=False)
@@ -121,7 +127,7 @@ class RLOOConfig(Base):
     logging_nan_inf_filter: bool = field(default=False)
     include_num_input_tokens_seen: str | bool = field(default="no")
     # unsloth puts the train batch in place of an 8
-    per_device_eval_batch_size: int = field(default=4)
+    per_device_eval_batch_size: int = field(default=DEFAULT_EVAL_BATCH)
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
     # The kit's own.
@@ -181,6 +187,8 @@ class RLOOConfig(Base):
         given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=4)
         _keep_functions(given)
         values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
+        if "per_device_eval_batch_size" not in given:
+            values["per_device_eval_batch_size"] = _whole_groups(values)
         if values["kl_estimator"] is None:
             values["kl_estimator"] = "k2" if values["kl_placement"] == "loss" else "k1"
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
@@ -199,7 +207,7 @@ class RLOOConfig(Base):
         self._given, self._as_made = given, dict(vars(self))
 
     def given(self) -> dict[str, Any]:
-        """What it was made with, by today's names, and what was set on it since; empty where it is a copy."""
+        """What it was made with, by today's names, and what was set on it since; empty where it was unpickled."""
         if "_given" not in vars(self):
             return {}
         since = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
@@ -237,14 +245,24 @@ class RLOOConfig(Base):
 
     def to_dict(self) -> dict[str, Any]:
         """As transformers has it, for loggers: no token, and no value from .env."""
-        found = super().to_dict()
-        return {name: without_hidden(v) if isinstance(v, str) else v for name, v in found.items()}
+        return {name: without_secrets(value) for name, value in super().to_dict().items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """For a checkpoint's ``training_args.bin``, which people publish: no token, and no value from .env."""
         kept = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
-        state = {name: None if name.endswith("_token") else value for name, value in kept.items()}
-        return {k: without_hidden(v) if isinstance(v, str) else v for k, v in state.items()}
+        return {n: None if n.endswith("_token") else without_secrets(value) for n, value in kept.items()}
+
+    def __copy__(self) -> Self:
+        """With its token, unlike what is written to a file."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update(vars(self))
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """As ``__copy__``."""
+        made = memo[id(self)] = copy.copy(self)
+        made.__dict__.update(copy.deepcopy(vars(self), memo))
+        return made
 
 
 RLOOConfig.__signature__ = described.signature(RLOOConfig)
@@ -270,6 +288,12 @@ def _own_defaults(config_class: type) -> dict[str, Any]:
     """The defaults written in :class:`RLOOConfig`; the others stay with whichever class is below."""
     written = inspect.get_annotations(RLOOConfig)
     return {item.name: item.default for item in dataclasses.fields(config_class) if item.name in written}
+
+
+def _whole_groups(values: Mapping[str, Any]) -> int:
+    """The evaluation's batch where none was asked for, of groups that an evaluation samples: TRL refuses others."""
+    default, k = DEFAULT_EVAL_BATCH, values.get("num_generations_eval") or values["num_generations"]
+    return -(-default // k) * k if isinstance(k, int) and k > 0 else default
 
 
 def _precision(given: Mapping[str, Any]) -> dict[str, bool]:

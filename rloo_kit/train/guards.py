@@ -145,6 +145,12 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
     if args.dataloader_prefetch_factor is not None and not args.dataloader_num_workers:
         where = f"dataloader_prefetch_factor={args.dataloader_prefetch_factor}, dataloader_num_workers=0"
         _refuse("without workers no batch is fetched ahead", where, "remove dataloader_prefetch_factor")
+    if args.remove_unused_columns:
+        _refuse(
+            "rewards would get none of the dataset's columns: transformers leaves the prompt alone",
+            "remove_unused_columns=True",
+            "leave it out; what is not needed goes with dataset.remove_columns(...)",
+        )
     _check_loggers(args)
     _check_schedule(args)
     if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
@@ -248,6 +254,14 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
     per_step = args.per_device_train_batch_size * processes
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size, k = args.generation_batch_size or per_step * steps, args.num_generations
+    evaluated, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
+    if args.eval_strategy != "no" and evaluated % k_eval:
+        _refuse(
+            f"an evaluation's batch of {evaluated} completions does not divide into groups of {k_eval}",
+            f"per_device_eval_batch_size={args.per_device_eval_batch_size}, processes={processes}, "
+            f"{'num_generations_eval' if args.num_generations_eval else 'num_generations'}={k_eval}",
+            f"set per_device_eval_batch_size={k_eval}, or leave it out",
+        )
     if size % k:
         fitting = sorted({max(k, size // k * k), (size // k + 1) * k})
         _refuse(

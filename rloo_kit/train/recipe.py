@@ -28,7 +28,8 @@ from rloo_kit.tasks.task import Origin, origin_of
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.own import HANDLERS
 from rloo_kit.train.sources import CannotBeWrittenError, Sources, importable, is_installed
-from rloo_kit.values import SECRET
+from rloo_kit.values import SECRET, without_secrets
+from rloo_kit.watch.checkpoint import replace_text
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ class Recipe:
 def write(folder: Path, asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> None:
     """Write ``run.json`` into a run's folder."""
     text = described(asked, model, args, resumed).as_json()
-    aside = folder / f".{RECIPE}"
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(folder / RECIPE)
+    replace_text(folder / RECIPE, text)
 
 
 def described(asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> Recipe:
@@ -229,7 +228,8 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
         )
     found = {}
     for name, value in given.items():
-        if name.endswith("_token") or (isinstance(value, str) and SECRET.search(name)):
+        named = name.endswith("_token") or (isinstance(value, str) and SECRET.search(name))
+        if named or (isinstance(value, dict) and without_secrets(value) != value):
             notes.append(f"{name}, which belongs into .env")
         elif isinstance(value, str) and value in HANDLERS:
             notes.append(f"{name}, a function")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from rloo_kit.errors import ConfigError, OutOfMemoryError
+from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import shortage
 from rloo_kit.memory.planning import Plan
 from rloo_kit.session import cell, processes
@@ -80,6 +80,7 @@ class ResumableTrainer(SavingTrainer):
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
             KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.  In IPython a stop shows one
                 line, and no traceback.
+            Exception: a reward's, or another's; the last finished step is saved, with one process.
         """
         alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
         try:
@@ -112,6 +113,9 @@ class ResumableTrainer(SavingTrainer):
                 processes.say(self._keep_what_is_done())
                 kept = run_folder.last_whole_checkpoint(self.folder)
                 raise shortage.with_way_on(error, kept) from error.__cause__
+            except Exception as error:
+                self._keep_despite(error)
+                raise
             self.save_state()
         return result
 
@@ -207,6 +211,19 @@ class ResumableTrainer(SavingTrainer):
             self._save_checkpoint(self.model, trial=None)
         where = self.shown(self.folder / f"{PREFIX_CHECKPOINT_DIR}-{moment.step}")
         return f"stopped: step {moment.step} of {self.state.max_steps} is saved in {where}; {way_on}"
+
+    def _keep_despite(self, error: Exception) -> None:
+        """Works around: an error, such as that of a reward whose service is down, loses all steps since the last
+        checkpoint.  Where other processes go on, saving would wait for them."""
+        moment = self._moment
+        finished = moment is not None and not self._torn and moment.step == self.state.global_step
+        cannot = self.args.save_strategy == "no" or isinstance(error, RunFolderError)
+        if not finished or cannot or self.accelerator.num_processes > 1:
+            return
+        try:
+            processes.say(self._keep_what_is_done())
+        except Exception as again:  # the error that ended the run is the one to read
+            processes.say(f"stopped: the last step could not be saved, {type(again).__name__}: {again}")
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""

@@ -232,7 +232,8 @@ class RolloutTrainer(ResumableTrainer):
         Returns:
             (completions, rewards) of all processes, NaN where a reward does not apply.
         """
-        with undisturbed(self.model, self.reward_func_names, self._told):
+        names, out_of_memory = self.reward_func_names, shortage.explain_out_of_memory
+        with out_of_memory("rewards", self.memory_plan), undisturbed(self.model, names, self._told):
             scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
         self._check_models_rewards(scores)
         self._unprinted = True

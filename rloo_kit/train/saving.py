@@ -292,7 +292,7 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _write_card(self, folder: Path) -> None:
         self._remember()
-        (folder / CARD).write_text(facts.card(self), encoding="utf-8")
+        checkpoint.replace_text(folder / CARD, facts.card(self))
 
     def _remember(self) -> None:
         """The model keeps what its card is to say: the user may save it without the trainer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +26,6 @@ class State:
     trainable: tuple[str, ...]
     gradients: bool
     dtype: torch.dtype
-    seed: int
-    draws: tuple[torch.Tensor, ...]
     folder: Path
 
     @classmethod
@@ -37,8 +36,6 @@ class State:
             trainable=tuple(name for name, p in model.named_parameters() if p.requires_grad),
             gradients=torch.is_grad_enabled(),
             dtype=torch.get_default_dtype(),
-            seed=torch.initial_seed(),
-            draws=(torch.get_rng_state(), *_gpu_draws()),
             folder=Path.cwd(),
         )
 
@@ -59,19 +56,45 @@ class State:
         if now.dtype != self.dtype:
             torch.set_default_dtype(self.dtype)
             found.append(f"set torch's default dtype to {now.dtype}")
-        if now.seed != self.seed:
-            torch.set_rng_state(self.draws[0])
-            if self.draws[1:]:
-                torch.cuda.set_rng_state_all(self.draws[1:])
-            found.append("seeded torch, so that every step would draw the same completions")
         if now.folder != self.folder:
             os.chdir(self.folder)
             found.append(f"changed the process's folder to {now.folder}")
         return found
 
 
-def _gpu_draws() -> list[torch.Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+class Draws:
+    """torch's random numbers, which are the completions': the functions get a stream of their own meanwhile.
+
+    Its seed is one that no function sets, so that a function that seeds is found out, also with the run's own seed.
+    It follows from the state before: the functions' draws are another run's of the same seed, and differ from step to
+    step.
+    """
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        states = (state.numpy().tobytes() for state in (self._cpu, *self._gpus))
+        self._theirs = _OWN | zlib.crc32(b"".join(states))
+        self._seed(self._theirs)
+
+    def _seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+        if self._gpus:
+            torch.cuda.manual_seed_all(seed)
+
+    def restore(self) -> list[str]:
+        """Put them back; return what the functions did to theirs, in words."""
+        seeds = [torch.initial_seed(), *([torch.cuda.initial_seed()] if self._gpus else [])]
+        torch.set_rng_state(self._cpu)
+        if self._gpus:
+            torch.cuda.set_rng_state_all(self._gpus)
+        if all(seed == self._theirs for seed in seeds):
+            return []
+        return ["seeded torch, so that every step would draw the same completions"]
+
+
+_OWN = 1 << 62
+"""Added to the seeds of :class:`Draws`; seeds that people choose are smaller."""
 
 
 @contextmanager
@@ -82,11 +105,11 @@ def undisturbed(model: torch.nn.Module, names: Sequence[str], told: set[str]) ->
         names: of the functions, for the warning.
         told: what a warning has said in this run; added to.
     """
-    before = State.of(model)
+    before, draws = State.of(model), Draws()
     try:
         yield
     finally:
-        new = [what for what in before.restore(model) if what not in told]
+        new = [what for what in (*before.restore(model), *draws.restore()) if what not in told]
         told.update(new)
         if new:
             warnings.warn(

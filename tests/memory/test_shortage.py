@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rloo_kit
+from rewards.errors import RewardCallError
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory import shortage
 from rloo_kit.memory.meter import Meter, Peak
@@ -79,7 +80,13 @@ def test_what_the_failed_step_held_is_free_while_its_error_is_kept(too_large: Pl
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("shapes differ"), OutOfMemoryError("explained", where="x", todo="y")]
+    "error",
+    [
+        RuntimeError("shapes differ"),
+        OutOfMemoryError("explained", where="x", todo="y"),
+        RewardCallError("The reward raised OutOfMemoryError: CUDA out of memory", reward_name="judge"),
+    ],
+    ids=["another", "explained", "a reward's"],
 )
 def test_other_errors_and_explained_ones_pass_unchanged(error: Exception, too_large: Plan) -> None:
     with pytest.raises(type(error)) as caught, explain_out_of_memory("train", too_large):

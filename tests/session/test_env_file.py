@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -15,6 +16,7 @@ import rloo_kit
 from rloo_kit import hidden
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import env_file, environment, imports
+from rloo_kit.train import recipe
 
 SECRET = "a-value-of-the-file"
 
@@ -117,3 +119,20 @@ def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: P
         assert SECRET not in text
     assert "num_generations=4" in repr(config)
     assert pickle.loads(pickle.dumps(config)).num_generations == 4
+
+
+def test_a_token_in_a_setting_that_is_a_dict_is_not_stored_either_and_a_copy_keeps_it(tmp_path: Path) -> None:
+    """TRL loads a reward model that is given by its name with ``model_init_kwargs``."""
+    token, given = "hf_" + "y" * 30, {"token": "a-token-of-another-form", "revision": "v2"}
+    given |= {"proxies": [{"https": token}]}
+    config = rloo_kit.RLOOConfig(str(tmp_path / "run"), model_init_kwargs=given, hub_token=token)
+    for text in (str(config.to_dict()), config.to_json_string(), str(pickle.dumps(config))):
+        assert token not in text
+        assert given["token"] not in text
+    assert pickle.loads(pickle.dumps(config)).model_init_kwargs["revision"] == "v2"
+    for copied in (copy.copy(config), copy.deepcopy(config)):
+        assert (copied.hub_token, copied.model_init_kwargs) == (token, given)
+    assert copy.deepcopy(config).model_init_kwargs is not given
+    notes: list[str] = []
+    assert not {"hub_token", "model_init_kwargs"} & set(recipe.settings_of(config, notes))
+    assert len(notes) == 2

@@ -245,3 +245,21 @@ def test_an_estimator_of_ones_own_is_kept_by_name_so_that_the_config_can_be_save
     other = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: rewards)
     again = rloo_kit.RLOOConfig(advantage_estimator=lambda rewards: -rewards)
     assert other.advantage_estimator != again.advantage_estimator, "two functions of one name are two"
+
+
+def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> None:
+    """TRL's own default is 8, and it refuses what does not divide."""
+    evaluated = {"eval_strategy": "steps", "eval_steps": 5}
+    for k, batch in {2: 4, 3: 6, 4: 4, 8: 8}.items():
+        config = rloo_kit.RLOOConfig(num_generations=k, per_device_train_batch_size=k, **evaluated)
+        assert config.per_device_eval_batch_size == batch
+    assert rloo_kit.RLOOConfig(num_generations_eval=1, **evaluated).per_device_eval_batch_size == 4
+    with pytest.raises(ConfigError, match="per_device_eval_batch_size=4, processes=1, num_generations=8"):
+        rloo_kit.RLOOConfig(
+            num_generations=8, per_device_train_batch_size=8, per_device_eval_batch_size=4, **evaluated
+        )
+
+
+def test_columns_that_rewards_need_are_not_dropped() -> None:
+    with pytest.raises(ConfigError, match="remove_unused_columns=True"):
+        rloo_kit.RLOOConfig(remove_unused_columns=True)

@@ -9,8 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import rloo_kit
+from rewards import RewardCallError
 from rloo_kit.train import stops
 from rloo_kit.train.stops import Stops, Terminated
 from rloo_kit.watch import checkpoint
@@ -317,3 +319,55 @@ def test_a_signal_that_something_swallows_stops_the_run_at_the_steps_end(
     with pytest.raises(Terminated):
         make_trainer(**{**SETTINGS, "reward_funcs": swallows}).train()
     assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+def failing(at: int, error: Exception) -> Any:
+    """A reward whose call number ``at`` raises."""
+    calls: list[int] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float]:
+        calls.append(len(calls) + 1)
+        if calls[-1] == at:
+            raise error
+        return random_rewards(completions, **kwargs)
+
+    return reward
+
+
+def test_an_error_of_a_reward_keeps_the_steps_before_it(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = failing(at=3, error=ConnectionError("refused"))
+    with pytest.raises(RewardCallError, match="refused"):
+        make_trainer(**SETTINGS | {"reward_funcs": down}).train()
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    assert "stopped: step 2 of 4 is saved in" in capsys.readouterr().out
+    trainer = make_trainer(**SETTINGS | {"reward_funcs": failing(at=0, error=down)})
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 4
+
+
+def test_a_judge_that_runs_out_of_memory_is_named_and_not_the_trainer(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = failing(at=1, error=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+    with pytest.raises(RewardCallError, match=r"raised OutOfMemoryError.*\nWhere: reward 'reward'"):
+        make_trainer(**SETTINGS | {"reward_funcs": judge}).train()
+    assert last_whole_checkpoint(tmp_path / "run") is None, "no step was finished"
+    assert "stopped" not in capsys.readouterr().out
+
+
+def test_an_error_between_two_steps_is_raised_also_where_nothing_can_be_saved(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("No space left on device")
+
+    trainer = make_trainer(**SETTINGS | {"reward_funcs": failing(at=2, error=ConnectionError("refused"))})
+    monkeypatch.setattr(trainer, "_save_checkpoint", full)
+    with pytest.raises(RewardCallError, match="refused"):
+        trainer.train()
+    assert "could not be saved, OSError: No space left on device" in capsys.readouterr().out
