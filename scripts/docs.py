@@ -191,6 +191,18 @@ def first_sign(rule: Callable[..., object], log: Log) -> Any:
     return next(sign for sign in signs if sign is not None)
 
 
+OF_ONE_RUN = {
+    "thought_then_answer(answer_reward)": "the reward for right answers",
+    "characters down by 27": "`A` down",
+    "characters": "`A`",
+    "right_answer": "`B`",
+    "format_reward": "`A`",
+    "accuracy_reward": "`B`",
+    "usual norm, 0.9": "usual norm",
+}
+"""What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
+
+
 def symptoms_in_short() -> str:
     """Every symptom in a row: its likely cause, and what to change first, without a run's own figures."""
     from rloo_kit.watch.symptoms import SYMPTOMS
@@ -200,8 +212,15 @@ def symptoms_in_short() -> str:
         sign = first_sign(rule, ill_log(name)[0])
         cause = plain(re.sub(r": \S+ -?\d.*", "", sign.cause))
         change = plain(re.sub(r" \(now [^)]*\)", "", sign.change))
-        rows.append((name, cause, f"`{sign.setting}`, {change}"))
+        rows.append((name, of_any_run(cause), of_any_run(f"`{sign.setting}`, {change}")))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
+
+
+def of_any_run(text: str) -> str:
+    """The text with placeholders for what only one run has."""
+    for own, placeholder in OF_ONE_RUN.items():
+        text = text.replace(own, placeholder)
+    return text
 
 
 def rloo_beside_grpo() -> str:

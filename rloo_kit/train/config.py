@@ -68,9 +68,9 @@ class RLOOConfig(Base):
             :func:`rloo_kit.train.losses.policy_loss`.
         use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
-        vllm_importance_sampling_correction: where vLLM samples, weigh each completion by the probability that the
-            trainer gives it over vLLM's, which its other arithmetic makes different.  It takes no further pass.  The
-            mismatch is logged with it and without.
+        vllm_importance_sampling_correction: where vLLM samples, weight each completion by trainer probability / vLLM
+            probability.  The two differ because vLLM uses different kernels.  It takes no further pass.  The mismatch
+            is logged with it and without.
         vllm_importance_sampling_mode: what has a weight, and what becomes of one out of bounds: "sequence_mask",
             "sequence_truncate", "token_mask" or "token_truncate"; see :func:`rloo_kit.train.mismatch.weights`.
         vllm_importance_sampling_clip_max: the highest weight within bounds, TRL's for GRPO; None is no bound.

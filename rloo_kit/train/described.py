@@ -31,7 +31,8 @@ TEN = {
     "gradient_accumulation_steps": "Passes in one update. Batch x accumulation completions, a multiple of K, "
     "make an update.",
     "steps_per_generation": "Passes between two rounds of sampling; None takes `gradient_accumulation_steps`. "
-    "Smaller makes more, smaller generation batches of an update; for memory alone see `generation_rows`.",
+    "A smaller number samples an update's completions in more rounds of fewer; for memory alone see "
+    "`generation_rows`.",
     "max_completion_length": "Longest completion in tokens. What is cut cannot be right.",
     "learning_rate": "Of AdamW on the LoRA. The first setting to lower when a run goes wrong.",
     "beta": "Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.",

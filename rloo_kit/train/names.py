@@ -36,7 +36,7 @@ CONFIG_GONE = {
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
     "num_sample_generations": "set log_completions=True, or look with policy.generate",
     "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
-    "num_mini_batches": "set steps_per_generation to how often one generation batch is cut",
+    "num_mini_batches": "set steps_per_generation to how often one generation batch is split",
     "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
     "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
     "stop_token": "remove it: every eos id of the model's generation config ends a completion",

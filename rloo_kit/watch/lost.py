@@ -56,7 +56,10 @@ def truncation(log: Log, kind: str) -> Sign | None:
         cause = f"completions that ended at first no longer do: reward {fall}"
         return Sign(evidence, cause, "learning_rate", lower(log, 10), window)
     cause = "the limit is shorter than what the policy has to say, and what is cut cannot be right"
-    change = "double it, or pay for ending with rewards.overlong_reward"
+    change = (
+        "double it; or where thoughts are not needed switch them off, "
+        "chat_template_kwargs={'enable_thinking': False}; or pay for ending with rewards.overlong_reward"
+    )
     return Sign(evidence, cause, "max_completion_length", change, window)
 
 

@@ -28,7 +28,7 @@ class Cost:
     total_seconds: float | None = None
 
     def __str__(self) -> str:
-        text = f"no gradient of the reward from {self.share:.0%} of the completions sampled, in groups rewarded alike"
+        text = f"{self.share:.0%} of the completions were in dead groups and gave no gradient of the reward"
         if self.seconds is None or self.total_seconds is None:
             return text
         return f"{text}; about {clock(self.seconds)} of {clock(self.total_seconds)}"
@@ -58,9 +58,7 @@ class Course:
         sigmas = -self.fall.sigmas
         kind = "within chance" if sigmas < at.COLLAPSE_SURE else "more than chance"
         fell = f"{self.fall.before:.3f} ({self.best}) -> {self.fall.after:.3f} ({steps})"
-        return (
-            f"{text}\nreward fell {fell}, {sigmas:.1f} errors: {kind}; a collapse is {at.COLLAPSE_SURE:.1f}"
-        )
+        return f"{text}\nreward fell {fell}, {sigmas:.1f} standard errors: {kind}; a collapse is {at.COLLAPSE_SURE:.1f}"
 
 
 def cost_of(log: Log) -> Cost | None:

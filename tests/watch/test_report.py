@@ -22,7 +22,7 @@ def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() ->
     assert report.healthy
     assert report.cost is not None
     assert (report.cost.share, report.cost.total_seconds) == (0.375, pytest.approx(120.0))
-    assert "no gradient of the reward from 38% of the completions sampled" in str(report)
+    assert "38% of the completions were in dead groups and gave no gradient of the reward" in str(report)
     assert "about 0:45 of 2:00" in str(report)
     assert cost_of(Log(rounds(history(9, dead_groups=None)), KNOWN)) is None
 
