@@ -53,7 +53,7 @@ pytest: $(STAMP) $(TRITON)
 	$(BIN)/pytest -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(NBVAL) \
 	    notebooks tests rewards rloo_kit
 
-notebooks: $(STAMP)  ## execute every notebook in full and store its outputs; about 40 minutes
+notebooks: $(STAMP)  ## execute every notebook in full and store its outputs; about an hour
 	RLOO_KIT_FULL=1 $(BIN)/python scripts/notebooks.py
 
 gpu-path: $(STAMP) $(TRITON)  ## the tests of Unsloth's GPU path on a CPU, with those that make test leaves out

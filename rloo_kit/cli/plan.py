@@ -19,7 +19,8 @@ def plan(
 ) -> None:
     """Say whether a run fits a card.
 
-    And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it does not fit.
+    And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
+    not fit.
     """
     from rloo_kit.cli import schema
 

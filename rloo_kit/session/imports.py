@@ -64,11 +64,11 @@ def settings() -> dict[str, Setting]:
             "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token",
             device="cuda",
         ),
-        # On an H100 the first step took 61 s instead of 3 s, and a later one 11 % longer (docs/speed.md).
+        # On an H100 the first step took 36 s longer with it (58 s with 4-bit products), a later one 5 to 11 %.
         BLOCK_COMPILE: Setting(
             "0",
             "unsloth",
-            "compiling each layer takes a minute before the first step and made later ones no faster",
+            "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster",
             device="cuda",
         ),
         # unsloth sets it where the platform allows, but does not look for the old name.
