@@ -64,8 +64,8 @@ def truncation(log: Log, kind: str) -> Sign | None:
 
 
 def dead_groups(log: Log, kind: str) -> Sign | None:
-    """Too many groups that teach nothing, for this kind of reason: their K rewards are all equal, so that advantages
-    are 0.  (In training the count includes groups that are cut and masked whole, which truncation reports.)"""
+    """Too many dead groups, for this one cause: a group's K rewards are all equal, so its advantages are 0.  (In
+    training the count includes groups that are cut and masked whole, which truncation reports.)"""
     found = _dead(log)
     return found[1] if found and found[0] == kind else None
 
