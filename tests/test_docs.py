@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -186,3 +187,38 @@ def test_the_columns_that_a_line_shows_are_explained() -> None:
     assert header in text
     explained = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
     assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "SKILL.md"])
+@pytest.mark.parametrize("card", ["8GB", "12GB", "16GB", "24GB"])
+def test_what_a_page_sets_for_a_gpu_fits_every_size_of_card_with_the_policy_that_it_is_given(
+    page: str, card: str
+) -> None:
+    block = next(block for block in blocks(ROOT / page) if "config = rloo_kit.RLOOConfig(" in block)
+    (made,) = (node for node in ast.parse(block).body if "config" in given(ast.unparse(node)))
+    names = {"rloo_kit": rloo_kit, "tiny": False, "length": 1024, "env": SimpleNamespace(steps=None)}
+    exec(ast.unparse(made), names)
+    policy = rloo_kit.fit(card).model.checkpoint.name
+    assert rloo_kit.plan(policy, names["config"], card).fits == "fits"
+
+
+def test_the_short_table_of_symptoms_names_no_reward_of_the_runs_that_it_is_made_from() -> None:
+    from rloo_kit.watch.symptoms import SYMPTOMS
+
+    keys = {key for name in SYMPTOMS for entry in docs.ill_log(name)[0].entries for key in entry}
+    rewarded = {key.split("/")[1] for key in keys if key.startswith("rewards/")}
+    assert {"accuracy_reward", "right_answer"} <= rewarded
+    assert [name for name in sorted(rewarded) if name in docs.symptoms_in_short()] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "result", "said", "found"),
+    [
+        ("troubleshooting.md", "health_alarms.md", r"in the (\d+) recorded", r"0 in (\d+) runs"),
+        ("speed.md", "quickstart_seeds.md", r"rose by (.+) and (.+) on", r"\| \+(\d\.\d+) \|"),
+    ],
+)
+def test_a_figure_is_that_of_the_stored_result(page: str, result: str, said: str, found: str) -> None:
+    text, stored = (ROOT / "docs" / page).read_text(), (ROOT / "benchmarks" / "results" / result).read_text()
+    (match,) = re.finditer(said, text)
+    assert ", ".join(match.groups()).split(", ") == re.findall(found, stored)
