@@ -224,7 +224,7 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     if not given:
         raise CannotBeWrittenError(
             f"it is not known which settings this {type(args).__name__} was given",
-            "make it as rloo_kit.RLOOConfig(...), and no copy of one",
+            "make it as rloo_kit.RLOOConfig(...), not read from a file",
         )
     found = {}
     for name, value in given.items():
