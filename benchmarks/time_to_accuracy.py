@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 NAME = "time_to_accuracy"
 
 TWO_UPDATES = {"prompts_per_step": 2, "micro_batch": 16, "num_iterations": 2}
+WHOLE_BATCH = {"variant": "kit-token", "num_iterations": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "stock": {"variant": "stock"},
     "kit": {"variant": "kit"},
@@ -49,13 +50,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, two updates": {"variant": "kit", **TWO_UPDATES},
     "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
     "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
-    "kit, two updates of the whole batch, token ratios": {"variant": "kit-token", "num_iterations": 2},
+    "kit, two updates of the whole batch, token ratios": WHOLE_BATCH,
     "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
+    "whole batch, learning rate / 2": {**WHOLE_BATCH, "learning_rate": 5e-4},
+    "whole batch, learning rate x 2": {**WHOLE_BATCH, "learning_rate": 2e-3},
+    "whole batch, max_grad_norm 0.1": {**WHOLE_BATCH, "variant": "kit-token-clipped"},
+    "whole batch, K 4": {**WHOLE_BATCH, "prompts_per_step": 8, "num_generations": 4},
+    "whole batch, K 16": {**WHOLE_BATCH, "prompts_per_step": 2, "num_generations": 16},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""
 
 VARIED = "kit, two updates"
-"""The setting that the candidates after it vary, with which they are compared as well."""
+"""The setting that candidates vary, with which they are compared as well."""
+
+CHOSEN = "kit, two updates of the whole batch, token ratios"
+"""The setting that those vary whose name begins with "whole batch"."""
 
 Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
@@ -208,10 +217,12 @@ def report(runs: Runs, command: str) -> str:
     spec, first = everything[0].spec, next(iter(runs))
     learned = TASKS[spec.task]
     targets = " and ".join(map(str, learned.targets))
-    rivals = [name for name, own in runs.items() if name not in (first, VARIED) and VARIED in runs]
+    rivals = [name for name in runs if name not in (first, VARIED) and base_of(name) in runs]
     gone = [name for name in runs if name not in SETTINGS]
     left_out = [f"Measured, and since then taken out of the kit: {'; '.join(gone)}."] if gone else []
-    against = [f"Tokens against {VARIED}, in the same way:", rival_table(runs, rivals)] if rivals else []
+    against = (
+        ["Tokens against another setting's, in the same way:", rival_table(runs, rivals)] if rivals else []
+    )
     return document(
         f"Generated tokens until a held-out accuracy of {targets}: {spec.task}",
         command,
@@ -278,9 +289,17 @@ def setting_row(runs: Runs, setting: str) -> list[str]:
 
 def rival_table(runs: Runs, rivals: Sequence[str]) -> str:
     """Tokens to each target over those of the setting that is varied."""
-    targets = targets_of(runs)
-    rows = [[name, *(spelled(ratios(runs, name, at, "tokens", VARIED)) for at in targets)] for name in rivals]
-    return table(["setting", *(f"to {target}" for target in targets)], "l" * (1 + len(targets)), rows)
+    targets, rows = targets_of(runs), []
+    for name in rivals:
+        base = base_of(name)
+        rows.append([name, base, *(spelled(ratios(runs, name, at, "tokens", base)) for at in targets)])
+    columns = ["setting", "against", *(f"to {target}" for target in targets)]
+    return table(columns, "l" * len(columns), rows)
+
+
+def base_of(setting: str) -> str:
+    """The setting that another varies."""
+    return CHOSEN if setting.startswith("whole batch") else VARIED
 
 
 def spelled(values: Sequence[float]) -> str:
