@@ -7,6 +7,7 @@ and those that transformers makes of them, become the kit's: what, where, what t
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,8 +31,19 @@ _CONNECT = (
 )
 
 
-def check(repository: str, token: str | None) -> bool:
+def check(
+    repository: str,
+    token: str | None,
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> bool:
     """Check that the hub or its cache has a repository; return whether it is an adapter.
+
+    Args:
+        token: for the hub.
+        revision: a branch, tag or commit; None takes the main branch.
+        cache_dir: the cache's folder; None takes the hub library's own.
 
     Raises:
         PolicyNotFoundError: neither has it, it holds no model, or the hub cannot be reached or refuses.  Within
@@ -41,12 +53,13 @@ def check(repository: str, token: str | None) -> bool:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     for file in (ADAPTER_CONFIG, "config.json"):
-        if isinstance(try_to_load_from_cache(repository, file), str):
+        if isinstance(try_to_load_from_cache(repository, file, cache_dir, revision), str):
             return file == ADAPTER_CONFIG
     if constants.HF_HUB_OFFLINE:
         raise told(OfflineModeIsEnabled(), repository, "load_policy")
     try:
-        found = within(HUB_SECONDS, lambda: model_info(repository, timeout=HUB_SECONDS, token=token))
+        how: dict[str, Any] = {"revision": revision, "timeout": HUB_SECONDS, "token": token}
+        found = within(HUB_SECONDS, lambda: model_info(repository, **how))
     except Exception as error:
         of_hub = _is_of_networks(error)
         if not of_hub and not isinstance(error, OSError):

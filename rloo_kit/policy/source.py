@@ -54,7 +54,7 @@ def resolve(
         name: of the catalogue, of the hub, or a folder's.
         four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
         token: for the hub.
-        place: revision and cache_dir of an adapter on the hub.
+        place: revision and cache_dir of what is on the hub.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -73,7 +73,7 @@ def resolve(
     if (checkpoint := find(name)) is not None:
         in_four = checkpoint.four_bit_repository if four_bit is not False else None
         path = in_four or checkpoint.repository
-        hub.check(path, token)
+        hub.check(path, token, **place)
         return Source(path, checkpoint, of_hub=path)
     if is_path or folder.exists() or not _could_be_hub_id(name):
         raise _no_folder(name, folder)
@@ -83,7 +83,7 @@ def resolve(
             where="load_policy, which knows " + ", ".join(CATALOGUE),
             todo=f"did you mean {' or '.join(nearest(name))}? Otherwise give a hub id (owner/name) or a folder",
         )
-    if hub.check(name, token):
+    if hub.check(name, token, **place):
         return _resolve_folder(Path(hub.adapter(name, {"token": token, **place})))
     return Source(name, None, of_hub=name)
 
@@ -221,7 +221,7 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
                     where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
                     todo="put the base there, or write its place into that file",
                 )
-            hub.check(path, kwargs.get("token"))
+            hub.check(path, kwargs.get("token"), cache_dir=kwargs.get("cache_dir"))
     if (file := Path(path) / "config.json").is_file():
         _read(file)
     trusted = kwargs.get("trust_remote_code", False)

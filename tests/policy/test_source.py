@@ -70,6 +70,55 @@ def test_offline_a_hub_id_fails_at_once_and_is_told_how_to_go_on(online: Any, mo
         resolve("qwen3-4b")
 
 
+@pytest.fixture
+def cached(tmp_path: Path) -> Any:
+    """``cached(revision)``: a cache of its own, with a model of that revision and of no other."""
+
+    def fill(revision: str) -> Path:
+        repository = tmp_path / "cache" / "models--somebody--model"
+        for file, text in ((f"refs/{revision}", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
+            (repository / file).parent.mkdir(parents=True, exist_ok=True)
+            (repository / file).write_text(text)
+        return repository.parent
+
+    return fill
+
+
+def test_a_cache_of_its_own_and_a_revision_are_looked_for_before_the_hub_is_asked(
+    cached: Any, online: Any, monkeypatch: Any
+) -> None:
+    online(AssertionError("the hub was asked"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = cached("v2")
+    there = {"revision": "v2", "cache_dir": folder}
+    found = source.resolve("somebody/model", None, None, **there)
+    assert found == source.Source("somebody/model", None, of_hub="somebody/model")
+    for elsewhere in ({"cache_dir": folder}, {**there, "revision": "v3"}, {"revision": "v2"}):
+        with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
+            source.resolve("somebody/model", None, None, **elsewhere)
+
+
+def test_the_hub_is_asked_for_the_revision_that_is_to_be_loaded(online: Any, tmp_path: Path) -> None:
+    found = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")])
+    online(lambda *args, **kwargs: found)
+    for name in ("somebody/model", "qwen3-0.6b"):
+        source.resolve(name, False, None, revision="v2", cache_dir=tmp_path)
+        asked: Any = huggingface_hub.model_info
+        assert asked.call_args.kwargs["revision"] == "v2"
+
+
+def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_adapters_revision(
+    cached: Any, adapter: Any, online: Any, policy: Any, monkeypatch: Any
+) -> None:
+    online(AssertionError("the hub was asked"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    place = {"revision": "of the adapter", "cache_dir": cached("main")}
+    config = next(place["cache_dir"].rglob("config.json"))
+    config.write_bytes((tiny.checkpoint() / "config.json").read_bytes())
+    trained = policy.model.config.max_position_embeddings
+    assert source.trained_length(str(adapter("somebody/model")), True, place) == trained
+
+
 def test_a_hub_that_connects_and_never_answers_fails_after_its_time(online: Any, monkeypatch: Any) -> None:
     answer = threading.Event()
     monkeypatch.setattr(hub, "HUB_SECONDS", 0.2)
