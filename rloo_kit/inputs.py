@@ -315,6 +315,15 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
             where="RLOOTrainer(reward_funcs=[])",
             todo="pass at least one: def reward(completions, **kwargs) -> list[float]",
         )
+    check_weights(reward_funcs, reward_weights, where)
+
+
+def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
+    """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike.
+
+    Raises:
+        RewardError: they do not match.
+    """
     if reward_weights is None:
         return
     if isinstance(reward_weights, str) or not hasattr(reward_weights, "__len__"):

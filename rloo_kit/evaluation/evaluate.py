@@ -20,14 +20,15 @@ import rewards
 from rewards.answers import answer_reward
 from rewards.guard import call_reward
 from rewards.signature import Reward, judges_of
-from rloo_kit import inputs, tasks
-from rloo_kit.errors import ArgumentError, DatasetError
+from rloo_kit import inputs, tasks, values
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
+from rloo_kit.values import Count, Seed
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Policy
 
-    Row = Mapping[str, Any]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -88,14 +89,14 @@ def evaluate(
     dataset: Iterable[Row] | tasks.Task,
     reward_funcs: Reward | Sequence[Reward] = (),
     *,
-    n: int | None = None,
-    samples: int = 1,
+    n: Count | None = None,
+    samples: Count = 1,
     greedy: bool = True,
-    max_new_tokens: int = 256,
-    batch_size: int | None = None,
+    max_new_tokens: Count = 256,
+    batch_size: Count | None = None,
     correct: Reward | None = None,
     reward_weights: Sequence[float] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     **generate: Any,
 ) -> Evaluation:
     """Sample completions of a dataset's prompts and grade them.
@@ -108,7 +109,7 @@ def evaluate(
             taken.  An ``answer`` may be a whole solution: what follows "####", or its last box, counts.
         reward_funcs: TRL reward callables; their weighted sum is the reward.
         n: the first n rows; None for all.
-        samples: completions per prompt, when not greedy.
+        samples: completions per prompt; more than one with ``greedy=False`` alone.
         greedy: take the most probable token each time; False samples at ``temperature``.
         max_new_tokens: as in training, or the numbers are not comparable.
         batch_size: rows in the model at once; None sizes it to the free memory.
@@ -118,13 +119,15 @@ def evaluate(
             that was cut is not right.
         reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
-        generate: further arguments of ``Policy.generate``.
+        generate: further arguments of ``Policy.generate``; of a run that was trained with ``chat_template_kwargs``
+            those, too, or it is measured on other prompts.
 
     Raises:
         ArgumentError: a model or a trainer in place of the policy.
-        ConfigError: a prompt as long as the policy's limit, or a number out of range.
-        DatasetError: no rows, or no ``prompt`` column.
-        RewardError: weights that do not match the functions.
+        ConfigError: a prompt as long as the policy's limit, a number out of range, or greedy and several samples.
+        DatasetError: no rows, no ``prompt`` column, or a prompt that is none.
+        RewardError: weights that do not match the functions, or a reward model that is no function.
+        rewards.RewardSignatureError: a reward that cannot be called as TRL calls it, or whose column is missing.
         rewards.RewardValueError: a reward function returned an invalid value.
     """
     from rloo_kit.policy.policy import Policy
@@ -135,36 +138,31 @@ def evaluate(
             where=f"evaluate({type(policy).__name__})",
             todo="pass what rloo_kit.load_policy returned; training changes it in place",
         )
-    funcs = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
-    if funcs:
-        inputs.check_rewards(funcs, reward_weights, where="evaluate")
-    if "answer_of" in generate:
-        raise ArgumentError(
-            "evaluate grades with a reward",
-            where="evaluate(answer_of=...)",
-            todo="pass correct=rewards.answer_reward(...), or a function that returns 1.0 for a right completion",
-        )
+    asked: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "seed": seed,
+        **generate,
+    }
+    check_asked(n=n, samples=samples, greedy=greedy, **asked)
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
-    samples = 1 if greedy else samples
-    completions = policy.generate(
-        [row["prompt"] for row in rows],
-        n=samples,
-        greedy=greedy,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        seed=seed,
-        **generate,
-    )
-    rows = [row for row in rows for _ in range(samples)]
-    scores = score(rows, completions, funcs)
-    applied = {name: [value for value in values if value is not None] for name, values in scores.items()}
-    totals = _totals(scores, reward_weights or [1.0] * len(funcs))
+    inputs.check_prompts([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+    funcs = _each_reward(reward_funcs)
     correct = correct or _judge_of_answers(funcs)
     if correct is None and "answer" in rows[0]:
         correct = answer_reward(tokens=policy.checkpoint.tokens)
-    right = [None] * len(rows) if correct is None else _graded(rows, completions, correct)
+    guarded, judge = _guarded(funcs, rows), _guarded([] if correct is None else [correct], rows)
+    weights = _weights(reward_weights, funcs)
+    completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
+    rows = [row for row in rows for _ in range(samples)]
+    scores = score(rows, completions, guarded)
+    applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
+    totals = _totals(scores, weights)
+    right: list[bool | None] = [None] * len(rows)
+    if judge:
+        right = _graded(rows, completions, judge[0], full=getattr(correct, "right", 1.0))
     shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
     return Evaluation(
@@ -179,11 +177,79 @@ def evaluate(
         samples=samples,
         correct=tuple(right),
         settings={
-            "rewards": dict(zip(scores, reward_weights or [1.0] * len(funcs), strict=True)),
+            "rewards": dict(zip(scores, weights, strict=True)),
             "max_new_tokens": max_new_tokens,
             **generate,
         },
     )
+
+
+def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
+    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``.
+
+    Raises:
+        ArgumentError: an argument of earlier releases.
+        ConfigError: a number out of range, or one that has no effect beside greedy.
+    """
+    from rloo_kit.policy.policy import check_sampling
+
+    if "answer_of" in generate:
+        raise ArgumentError(
+            "evaluate grades with a reward",
+            where="evaluate(answer_of=...)",
+            todo="pass correct=rewards.answer_reward(...), or a function that returns 1.0 for a right completion",
+        )
+    values.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
+    if greedy and samples > 1:
+        raise ConfigError(
+            f"greedy takes the most probable token each time, so {samples} samples of a prompt would be one",
+            where=f"evaluate(samples={samples}, greedy=True)",
+            todo="greedy=False samples so many; without samples leave greedy=True",
+        )
+    check_sampling(greedy, **generate)
+
+
+def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]:
+    """The rewards as a list.
+
+    Raises:
+        RewardError: a reward model, or its name.
+    """
+    from torch.nn import Module
+
+    if reward_funcs is None:
+        return []
+    funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    for func in funcs:
+        if isinstance(func, str | Module):
+            named = repr(func) if isinstance(func, str) else type(func).__name__
+            raise RewardError(
+                "evaluate takes reward functions, and this is a reward model, which the trainer calls itself",
+                where=f"evaluate(reward_funcs={named})",
+                todo=f"reward = rewards.reward_model({named if isinstance(func, str) else 'model, tokenizer=...'}), "
+                "and give it to both",
+            )
+    return funcs
+
+
+def _guarded(funcs: Sequence[Reward], rows: Sequence[Row]) -> list[Reward]:
+    """The rewards, each of which can be called with the rows' columns."""
+    return [rewards.guarded(func, columns=_columns(rows)) for func in funcs]
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that rewards get."""
+    return [name for name in rows[0] if name not in inputs.UNSEEN]
+
+
+def _weights(given: Sequence[float] | None, funcs: Sequence[Reward]) -> list[float]:
+    """A weight for each reward.
+
+    Raises:
+        RewardError: the weights do not match the rewards.
+    """
+    inputs.check_weights(funcs, given, where="evaluate")
+    return [1.0] * len(funcs) if given is None else list(map(float, given))
 
 
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
@@ -198,6 +264,13 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
             else "evaluate, 0 rows",
             todo="give a dataset with the columns prompt and answer, such as task.held_out",
         )
+    for index, row in enumerate(rows):
+        if lacking := sorted(rows[0].keys() - row.keys()):
+            raise DatasetError(
+                f"a row has no {lacking[0]!r}, and the first one has",
+                where=f"evaluate, dataset[{index}]",
+                todo="give all rows the same columns: None where a row has no value",
+            )
     return rows
 
 
@@ -212,7 +285,7 @@ def score(
         c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
         for row, c in zip(rows, completions, strict=True)
     ]
-    keywords: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    keywords: dict[str, Any] = {name: [row[name] for row in rows] for name in _columns(rows)}
     keywords |= {
         "prompts": [row["prompt"] for row in rows],
         "completions": texts,
@@ -228,8 +301,8 @@ def score(
 
 def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> list[float | None]:
     totals = []
-    for values in zip(*scores.values(), strict=True):
-        applied = [weight * value for weight, value in zip(weights, values, strict=True) if value is not None]
+    for found in zip(*scores.values(), strict=True):
+        applied = [weight * value for weight, value in zip(weights, found, strict=True) if value is not None]
         totals.append(sum(applied) if applied else None)
     return totals
 
@@ -241,9 +314,10 @@ def _judge_of_answers(funcs: Sequence[Reward]) -> Reward | None:
     )
 
 
-def _graded(rows: Sequence[Row], completions: Sequence[Completion], correct: Reward) -> list[bool | None]:
+def _graded(
+    rows: Sequence[Row], completions: Sequence[Completion], correct: Reward, full: float
+) -> list[bool | None]:
     """Which completions ended and earn the full score; None where the reward judges nothing."""
     (scores,) = score(rows, completions, [correct]).values()
-    full = getattr(correct, "right", 1.0)
     pairs = zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

@@ -52,8 +52,9 @@ def check(
     from huggingface_hub import constants, model_info, try_to_load_from_cache
     from huggingface_hub.errors import OfflineModeIsEnabled
 
+    cache = None if cache_dir is None else os.fspath(cache_dir)
     for file in (ADAPTER_CONFIG, "config.json"):
-        if isinstance(try_to_load_from_cache(repository, file, cache_dir, revision), str):
+        if isinstance(try_to_load_from_cache(repository, file, cache, revision), str):
             return file == ADAPTER_CONFIG
     if constants.HF_HUB_OFFLINE:
         raise told(OfflineModeIsEnabled(), repository, "load_policy")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import typing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from rloo_kit.policy.slices import SlicedGenerate
 from rloo_kit.policy.weights import check_finite
 from rloo_kit.session import processes
 from rloo_kit.session.quiet import without_bars
-from rloo_kit.values import Count, Hint, Natural, PositiveShare, Seed, Share, Temperature
+from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
     import torch
@@ -131,15 +132,15 @@ class Policy:
         self,
         prompts: Sequence[Prompt],
         *,
-        n: int = 1,
-        max_new_tokens: int = 256,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float | None = None,
+        n: Count = 1,
+        max_new_tokens: Count = 256,
+        temperature: Temperature = 1.0,
+        top_p: PositiveShare = 1.0,
+        top_k: Natural = 0,
+        min_p: Share | None = None,
         greedy: bool = False,
-        batch_size: int | None = None,
-        seed: int | None = None,
+        batch_size: Count | None = None,
+        seed: Seed | None = None,
         chat_template_kwargs: dict[str, object] | None = None,
     ) -> list[Completion]:
         """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
@@ -151,6 +152,7 @@ class Policy:
             greedy: take the most probable token each time.
             batch_size: rows in the model at once; None fits it to the free memory.  Halved where memory runs out.
             seed: for this call only; the random state outside is left as it was.
+            chat_template_kwargs: arguments of the chat template, as in training: {"enable_thinking": False}.
 
         Raises:
             ConfigError: a string given for the list of prompts, no prompts, a number out of range, a temperature beside
@@ -158,7 +160,8 @@ class Policy:
         """
         _check_list(prompts)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
-        _check_numbers(greedy, n=n, max_new_tokens=max_new_tokens, batch_size=batch_size, seed=seed, **how)
+        counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+        check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
         rows = self.tokenize(prompts, **(chat_template_kwargs or {}))
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
@@ -398,25 +401,23 @@ def _check_list(prompts: Sequence[Prompt]) -> None:
         )
 
 
-def _check_numbers(greedy: bool, **given: object) -> None:
-    """That numbers are in range, and that greedy search is not asked to sample."""
-    hints: dict[str, Hint] = {
-        "n": Count,
-        "max_new_tokens": Count,
-        "batch_size": Count | None,
-        "seed": Seed | None,
-    }
-    hints |= {"temperature": Temperature, "top_p": PositiveShare, "top_k": Natural, "min_p": Share | None}
+def check_sampling(greedy: bool, **given: object) -> None:
+    """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample.
+
+    Raises:
+        ConfigError: the first that is not.
+    """
     if greedy:
         meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
         for name, without_effect in meant.items():
-            if given.pop(name) not in without_effect:
+            if given.pop(name, without_effect[0]) not in without_effect:
                 raise ConfigError(
                     f"greedy takes the most probable token each time, so {name} would have no effect",
                     where="Policy.generate(greedy=True, ...), which evaluate calls",
                     todo=f"greedy=False samples with this {name}; without it leave greedy=True",
                 )
     advice = {"temperature": "for the most probable completion use greedy=True"}
+    hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset, DatasetDict
 
 import rewards
-from rewards import QWEN3, RewardValueError
+from rewards import QWEN3, RewardSignatureError, RewardValueError
 from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.errors import ArgumentError, DatasetError, RewardError
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.evaluate import evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.policy.policy import Completion, Policy
@@ -190,6 +192,114 @@ def test_what_is_no_dataset_or_no_policy_is_refused(dataset: Iterable[Any], says
         evaluate(scripted("1"), dataset)
     with pytest.raises(ArgumentError, match="load_policy"):
         evaluate(SimpleNamespace(config=None, generate=None), QUESTIONS)
+
+
+class Unasked(Policy):
+    """A policy that must not be sampled from: what is wrong is said before."""
+
+    def generate(self, *args: object, **kwargs: object) -> list[Completion]:
+        raise AssertionError("it was sampled")
+
+
+UNASKED = Unasked(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])  # type: ignore[arg-type]
+
+
+def without_keywords(completions: object) -> list[float]:
+    raise AssertionError
+
+
+def needs_hint(completions: object, hint: object, **kwargs: object) -> list[float]:
+    raise AssertionError
+
+
+def wrongly_judging(completions: object, **kwargs: object) -> list[float]:
+    raise AssertionError
+
+
+wrongly_judging.judges = "truth"  # type: ignore[attr-defined]
+
+BEFORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no **kwargs": ({"reward_funcs": without_keywords}, RewardSignatureError, r"add \*\*kwargs"),
+    "a missing column": (
+        {"reward_funcs": needs_hint},
+        RewardSignatureError,
+        r"requires 'hint'[\s\S]*it has answer",
+    ),
+    "a column of a factory": (
+        {"reward_funcs": rewards.answer_reward(column="solution")},
+        RewardSignatureError,
+        "requires 'solution'",
+    ),
+    "the judge's column": ({"correct": needs_hint}, RewardSignatureError, "requires 'hint'"),
+    "the judge is a name": ({"correct": "answer"}, RewardSignatureError, "must be callable"),
+    "what a reward judges": ({"reward_funcs": wrongly_judging}, ValueError, "answer, form or length"),
+    "a reward model's name": (
+        {"reward_funcs": "owner/judge"},
+        RewardError,
+        r"evaluate\(reward_funcs='owner/judge'\)[\s\S]*rewards.reward_model\('owner/judge'\)",
+    ),
+    "a reward model": (
+        {"reward_funcs": [needs_hint, torch.nn.Linear(1, 1)]},
+        RewardError,
+        r"reward_funcs=Linear\)[\s\S]*rewards.reward_model\(model, tokenizer=",
+    ),
+    "weights of nothing": ({"reward_weights": [1.0]}, RewardError, "1 reward_weights for 0"),
+    "several greedy samples": (
+        {"samples": 8},
+        ConfigError,
+        r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False",
+    ),
+    "no samples": (
+        {"samples": 0, "greedy": False},
+        ConfigError,
+        r"samples must be[\s\S]*evaluate\(samples=0\)",
+    ),
+    "a negative number": ({"n": -1}, ConfigError, r"n must be[\s\S]*evaluate\(n=-1\)"),
+    "no length": ({"max_new_tokens": 0}, ConfigError, "max_new_tokens must be"),
+    "a template's name": (
+        {"chat_template_kwargs": "thinking"},
+        ConfigError,
+        "chat_template_kwargs must be a dict",
+    ),
+    "an empty prompt": ({"dataset": [{"prompt": ""}]}, DatasetError, r"prompt is empty[\s\S]*dataset\[0\]"),
+    "no prompt": (
+        {"dataset": [{"prompt": "1 + 1 ="}, {"prompt": None}]},
+        DatasetError,
+        r"not a NoneType[\s\S]*dataset\[1\]",
+    ),
+    "a row without its column": (
+        {"dataset": [{"prompt": "1 =", "answer": "1"}, {"prompt": "2 ="}]},
+        DatasetError,
+        r"no 'answer'[\s\S]*dataset\[1\]",
+    ),
+}
+"""Case -> what evaluate is given, and what it says before it samples."""
+
+
+@pytest.mark.parametrize("case", BEFORE)
+def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case: str) -> None:
+    given, kind, says = BEFORE[case]
+    with pytest.raises(kind, match=says):
+        evaluate(UNASKED, **{"dataset": QUESTIONS, **given})
+
+
+def test_rewards_get_the_columns_that_they_get_in_training() -> None:
+    seen: dict[str, Any] = {}
+
+    def reward(completions: object, **kwargs: object) -> list[float]:
+        seen.update(kwargs)
+        return [0.0] * 4
+
+    evaluate(scripted(*"1234"), QUESTIONS.add_column("completion", list("abcd")), reward)
+    assert "answer" in seen
+    assert "completion" not in seen
+
+
+def test_weights_may_be_an_array_and_no_rewards_none() -> None:
+    weights: Any = np.array([1.0, 0.5])
+    both = [returns(1.0, 1.0, 1.0, 1.0), returns(1.0, 1.0, 1.0, 1.0)]
+    assert evaluate(scripted(*"1234"), QUESTIONS, both, reward_weights=weights).rewards == (1.5,) * 4
+    assert evaluate(scripted(*"1234"), QUESTIONS, None).reward is None
 
 
 def test_an_evaluation_says_what_it_was_measured_with() -> None:
