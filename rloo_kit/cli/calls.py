@@ -197,7 +197,10 @@ def problems_of_value(
     """What is wrong with one argument."""
     if is_reward(hint) and value is not None:
         yield from problems_of_reward(value, folder, key)
-    elif are_rewards(hint) and isinstance(value, list):
+    elif are_rewards(hint):
+        if not isinstance(value, list):
+            yield key, f"{argument} is a list of rewards, not {_shown(value)}", f"write {argument}: [...]"
+            return
         for index, one in enumerate(value):
             yield from problems_of_reward(one, folder, (*key, index))
     elif _is_plain(hint):

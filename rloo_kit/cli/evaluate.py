@@ -28,7 +28,8 @@ def evaluate(config: ConfigFile, adapter: Adapter = None, n: Count = None, set_:
 
     prepare()
     found = schema.load_config(config, set_ or ())
-    policy = load_policy(**{**found.policy, "name": adapter}) if adapter else None
+    others = {name: value for name, value in found.policy.items() if name != "model_name"}
+    policy = load_policy(**{**others, "name": adapter}) if adapter else None
     made = run.assembled(found, policy)
     asked = (found.evaluate or {}) | ({"n": n} if n else {})
     typer.echo(f"\n{adapter or made.policy.checkpoint.name}\n{made.measure(**asked)}")

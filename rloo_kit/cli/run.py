@@ -18,6 +18,7 @@ from rloo_kit.cli import calls
 from rloo_kit.cli.document import Key
 from rloo_kit.cli.schema import Config
 from rloo_kit.errors import ConfigError
+from rloo_kit.evaluation.compare import SAMPLING
 from rloo_kit.evaluation.evaluate import Evaluation, evaluate
 from rloo_kit.memory.planning import Plan, plan
 from rloo_kit.policy.load import load_policy
@@ -38,15 +39,13 @@ class Run:
     def plan(self) -> Plan:
         """The memory of this run, at the longest of its prompts."""
         _, longest = inputs.longest_prompts(self.task.train)
-        template = self.config.trainer.chat_template_kwargs or {}
-        tokens = max(map(len, self.policy.tokenize(longest, **template)))
+        tokens = max(map(len, self.policy.tokenize(longest, **template_of(self.config))))
         return plan(self.policy, self.config.trainer, prompt_tokens=tokens)
 
     def first_prompt(self) -> str:
         """The first problem as the policy reads it."""
         prompt = self.task.train[0]["prompt"]
-        how = self.config.trainer.chat_template_kwargs or {}
-        tokens = self.policy.tokenize([prompt], **how)[0]
+        tokens = self.policy.tokenize([prompt], **template_of(self.config))[0]
         return str(self.policy.tokenizer.decode(tokens))
 
     def trainer(self) -> RLOOTrainer:
@@ -62,10 +61,20 @@ class Run:
         )
 
     def measure(self, **settings: Any) -> Evaluation:
-        """How good the policy is on the held-out problems."""
-        asked = {"max_new_tokens": self.config.trainer.max_completion_length, **settings}
-        weights = self.config.trainer.reward_weights
-        return evaluate(self.policy, self.task, list(self.rewards), reward_weights=weights, **asked)
+        """How good the policy is on the held-out problems, on the prompts and at the length that it is trained on.
+
+        Where completions are sampled, as in training, too.  ``settings`` are ``evaluate``'s, and go first.
+        """
+        args = self.config.trainer
+        drawn = ("chat_template_kwargs",) if settings.get("greedy", True) else SAMPLING
+        asked = {name: getattr(args, name) for name in drawn}
+        asked |= {"max_new_tokens": args.max_completion_length, "reward_weights": args.reward_weights}
+        return evaluate(self.policy, self.task, list(self.rewards), **asked | settings)
+
+
+def template_of(config: Config) -> dict[str, Any]:
+    """The arguments of the chat template in training."""
+    return dict(config.trainer.chat_template_kwargs or {})
 
 
 def assembled(config: Config, policy: Policy | None = None) -> Run:
@@ -82,8 +91,12 @@ def assembled(config: Config, policy: Policy | None = None) -> Run:
     policy = policy or load_policy(**config.policy)
     with _located(config, ("task", config.task)):
         make = getattr(tasks, config.task)
-        takes = "policy" in inspect.signature(make).parameters
-        task: Task = make(**config.task_arguments, **({"policy": policy} if takes else {}))
+        takes = inspect.signature(make).parameters
+        given: dict[str, Any] = {"policy": policy} if "policy" in takes else {}
+        if "chat_template_kwargs" in takes:  # it samples the policy, which is to say what it says in training
+            length = config.trainer.max_completion_length
+            given |= {"chat_template_kwargs": template_of(config) or None, "max_new_tokens": length}
+        task: Task = make(**given | config.task_arguments)
     known = {calls.CORRECT: task.correct, "policy.tokenizer": policy.tokenizer}
     maker = calls.Maker(config.document.folder, known | {"policy.tokens": policy.checkpoint.tokens})
     made: list[Reward] = []

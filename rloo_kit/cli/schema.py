@@ -6,7 +6,7 @@ For every verb that takes a ``CONFIG.yaml``.  Its sections::
     task:      a name of rloo_kit.tasks with its arguments, or a file of questions and answers
     rewards:   a list, each entry in one of the forms of rloo_kit.cli.calls
     trainer:   RLOOConfig's fields
-    evaluate:  evaluate's n, max_new_tokens, samples, ...; measures before and after training
+    evaluate:  evaluate's n, samples, greedy, temperature, ...; measures before and after training
     save:      the adapter's folder
 
 No name, type or range is written here: they are those of the functions that take them.  What the configuration reads is
@@ -30,10 +30,12 @@ from rloo_kit import tasks
 from rloo_kit.cli import calls
 from rloo_kit.cli.document import Document, Key, read
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.evaluation.evaluate import evaluate
+from rloo_kit.evaluation.compare import SAMPLING
+from rloo_kit.evaluation.evaluate import check_asked, evaluate
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.planning import Plan, fit, plan
 from rloo_kit.policy import options
+from rloo_kit.policy.policy import Policy
 from rloo_kit.tasks.task import FILES
 from rloo_kit.train import fields
 from rloo_kit.train.config import RLOOConfig, known_names
@@ -59,7 +61,7 @@ class Config:
         task_arguments: that function's, without the policy.
         rewards: entries, as :mod:`.calls` reads them.
         trainer: the trainer's settings.
-        evaluate: ``evaluate``'s arguments, or None where nothing is to be measured.
+        evaluate: ``evaluate``'s arguments, as far as they are not those of training; None where nothing is measured.
         save: the folder for the adapter, or None.
     """
 
@@ -94,17 +96,14 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
     data, trainer = checker.document.data, checker.trainer
     assert trainer is not None, "without a fault it was made"
     task, arguments = next(iter(data["task"].items()))
-    measured = data.get("evaluate")
-    if measured is not None:  # as in training, or the figures are not comparable
-        measured = {"max_new_tokens": trainer.max_completion_length, **measured}
     return Config(
         document=checker.document,
-        policy=_beside(data.get("policy") or {}, ("name",), checker.document.folder),
+        policy=_beside(data.get("policy") or {}, ("name", "model_name"), checker.document.folder),
         task=task,
         task_arguments=_beside(arguments, FILES, checker.document.folder),
         rewards=data["rewards"],
         trainer=trainer,
-        evaluate=measured,
+        evaluate=data.get("evaluate"),
         save=data.get("save"),
     )
 
@@ -208,7 +207,16 @@ class _Checker:
                 self.fault(*problem)
 
     def _evaluate(self, given: dict[str, Any]) -> None:
-        self._call(evaluate, given, ("evaluate",), "evaluate", GIVEN_BY_KIT["evaluate"])
+        """Each argument alone, those of the sampling among them, and where each holds, all of them together."""
+        before, key = len(self.faults), ("evaluate",)
+        drawn = {name: value for name, value in given.items() if name in SAMPLING}
+        others = {name: value for name, value in given.items() if name not in SAMPLING}
+        self._call(evaluate, others, key, "evaluate", GIVEN_BY_KIT["evaluate"])
+        not_drawn = [name for name in inspect.signature(Policy.generate).parameters if name not in SAMPLING]
+        self._call(Policy.generate, drawn, key, "evaluate", not_drawn)
+        if len(self.faults) == before:
+            with self._noted(key):
+                check_asked(**given)
 
     def _trainer(self, given: dict[str, Any]) -> None:
         """Each setting alone, and where each holds, all of them together."""

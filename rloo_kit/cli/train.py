@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rloo_kit.cli.shown import ConfigFile, Resume, Settings
+from rloo_kit.errors import ConfigError
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:
     from rloo_kit.cli.run import Run
+    from rloo_kit.cli.schema import Config
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
@@ -29,16 +32,42 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
 
     document.read(config, set_ or ())  # what is no YAML is said before seconds of imports
     prepare()
-    made = run.assembled(schema.load_config(config, set_ or ()))
+    checked = schema.load_config(config, set_ or ())
+    check_place(checked)
+    made = run.assembled(checked)
     processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
     if dry_run:
         processes.say(f"{made.config.resolved()}\n{made.first_prompt()}")
         return
+    trainer = made.trainer()  # what it refuses is said before anything is measured
     measure(made, "before")
-    trainer = made.trainer()
     trainer.train(resume_from_checkpoint=resume or None)
     measure(made, "after")
     save(made)
+
+
+def check_place(config: Config) -> None:
+    """Check that the adapter can be written where it is to be, before a run and not after it.
+
+    Raises:
+        ConfigError: a file, a folder that holds more than an adapter, or the run's own.
+    """
+    from rloo_kit.policy.folder import check_target
+
+    if config.save is None:
+        return
+    target, of_run = (
+        Path(os.path.realpath(os.path.expanduser(place)))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        for place in (config.save, str(config.trainer.output_dir))
+    )
+    where = config.document.where(("save",))
+    check_target(target, where)
+    if of_run.is_relative_to(target):
+        raise ConfigError(
+            "the run writes its checkpoints into this folder, and the adapter would replace them",
+            where=f"{where}; trainer.output_dir is {config.trainer.output_dir}",
+            todo="name a folder of its own, such as out/adapter",
+        )
 
 
 def measure(made: Run, when: str) -> None:

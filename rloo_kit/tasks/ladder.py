@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
@@ -203,6 +203,7 @@ def arithmetic(
     max_new_tokens: int = 256,
     n_prompts: int = 16,
     n_samples: int = 2,
+    chat_template_kwargs: dict[str, object] | None = None,
 ) -> Task:
     """Arithmetic at a level that the policy solves sometimes: RLOO learns nothing from always or never.
 
@@ -220,6 +221,7 @@ def arithmetic(
         seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.
         n_prompts, n_samples: prompts per level, and completions per prompt.
+        chat_template_kwargs: as the policy will be trained with: {"enable_thinking": False}.
 
     Raises:
         ConfigError: an unknown level, or no policy for ``"auto"``.
@@ -235,9 +237,8 @@ def arithmetic(
                 where="tasks.arithmetic, policy=None",
                 todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
             )
-        level = level_near_half(
-            lambda n: pass_rate(policy, n, n_prompts, n_samples, max_new_tokens, seed, correct, asks)
-        )
+        counts, template = (n_prompts, n_samples, max_new_tokens, seed), chat_template_kwargs
+        level = level_near_half(lambda n: pass_rate(policy, n, *counts, correct, asks, template))
     if level not in LEVELS:
         raise ConfigError(
             "there is no such level",
@@ -256,11 +257,13 @@ def pass_rate(
     seed: int,
     correct: Reward = WHOLE,
     asks: str = "",
+    template: dict[str, object] | None = None,
 ) -> PassRate:
     """The policy's pass rate over ``n_prompts * n_samples`` completions, sampled as its checkpoint is in training."""
     problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
     prompts, heat = [problem.prompt for problem in problems], policy.checkpoint.temperature
-    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, temperature=heat, seed=seed)
+    how: dict[str, Any] = {"temperature": heat, "seed": seed, "chat_template_kwargs": template}
+    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, **how)
     texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
     scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
     right = sum(score == 1.0 and said.finished for score, said in zip(scores, completions, strict=True))

@@ -33,7 +33,7 @@ def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder:
         "mine.yaml", ["trainer.max_steps=5", "evaluate.n=3", "rewards.0=task.correct"]
     )
     assert (config.trainer.max_steps, config.trainer.learning_rate) == (5, 1e-3)
-    assert config.evaluate == {"n": 3, "max_new_tokens": 8}, "as long as in training"
+    assert config.evaluate == {"n": 3}, "the rest is as in training"
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "again.yaml").write_text(config.resolved())
@@ -83,6 +83,20 @@ WRONG = {
     "rewards=[{a: 1, b: 2}]": ("this is no reward", "write a name"),
     "evaluate={sample: 3}": ("evaluate takes no sample", "did you mean samples?"),
     "evaluate=3": ("evaluate is a section", "write them under"),
+    "evaluate={n: many}": ("n must be a whole number of at least 1 or None", "leave n out"),
+    "evaluate={max_new_tokens: 0}": ("max_new_tokens must be a whole number of at least 1", "leave"),
+    "evaluate={samples: 8}": ("so 8 samples of a prompt would be one", "greedy=False"),
+    "evaluate={temperature: 0.6}": ("temperature would have no effect", "greedy=False"),
+    "evaluate={greedy: false, temperature: 0}": (
+        "temperature must be a finite number",
+        "leave temperature out",
+    ),
+    "evaluate={chat_template_kwargs: thinking}": ("chat_template_kwargs must be a dict", "leave"),
+    "evaluate={prompts: 3}": ("evaluate takes no prompts", "it takes"),
+    "rewards=[{rewards.weighted: {rewards: task.correct}}]": (
+        "rewards is a list of rewards, not 'task.correct'",
+        "write rewards: [...]",
+    ),
     "polcy=tiny": ("there is no section 'polcy'", "did you mean policy?"),
     "save=3": ("save is a folder", "write save: out/adapter"),
 }

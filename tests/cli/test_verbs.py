@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import rloo_kit
+from rloo_kit.cli import run
 from rloo_kit.policy import options
+from rloo_kit.tasks import ladder
 from tests.cli.conftest import Command
 from tests.conftest import ROOT, Script
 
@@ -106,6 +110,104 @@ def test_evaluate_measures_on_held_out_problems(
     result = command("evaluate", "mine.yaml", "-n", "3")
     assert "3, greedy" in result.output
     assert "accuracy" in result.output
+
+
+THINKING_OFF = "trainer.chat_template_kwargs={enable_thinking: false}"
+WARM = [
+    part
+    for one in ("temperature=0.7", "top_p=0.9", "top_k=20", "min_p=0.1")
+    for part in ("--set", f"trainer.{one}")
+]
+
+
+@pytest.fixture
+def asked(shared: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the policy is asked to generate."""
+    calls: list[dict[str, Any]] = []
+    generate = rloo_kit.Policy.generate
+
+    @functools.wraps(generate)
+    def noted(policy: rloo_kit.Policy, prompts: Any, **how: Any) -> Any:
+        calls.append(how)
+        return generate(policy, prompts, **how)
+
+    monkeypatch.setattr(rloo_kit.Policy, "generate", noted)
+    return calls
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_what_is_evaluated_is_what_is_trained(
+    verb: str, command: Command, folder: Path, asked: list[dict[str, Any]]
+) -> None:
+    measured = "evaluate={n: 2, greedy: false, samples: 2, top_k: 5}"
+    result = command(verb, "mine.yaml", "--set", THINKING_OFF, *WARM, "--set", measured)
+    assert result.exit_code == 0, result.stderr
+    as_trained = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_new_tokens": 8, "n": 2}
+    as_trained["chat_template_kwargs"] = {"enable_thinking": False}
+    for how in asked:
+        assert as_trained.items() <= how.items(), "top_k is the evaluation's own"
+    assert len(asked) == (2 if verb == "train" else 1)
+
+
+def test_greedy_evaluation_takes_the_template_alone(
+    command: Command, folder: Path, asked: list[dict[str, Any]]
+) -> None:
+    result = command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
+    assert result.exit_code == 0, result.stderr
+    (how,) = asked
+    assert how["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "temperature" not in how
+
+
+def test_a_level_is_looked_for_on_the_prompts_and_at_the_length_of_training(
+    command: Command, folder: Path, asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "LEVELS", {1: ladder.LEVELS[1]})
+    task = "task={arithmetic: {n_train: 8, n_held_out: 2, n_prompts: 2, n_samples: 1}}"
+    with pytest.warns(UserWarning, match="no level has a pass rate"):
+        result = command("train", "mine.yaml", "--dry-run", "--set", THINKING_OFF, "--set", task)
+    assert result.exit_code == 0, result.stderr
+    (how,) = asked
+    assert (how["chat_template_kwargs"], how["max_new_tokens"]) == ({"enable_thinking": False}, 8)
+
+
+def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
+    command: Command, folder: Path, asked: list[dict[str, Any]]
+) -> None:
+    result = command("train", "mine.yaml", "--set", "evaluate={n: 2}", "--set", "task.addition.n_train=1")
+    assert result.exit_code == 2
+    assert "one generation batch takes 2 prompts and the dataset has 1" in result.stderr
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("mine.py", "it is a file"),
+        (".", "in which this process works"),
+        ("run", "writes its checkpoints into"),
+    ],
+)
+def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
+    place: str, says: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "load_policy", lambda **given: pytest.fail("it was loaded"))
+    result = command("train", "mine.yaml", "--set", f"save={place}")
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert f"Where: --set save={place}" in result.stderr
+    assert "a folder of its own" in result.stderr
+
+
+def test_an_adapter_takes_the_place_of_the_policy_by_whichever_name_that_was_given(
+    command: Command, folder: Path, policy: rloo_kit.Policy
+) -> None:
+    policy.save("adapter")
+    text = Path("mine.yaml").read_text().replace("name: tiny", "model_name: tiny")
+    Path("mine.yaml").write_text(text)
+    result = command("evaluate", "mine.yaml", "--adapter", "adapter", "-n", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "\nadapter\n" in result.output
 
 
 def test_audit_fails_where_a_trick_is_paid(command: Command, folder: Path, shared: rloo_kit.Policy) -> None:

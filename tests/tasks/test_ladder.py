@@ -96,9 +96,13 @@ class Pupil:
 
     def __init__(self) -> None:
         self.temperatures: set[float] = set()
+        self.templates: list[object] = []
 
-    def generate(self, prompts: Sequence[Any], temperature: float, **settings: Any) -> list[SimpleNamespace]:
+    def generate(
+        self, prompts: Sequence[Any], temperature: float, chat_template_kwargs: object, **settings: Any
+    ) -> list[SimpleNamespace]:
         self.temperatures.add(temperature)
+        self.templates.append(chat_template_kwargs)
         questions = [prompt[0]["content"].removeprefix("What is ").rstrip("?") for prompt in prompts]
         return [SimpleNamespace(text=str(eval(question)), ids=(1,), finished=False) for question in questions]
 
@@ -117,6 +121,15 @@ def test_a_level_is_measured_at_the_temperature_that_suits_the_policy(name: str,
     pupil.checkpoint = CATALOGUE[name]
     ladder.pass_rate(pupil, 1, 4, 1, 24, seed=0)
     assert pupil.temperatures == {temperature}
+
+
+def test_a_level_is_measured_on_the_prompts_that_will_be_trained_on() -> None:
+    pupil: Any = Pupil()
+    off = {"enable_thinking": False}
+    with pytest.warns(UserWarning, match="raise max_new_tokens"):
+        tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8, chat_template_kwargs=off)
+    assert pupil.templates
+    assert all(template == off for template in pupil.templates)
 
 
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
