@@ -21,10 +21,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
+from rloo_kit import values
 from rloo_kit.catalogue import EOS_TEXTS
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
+from rloo_kit.values import Natural
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
@@ -181,7 +183,8 @@ def compare(
         tokens, chars: as in :class:`Comparison`.
 
     Raises:
-        ConfigError: they were measured with other rewards, weights, length limit or sampling.
+        ConfigError: they were measured with other rewards, weights, judge of answers, length limit or sampling, or a
+            number below 0.
         DatasetError: something that is not an evaluation, or two that are not of the same prompts.
     """
     for name, given in {"before": before, "after": after}.items():
@@ -191,6 +194,7 @@ def compare(
                 where=f"compare({name}={type(given).__name__})",
                 todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
             )
+    values.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
     _check_prompts(before, after)
     pairs = list(_paired(before, after))
@@ -202,12 +206,12 @@ def compare(
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
     first, second = (_settings_of(one) for one in (before, after))
-    for name in first.keys() & second.keys():
-        if first[name] != second[name]:
+    for name in first:
+        if name in second and first[name] != second[name]:
             raise ConfigError(
                 f"the two evaluations differ in {name}, so that their difference would not be the policy's",
                 where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
-                todo="evaluate both with the same rewards, weights, max_new_tokens and sampling",
+                todo="evaluate both with the same rewards, weights, correct, max_new_tokens and sampling",
             )
 
 
@@ -223,7 +227,7 @@ def _settings_of(evaluation: Evaluation) -> Mapping[str, object]:
         names = ("chat_template_kwargs",) if evaluation.greedy else SAMPLING
         found |= {name: given.get(name, defaults[name].default) for name in names}
     # Without reward functions there is no reward to compare.
-    return found | {name: given[name] for name in ("max_new_tokens", "rewards") if given.get(name)}
+    return found | {name: given[name] for name in ("max_new_tokens", "rewards", "correct") if given.get(name)}
 
 
 def _check_prompts(before: Evaluation, after: Evaluation) -> None:
@@ -323,7 +327,7 @@ def _shortened(text: str, chars: int) -> str:
     if len(text) <= chars:
         return text
     half = chars // 2
-    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+    return f"{text[:half]} … {len(text) - 2 * half} characters … {text[len(text) - half :]}"
 
 
 def wrapped(text: str, width: int) -> list[str]:

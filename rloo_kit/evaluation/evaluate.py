@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import rewards
 from rewards.answers import answer_reward
 from rewards.guard import call_reward
-from rewards.signature import Reward, judges_of
+from rewards.signature import Reward, judges_of, reward_name
 from rloo_kit import inputs, tasks, values
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
@@ -46,7 +46,8 @@ class Evaluation:
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
             accuracy's is Wilson's.
         correct: whether each completion asserts the row's answer, None where the row has none.
-        settings: what it was measured with: the weight of each reward function, the length limit and the sampling.
+        settings: what it was measured with: the weight of each reward function, the name of the one that tells right
+            from wrong, the length limit and the sampling.
             Two evaluations that differ in it are not compared.
     """
 
@@ -178,6 +179,7 @@ def evaluate(
         correct=tuple(right),
         settings={
             "rewards": dict(zip(scores, weights, strict=True)),
+            "correct": reward_name(correct) if correct is not None else None,
             "max_new_tokens": max_new_tokens,
             **generate,
         },

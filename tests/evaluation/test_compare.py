@@ -182,7 +182,9 @@ def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
 
 def measured(**changed: Any) -> Evaluation:
     """An evaluation with one reward, sampled, unless changed."""
-    settings = {"rewards": {"right": 1.0}, "max_new_tokens": 64, **changed.pop("settings", {})}
+    settings = {"rewards": {"right": 1.0}, "correct": "answer_reward", "max_new_tokens": 64} | {
+        **changed.pop("settings", {})
+    }
     return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
 
 
@@ -202,12 +204,24 @@ def measured(**changed: Any) -> Evaluation:
         ),
         ({"greedy": True}, "greedy=False before and True after"),
         ({"samples": 4}, "samples=1 before and 4 after"),
+        ({"settings": {"correct": "other"}}, "correct='answer_reward' before and 'other' after"),
     ],
 )
 def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}.*What to do: evaluate both with the same") as refused:
         compare(measured(), measured(**changed))
     assert len(str(refused.value).splitlines()) == 3
+
+
+def test_a_text_may_be_left_out_whole_and_numbers_below_0_are_refused() -> None:
+    before, after = (evaluation(("a", text * 9, 0.0)) for text in "xy")
+    for chars in (0, 1):
+        shown = compare(before, after, chars=chars).text(100)
+        assert " … 9 characters … " in shown
+        assert "x" * 9 not in shown
+    for given in ({"n": -1}, {"chars": -1}):
+        with pytest.raises(ConfigError, match="must be a whole number of at least 0"):
+            compare(before, after, **given)
 
 
 def test_what_makes_no_difference_is_compared() -> None:

@@ -305,6 +305,7 @@ def test_weights_may_be_an_array_and_no_rewards_none() -> None:
 def test_an_evaluation_says_what_it_was_measured_with() -> None:
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
     result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
-    assert result.settings == {"rewards": {"reward": 2.0}, "max_new_tokens": 64, "temperature": 0.7}
+    by = {"rewards": {"reward": 2.0}, "correct": "answer_reward"}
+    assert result.settings == {**by, "max_new_tokens": 64, "temperature": 0.7}
     plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
     assert plain.settings["rewards"] == {"reward": 1.0}
