@@ -95,7 +95,8 @@ def load_policy(
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = source.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
-    _check_no_adapter(found, asked)
+    if found.is_adapter:
+        _check_adapter(found, asked)
     with (
         source.portable(found.path) as path,
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
@@ -131,12 +132,19 @@ def _longest(trained: int | None, asked: Asked) -> int:
     return longest
 
 
-def _check_no_adapter(found: source.Source, asked: Asked) -> None:
-    if found.is_adapter and asked.lora is None:
+def _check_adapter(found: source.Source, asked: Asked) -> None:
+    """That a saved adapter is not asked to be another one: refused, or said to have no effect."""
+    if asked.lora is None:
         raise ConfigError(
             "an adapter is a LoRA, and full_finetuning trains the weights below it",
             where=f"load_policy({os.fspath(asked.name or '')!r}, full_finetuning=True)",
             todo="load_policy(that folder).save_merged('out/merged'), and train out/merged",
+        )
+    if idle := source.other_lora(found.path, asked.lora):
+        kept = ", ".join(f"{name}={value}" for name, value in idle.items())
+        processes.warn(
+            f"{' and '.join(idle)} of load_policy: no effect, since the saved adapter keeps its own: {kept}.",
+            stacklevel=4,  # past ``recorded``
         )
 
 

@@ -305,7 +305,8 @@ class Policy:
 
         Raises:
             PolicyNotFoundError: the base's weights in 16 bit are neither on this machine nor on the hub.
-            ConfigError, NonFiniteError, RunFolderError: as :meth:`save`.
+            ConfigError: a base, where all weights were trained; or as :meth:`save`.
+            NonFiniteError, RunFolderError: as :meth:`save`.
         """
 
         def weights(place: Path) -> None:
@@ -316,6 +317,12 @@ class Policy:
                 self._write_own(Path(scratch))
                 export.write_in_16_bit(export.merged(Path(scratch), found), place)
 
+        if base and not self.has_lora:
+            raise ConfigError(
+                "all weights were trained, so there is no base to merge them into",
+                where=f"Policy.save_merged({os.fspath(folder)!r}, base={os.fspath(base)!r})",
+                todo="leave base out",
+            )
         found = os.fspath(base) if base else ""
         if self.has_lora and not found:
             config = self.model.peft_config["default"]
@@ -342,7 +349,7 @@ class Policy:
             base: as for :meth:`save_merged`.
 
         Raises:
-            ConfigError: an unknown quantization, or llama.cpp cannot convert this model.
+            ConfigError: an unknown quantization, a folder's name, or llama.cpp cannot convert this model.
             PolicyNotFoundError: no converter, with the commands that bring it; or as :meth:`save_merged`.
         """
         export.check_quantization(quantization)
@@ -350,6 +357,12 @@ class Policy:
         if quantization not in export.BY_CONVERTER:
             export.quantizer(llama_cpp)
         target = Path(os.path.expanduser(file))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        if target.is_dir():
+            raise ConfigError(
+                "it is a folder, and a GGUF is one file",
+                where=f"Policy.save_gguf({os.fspath(file)!r})",
+                todo=f"name a file in it: {target.name}/policy.gguf",
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
             made = Path(scratch) / target.name

@@ -22,6 +22,7 @@ from rloo_kit.memory import planning
 from rloo_kit.policy import hub
 from rloo_kit.policy.expanded import Expanded
 from rloo_kit.policy.folder import ADAPTER_CONFIG, check_whole
+from rloo_kit.policy.options import DEFAULTS, Lora
 from rloo_kit.policy.smollm2 import SMOLLM2
 from rloo_kit.policy.tiny import TINY
 
@@ -178,6 +179,16 @@ def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTraine
 def made_here(base: str) -> str | None:
     """The catalogue entry that a base is, made on this machine or another; None for any other base."""
     return next((name for name, made in MADE_HERE.items() if made.made(base)), None)
+
+
+def other_lora(folder: str, asked: Lora) -> dict[str, Any]:
+    """What a saved adapter has otherwise than asked for, by ``load_policy``'s names; its defaults ask for nothing."""
+    config = _read(Path(folder) / ADAPTER_CONFIG)
+    named = {"lora_rank": "r", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
+    own = {name: config[of_peft] for name, of_peft in named.items() if of_peft in config}
+    wanted = {"lora_rank": asked.rank, "lora_alpha": asked.alpha, "use_rslora": asked.rank_stabilised}
+    idle = DEFAULTS | {"lora_alpha": asked.rank}
+    return {name: value for name, value in own.items() if wanted[name] not in (value, idle[name])}
 
 
 @contextlib.contextmanager

@@ -53,6 +53,8 @@ def test_a_four_bit_policy_is_merged_into_its_base_in_16_bit(policy: Any, tmp_pa
 
 def test_a_policy_whose_weights_are_all_trained_is_merged_by_rounding(tmp_path: Path) -> None:
     policy = rloo_kit.load_policy("tiny", full_finetuning=True)
+    with pytest.raises(ConfigError, match=r"no base to merge them into[\s\S]*base='mine'"):
+        policy.save_merged(tmp_path / "merged", base="mine")
     folder = policy.save_merged(tmp_path / "merged")
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     back = rloo_kit.load_policy(folder, full_finetuning=True, dtype="auto")
@@ -113,6 +115,8 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     if os.name == "posix":
         policy.save_gguf(file, quantization="q4_k_m", llama_cpp=tmp_path)
         assert file.read_text().startswith("Q4_K_M\nbf16 of ")
+    with pytest.raises(ConfigError, match=r"it is a folder[\s\S]*name a file in it: out/policy\.gguf"):
+        policy.save_gguf(file.parent, llama_cpp=tmp_path)
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
         policy.save_gguf(file, quantization="f32", llama_cpp=tmp_path)
     assert [path.name for path in file.parent.iterdir()] == ["policy.gguf"]

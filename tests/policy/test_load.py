@@ -1,5 +1,6 @@
 """load_policy: what a loaded policy is, and what the error says where it does not fit."""
 
+import warnings
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,21 @@ def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any
         reloaded = rloo_kit.load_policy(policy.save(tmp_path / "adapter"), max_seq_length=10**6)
     assert reloaded.generate(prompts, **SHORT) == saved
     assert reloaded.model.max_seq_length == policy.model.config.max_position_embeddings
+
+
+def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_own(
+    policy: Any, tmp_path: Path
+) -> None:
+    folder = policy.save(tmp_path / "adapter")
+    with pytest.warns(UserWarning, match=r"lora_rank of load_policy: no effect.*: lora_rank=16\.") as said:
+        assert rloo_kit.load_policy(folder, lora_rank=8).model.peft_config["default"].r == 16
+    assert said[0].filename == __file__
+    own = policy.model.peft_config["default"].lora_alpha
+    same = {"lora_rank": 16, "lora_alpha": own, "use_rslora": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        rloo_kit.load_policy(folder, **same)
+        rloo_kit.load_policy(folder)
 
 
 @pytest.mark.parametrize(
