@@ -93,6 +93,20 @@ def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document
     return document
 
 
+def written(data: dict[str, Any]) -> str:
+    """Values as YAML."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+
+
+def is_written(file: Path) -> bool:
+    """Whether a file is as :func:`written` makes it, so that no comment and no other text is lost with it."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        return written(yaml.safe_load(text)) == text
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+
+
 def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")

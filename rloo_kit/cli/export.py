@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
+from rloo_kit.cli.document import written
 from rloo_kit.errors import ConfigError
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
@@ -91,9 +91,7 @@ def as_yaml(found: dict[str, Any], run: Path, functions: str) -> str:
     notes += [f"Not in it: {note}." for note in found["notes"]]
     notes += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
     head = "".join(f"# {note}\n" for note in notes)
-    return head + yaml.safe_dump(
-        config | {"trainer": trainer}, sort_keys=False, allow_unicode=True, width=110
-    )
+    return head + written(config | {"trainer": trainer})
 
 
 def renamed(entry: Any, file: str, now: str) -> Any:

@@ -24,11 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rloo_kit import tasks
 from rloo_kit.cli import calls
-from rloo_kit.cli.document import Document, Key, read
+from rloo_kit.cli.document import Document, Key, read, written
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.evaluation.compare import SAMPLING
 from rloo_kit.evaluation.evaluate import check_asked, evaluate
@@ -79,7 +77,7 @@ class Config:
         data = {name: self.document.data[name] for name in SECTIONS if name in self.document.data}
         data |= {"policy": self.policy, "task": {self.task: self.task_arguments}}
         data["rewards"] = [absolute(entry, self.document.folder) for entry in self.rewards]
-        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+        return written(data)
 
 
 def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:

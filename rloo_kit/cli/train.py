@@ -47,26 +47,36 @@ def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, re
 
 
 def check_place(config: Config) -> None:
-    """Check that the adapter can be written where it is to be, before a run and not after it.
+    """Check that adapter and configuration can be written where they are to be, before a run and not after it.
 
     Raises:
-        ConfigError: a file, a folder that holds more than an adapter, or the run's own.
+        ConfigError: a file, a folder that holds more than an adapter, or the run's own; or there is a file of another
+            kind where the configuration goes.
     """
+    from rloo_kit.cli import document
     from rloo_kit.policy.folder import check_target
 
     if config.save is None:
         return
-    target, of_run = (
-        Path(os.path.realpath(os.path.expanduser(place)))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    named, of_run = (
+        os.path.expanduser(place)  # noqa: PTH111 - Path.expanduser raises for an unknown user
         for place in (config.save, str(config.trainer.output_dir))
     )
+    target = Path(os.path.realpath(named))
     where = config.document.where(("save",))
     check_target(target, where)
-    if of_run.is_relative_to(target):
+    if Path(os.path.realpath(of_run)).is_relative_to(target):
         raise ConfigError(
             "the run writes its checkpoints into this folder, and the adapter would replace them",
             where=f"{where}; trainer.output_dir is {config.trainer.output_dir}",
             todo="name a folder of its own, such as out/adapter",
+        )
+    beside = Path(f"{named}.yaml")
+    if beside.exists() and not document.is_written(beside):
+        raise ConfigError(
+            f"the configuration as it was run is written to {beside.name}, which would be lost",
+            where=f"{where}; {beside} is there, and not by a run",
+            todo="name another folder, such as out/adapter",
         )
 
 

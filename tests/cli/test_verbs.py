@@ -186,6 +186,7 @@ def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
         ("mine.py", "it is a file"),
         (".", "in which this process works"),
         ("run", "writes its checkpoints into"),
+        ("mine", "is written to mine.yaml, which would be lost"),
     ],
 )
 def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
@@ -196,7 +197,7 @@ def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
     assert result.exit_code == 2
     assert says in result.stderr
     assert f"Where: --set save={place}" in result.stderr
-    assert "a folder of its own" in result.stderr
+    assert "such as out/adapter" in result.stderr
 
 
 def test_an_adapter_takes_the_place_of_the_policy_by_whichever_name_that_was_given(
