@@ -145,8 +145,9 @@ class _Checker:
             if not data.get(name):
                 self.fault((name,), f"the configuration names no {name}", f"add a section '{name}:'")
         for name in ("policy", "trainer", "evaluate"):
-            if not isinstance(data.get(name) or {}, dict):
-                self.fault((name,), f"{name} is a section of names and values", f"write them under '{name}:'")
+            if not isinstance(data.get(name), dict | None):
+                todo = f"write them under '{name}:', or leave it out for none"
+                self.fault((name,), f"{name} is a section of names and values", todo)
             elif check := getattr(self, f"_{name}"):
                 check(data.get(name) or {})
         self._task(data.get("task"))

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isfunction
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import rewards
@@ -283,6 +282,8 @@ def score(
 
     A conversational prompt gets its completion as ``[{"role": "assistant", "content": text}]``, as TRL does.
     """
+    from transformers import TrainerState
+
     texts = [
         c.text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": c.text}]
         for row, c in zip(rows, completions, strict=True)
@@ -292,7 +293,7 @@ def score(
         "prompts": [row["prompt"] for row in rows],
         "completions": texts,
         "completion_ids": [list(c.ids) for c in completions],
-        "trainer_state": SimpleNamespace(global_step=0, max_steps=0, epoch=0.0),
+        "trainer_state": TrainerState(epoch=0.0),
         "log_extra": lambda column, values: None,
         "log_metric": lambda name, value: None,
     }

@@ -83,6 +83,8 @@ WRONG = {
     "rewards=[{a: 1, b: 2}]": ("this is no reward", "write a name"),
     "evaluate={sample: 3}": ("evaluate takes no sample", "did you mean samples?"),
     "evaluate=3": ("evaluate is a section", "write them under"),
+    "evaluate=false": ("evaluate is a section", "leave it out for none"),
+    "policy=0": ("policy is a section", "leave it out for none"),
     "evaluate={n: many}": ("n must be a whole number of at least 1 or None", "leave n out"),
     "evaluate={max_new_tokens: 0}": ("max_new_tokens must be a whole number of at least 1", "leave"),
     "evaluate={samples: 8}": ("so 8 samples of a prompt would be one", "greedy=False"),

@@ -295,6 +295,14 @@ def test_rewards_get_the_columns_that_they_get_in_training() -> None:
     assert "completion" not in seen
 
 
+def test_a_reward_may_read_all_of_the_trainers_state() -> None:
+    def reward(completions: object, trainer_state: Any, **kwargs: object) -> list[float]:
+        assert (trainer_state.global_step, trainer_state.log_history) == (0, [])
+        return [trainer_state.epoch / (trainer_state.max_steps or 1)] * 4
+
+    assert evaluate(scripted(*"1234"), QUESTIONS, reward).rewards == (0.0,) * 4
+
+
 def test_weights_may_be_an_array_and_no_rewards_none() -> None:
     weights: Any = np.array([1.0, 0.5])
     both = [returns(1.0, 1.0, 1.0, 1.0), returns(1.0, 1.0, 1.0, 1.0)]
