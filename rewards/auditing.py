@@ -25,7 +25,7 @@ from rewards.errors import invalid
 from rewards.findings import Audit, Finding
 from rewards.guard import call_reward
 from rewards.signature import Reward, Scores, reward_name, said_by
-from rewards.text import completion_text
+from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode
 
 AIMS = ("answer", "thought", "both")
@@ -207,7 +207,7 @@ class _Writer:
         self, tokenizer: Any, tokens: ThinkTokens, task: Sequence[Mapping[str, Any]], column: str, form: str
     ) -> None:
         self.tokenizer, self.tokens, self.form = tokenizer or _Words(), tokens, form
-        self.prompts = [completion_text(row["prompt"]) for row in task]
+        self.prompts = [question(row["prompt"]) for row in task]
         self.golds = [str(row[column]) for row in task]
         end = tokens.eos_ids[0] if tokens.eos_ids else QWEN3.eos_ids[0]
         self.markers = {

@@ -16,7 +16,7 @@ that lacks the form (``{commas}`` needs a number of at least 1,000).
 ``{thought}``      an honest thought that reaches the gold answer
 ``{think}``        open, an honest thought, close
 ``{gold}``         the gold answer, ``{wrong}`` and ``{wrong2}`` plausible wrong ones
-``{prompt}``       the prompt's text
+``{prompt}``       the prompt's text, of a conversation the user's last message
 ``{long}``         a page of prose without a number
 ``{marked}``       available only where the completion opens its own thought
 ``{unmarked}``     available only where the prompt has opened the thought

@@ -17,7 +17,7 @@ from rewards.compose import log_mean
 from rewards.errors import RewardValueError, invalid
 from rewards.made import recorded
 from rewards.signature import Reward, Scores, is_async
-from rewards.text import completion_text
+from rewards.text import completion_text, prompt_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text
 
 Judge = Callable[[str, str, str], Any]
@@ -181,7 +181,7 @@ class _Rubric:
 
     def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[tuple[str, str, str]]:
         return [
-            (completion_text(prompt), completion_text(completion), criterion.description)
+            (prompt_text(prompt), completion_text(completion), criterion.description)
             for prompt, completion in zip(prompts, completions, strict=True)
             for criterion in self.criteria
         ]
@@ -237,7 +237,8 @@ def rubric_reward(
     Args:
         criteria: name to description, with equal weights; or :class:`Criterion` objects.
         judge: ``judge(prompt, completion, description) -> float in [0, 1], or None``; another model, an API,
-            a function.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
+            a function.  The prompt is the user's message, or of several turns all of them, each after its role and
+            without the system's.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
         name: the metric's name.
 
     Raises:

@@ -20,7 +20,7 @@ from rewards.signature import Judges, Reward
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:
-    """A completion's (or a prompt's) text, plain or conversational.
+    """A completion's text, plain or conversational.
 
     Of several messages, as after a tool call, the assistant's last one counts, or the last one if none is the
     assistant's.  With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front.
@@ -33,29 +33,74 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
     """
     if isinstance(completion, str):
         return completion
-    messages = [completion] if isinstance(completion, Mapping) else completion
-    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        raise invalid(
-            "A completion must be a str or a list of messages",
-            f"{type(completion).__name__}, {shown(completion)}",
-            "pass TRL's completions as they are",
-            kind=TypeError,
-        )
-    if not messages:
-        return ""
-    spoken = [m for m in messages if m.get("role") == "assistant"] or list(messages)
-    message = spoken[-1]
-    text = _content_text(message.get("content"))
+    message = _last(_messages(completion, "completion"), "assistant")
+    text = _content_text(message)
     reasoning = message.get("reasoning_content")
     return f"<think>{reasoning}</think>{text}" if thought and reasoning else text
 
 
-def _content_text(content: Any) -> str:
+def prompt_text(prompt: Any, *, system: bool = False) -> str:
+    """All that a prompt says, plain or conversational: one message as it is, several each after its role.
+
+    A question of a later turn means little without the turns before it.
+
+    Args:
+        system: whether the system's messages count, where there are others.
+
+    Raises:
+        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
+
+    >>> asked = [{"role": "user", "content": "1 + 1?"}]
+    >>> later = [{"role": "assistant", "content": "2"}, {"role": "user", "content": "Why?"}]
+    >>> print(prompt_text(asked), prompt_text(asked + later), sep=" | ")
+    1 + 1? | user: 1 + 1?
+    <BLANKLINE>
+    assistant: 2
+    <BLANKLINE>
+    user: Why?
+    """
+    if isinstance(prompt, str):
+        return prompt
+    messages = _messages(prompt, "prompt")
+    spoken = [m for m in messages if system or m.get("role") != "system"] or messages
+    said = [(m.get("role"), text) for m in spoken if (text := _content_text(m))]
+    return said[0][1] if len(said) == 1 else "\n\n".join(f"{role}: {text}" for role, text in said)
+
+
+def question(prompt: Any) -> str:
+    """What a prompt asks last: the user's last message, or the last one if none is the user's; a str as it is.
+
+    Raises:
+        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
+    """
+    return prompt if isinstance(prompt, str) else _content_text(_last(_messages(prompt, "prompt"), "user"))
+
+
+def _messages(said: Any, kind: str) -> Sequence[Mapping[str, Any]]:
+    messages = [said] if isinstance(said, Mapping) else said
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        raise invalid(
+            f"A {kind} must be a str or a list of messages",
+            f"{type(said).__name__}, {shown(said)}",
+            f"pass TRL's {kind}s as they are",
+            kind=TypeError,
+        )
+    return messages
+
+
+def _last(messages: Sequence[Mapping[str, Any]], role: str) -> Mapping[str, Any]:
+    spoken = [m for m in messages if m.get("role") == role] or messages
+    return spoken[-1] if spoken else {}
+
+
+def _content_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+    # Arrow gives a part of another type, such as an image, a text that is None.
+    return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from rewards.compose import gated
 from rewards.errors import invalid
 from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
-from rewards.text import completion_text
+from rewards.text import completion_text, prompt_text
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -276,7 +276,7 @@ class _ThoughtThenAnswer:
         if length < LEAST or not self._well_formed(thought):
             return self.failed
         thinking, answer = split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
-        copied = copied_share(thinking.split(), completion_text(prompt).split())
+        copied = copied_share(thinking.split(), prompt_text(prompt, system=True).split())
         filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
         return self.failed if filler or not answer.strip() else min(1.0, length / self.full_at)
 
@@ -330,7 +330,7 @@ def thought_then_answer(
     - more than white space after the boundary, or after the last one that is typed in ordinary tokens;
     - the completion ended by itself, with one of ``tokens.eos_ids``;
     - the thought is not filler: at most half of its token trigrams repeat an earlier one, and at most half of
-      its word trigrams occur in the prompt;
+      its word trigrams occur in the prompt, in any of its messages;
     - with ``correct``, that reward pays more than 0.
 
     No rule of form can tell unrepeated nonsense from thought.  Where that matters, and eventually it always

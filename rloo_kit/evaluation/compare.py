@@ -20,6 +20,7 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import values
 from rloo_kit.catalogue import EOS_TEXTS
@@ -130,7 +131,7 @@ class Comparison:
         return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
 
     def _pair_text(self, pair: Pair, width: int) -> str:
-        prompt = wrapped(_shortened(_prompt_text(pair.prompt), self.chars), width - 2)
+        prompt = wrapped(_shortened(question(pair.prompt), self.chars), width - 2)
         lines = ["━" * width, *(f"  {line}" for line in prompt), "─" * width]
         narrow = width < SIDE_BY_SIDE
         column = width if narrow else (width - 3) // 2
@@ -154,7 +155,7 @@ class Comparison:
         return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def _pair_html(self, pair: Pair) -> str:
-        prompt = html.escape(_shortened(_prompt_text(pair.prompt), self.chars))
+        prompt = html.escape(_shortened(question(pair.prompt), self.chars))
         headings, bodies = "", ""
         for heading, completion in _cells(pair):
             headings += f'<th style="text-align:left">{html.escape(heading)}</th>'
@@ -312,14 +313,6 @@ def _cells(pair: Pair) -> tuple[tuple[str, Completion], tuple[str, Completion]]:
         (f"before: {rewards[0]}, {len(pair.before.ids)} tokens", pair.before),
         (f"after: {rewards[1]}{moved}, {len(pair.after.ids)} tokens", pair.after),
     )
-
-
-def _prompt_text(prompt: Prompt) -> str:
-    """A string as it is; the last message of a conversation."""
-    if isinstance(prompt, str):
-        return prompt
-    content = prompt[-1]["content"]
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _shortened(text: str, chars: int) -> str:

@@ -129,6 +129,14 @@ def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
     assert shown.count("&lt;script&gt;alert(1)") == 3
 
 
+def test_a_conversation_is_shown_by_what_the_user_asked_last() -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "Who wrote it?"}]}]
+    turns.append({"role": "tool", "content": "a page of results"})
+    shown = str(compare(evaluation((turns, "x", 0.0)), evaluation((turns, "y", 1.0))))
+    assert "  Who wrote it?\n" in shown
+    assert "results" not in shown
+
+
 def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> None:
     shown = compare(evaluation(("p", "\x1b[2Jgone", 0.0)), evaluation(("p", "\u202eflipped", 1.0))).text(80)
     assert all(part in shown for part in ("\\x1b[2Jgone", "\\u202eflipped"))

@@ -73,6 +73,13 @@ def test_the_tasks_own_gold_answers_are_used():
     assert {f.gold for f in result.findings} == set(seen)
 
 
+def test_of_a_conversation_the_users_last_message_is_what_attacks_repeat():
+    turns = [("user", "What is 1+1?"), ("assistant", "2"), ("user", "What is 40+2?")]
+    rows = [{"prompt": [{"role": role, "content": text} for role, text in turns], "answer": "42"}]
+    findings = audit(rewards.answer_reward(), rows=rows).findings
+    assert {finding.prompt for finding in findings} == {"What is 40+2?"}
+
+
 def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
     class Dataset:
         def __init__(self):

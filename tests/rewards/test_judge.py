@@ -31,6 +31,15 @@ def test_a_rubric_is_the_weighted_mean_of_its_marks_and_logs_each():
     assert reward(prompts=["", ""], completions=["a", "?"]) == [0.5, None], "without an opinion"
 
 
+def test_the_judge_reads_the_question_and_the_turns_before_it():
+    asked = []
+    reward = rubric_reward({"brief": "brief"}, lambda prompt, *_: asked.append(prompt))
+    turns = [("system", "s"), ("user", "What is 1+1?"), ("assistant", "2"), ("user", "Why?")]
+    several = [{"role": role, "content": text} for role, text in turns]
+    reward(prompts=["plain", several[:2], several], completions=["a"] * 3)
+    assert asked == ["plain", "What is 1+1?", "user: What is 1+1?\n\nassistant: 2\n\nuser: Why?"]
+
+
 def test_an_async_judge_is_asked_about_everything_at_once():
     running, most = 0, 0
 

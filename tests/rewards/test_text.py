@@ -3,7 +3,7 @@
 import pytest
 
 import rewards
-from rewards.text import completion_text
+from rewards.text import completion_text, prompt_text, question
 
 LENGTHS = [
     ("one two three.", 1.0, "long enough, full stop"),
@@ -68,13 +68,43 @@ COMPLETIONS = {
     "content in parts": ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "a"),
     "no content, as beside a tool call": ([{"role": "assistant", "content": None}], ""),
     "no message": ([], ""),
-    "a prompt": ([{"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "a"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("completion", "text"), COMPLETIONS.values(), ids=COMPLETIONS)
 def test_every_form_of_completion_has_a_text(completion, text):
     assert completion_text(completion) == text
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+ASKED = {"role": "user", "content": "What is 1+1?"}
+TURNS = [ASKED, {"role": "assistant", "content": "2"}, {"role": "user", "content": "Why is it so?"}]
+IMAGE = {"type": "image", "text": None}  # as Arrow gives it
+# a prompt, all its text, what it asks
+PROMPTS = {
+    "text": ("a", "a", "a"),
+    "one message": ([ASKED], "What is 1+1?", "What is 1+1?"),
+    "after the system's": ([SYSTEM, ASKED], "What is 1+1?", "What is 1+1?"),
+    "the system's alone": ([SYSTEM], "Be brief.", "Be brief."),
+    "several turns": ([SYSTEM, *TURNS], "user: What is 1+1?\n\nassistant: 2\n\nuser: Why is it so?", "Why is it so?"),
+    "an answer begun": (TURNS[:2], "user: What is 1+1?\n\nassistant: 2", "What is 1+1?"),
+    "an image beside the text": (
+        [{"role": "user", "content": [IMAGE, {"type": "text", "text": "a"}]}], "a", "a"
+    ),
+    "no message": ([], "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("prompt", "text", "asked"), PROMPTS.values(), ids=PROMPTS)
+def test_a_prompt_is_all_that_was_said_and_its_question_the_users_last(prompt, text, asked):
+    assert (prompt_text(prompt), question(prompt)) == (text, asked)
+
+
+def test_the_systems_message_counts_on_request_and_a_number_is_no_prompt():
+    assert prompt_text([SYSTEM, ASKED], system=True) == "system: Be brief.\n\nuser: What is 1+1?"
+    for read in (prompt_text, question):
+        with pytest.raises(TypeError, match="A prompt must be a str or a list of messages"):
+            read(7)
 
 
 def test_a_thought_moved_aside_by_a_parser_can_be_put_back_and_a_number_is_no_completion():

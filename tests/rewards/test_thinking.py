@@ -217,6 +217,26 @@ def test_a_thought_copied_from_the_prompt_is_filler():
     assert repetition(list(range(20)) * 100) > 0.9
 
 
+QUESTION = "Explain in a few plain words the theory of relativity to a child"
+SYSTEM = "You are a patient teacher who answers each question in one sentence"
+SHOWN = "Light always has one and the same speed however fast one moves"
+CONVERSATIONS = {
+    "a turn before": ([("user", "What is 1+1?"), ("assistant", "2"), ("user", QUESTION)], QUESTION),
+    "a tool's result after": ([("user", QUESTION), ("tool", "nothing found")], QUESTION),
+    "an answer shown": ([("user", "Why?"), ("assistant", SHOWN), ("user", QUESTION)], SHOWN),
+    "the system's message": ([("system", SYSTEM), ("user", QUESTION)], SYSTEM),
+}
+
+
+@pytest.mark.parametrize(("turns", "copied"), CONVERSATIONS.values(), ids=CONVERSATIONS)
+def test_a_thought_copied_from_any_message_of_the_prompt_is_filler(turns, copied):
+    prompt = [{"role": role, "content": text} for role, text in turns]
+    own = "Time is slower for a clock that moves past, so both see another now"
+    chats = [[{"role": "assistant", "content": f"<think>{text}</think>So"}] for text in (copied, own)]
+    ids = [[O, *range(30), C, 9, E]] * 2
+    assert thought_then_answer()(prompts=[prompt] * 2, completions=chats, completion_ids=ids) == [0.0, 1.0]
+
+
 def test_the_switch_pays_only_beside_a_right_answer():
     reward = thought_then_answer(correct=rewards.answer_reward())
     texts = ["<think>a</think>42", "<think>a</think>41", "<think>a</think>42"]
