@@ -18,10 +18,15 @@ import re
 import selectors
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
+
+from rewards.errors import RewardCallError
 
 Pair = tuple[str, str]
 
@@ -51,20 +56,24 @@ def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
 
 
 def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
-    """The same for many pairs of gold answer and answer, in parallel, each with its own time; all are remembered.
+    """The same for many pairs of gold answer and answer, in parallel, each with its own time.
+
+    Verdicts are remembered; a pair that took too long has none, and is False this time.
 
     Raises:
         ImportError: math-verify is not installed.
+        RewardCallError: its process ends without an answer, also when started again.
     """
-    wanted = list(dict.fromkeys(pairs))
-    todo = [pair for pair in wanted if pair not in _verdicts]
+    found = {pair: _verdicts.get(pair) for pair in pairs}
+    todo = [pair for pair, verdict in found.items() if verdict is None]
     if todo:
         with _lock:
-            _verdicts.update(zip(todo, _server.grade(todo, timeout), strict=True))
-    result = {pair: _verdicts[pair] for pair in wanted}
-    while len(_verdicts) > KEPT:  # the oldest first
-        del _verdicts[next(iter(_verdicts))]
-    return result
+            given = dict(zip(todo, _server.grade(todo, timeout), strict=True))
+            _verdicts.update({pair: verdict for pair, verdict in given.items() if verdict is not None})
+            while len(_verdicts) > KEPT:  # the oldest first
+                del _verdicts[next(iter(_verdicts))]
+        found |= given
+    return {pair: verdict is True for pair, verdict in found.items()}
 
 
 class _Server:
@@ -73,49 +82,77 @@ class _Server:
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
         self.owner = 0
+        self.errors: IO[bytes] | None = None
+        self.said = ""
 
-    def grade(self, pairs: Sequence[Pair], timeout: float) -> list[bool]:
-        for _ in range(2):
-            try:
-                return self._ask(pairs, timeout)
-            except (OSError, ValueError):
-                self.stop()
-        return [False] * len(pairs)
+    def grade(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
+        """The verdict on each pair, None for one that took too long."""
+        try:
+            return self._ask(pairs, timeout)
+        except (OSError, ValueError):  # it may have died since the last request
+            pass
+        try:
+            return self._ask(pairs, timeout)
+        except (OSError, ValueError) as error:
+            raise RewardCallError(
+                f"The process that runs math-verify ended without an answer: {self.said or error}",
+                reward_name="answer_reward",
+                todo="see that memory is free and that a new Python process can import math_verify, "
+                "then train(resume_from_checkpoint=True)",
+            ) from error
 
-    def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool]:
-        process = self._running()
-        assert process.stdin
-        assert process.stdout
-        process.stdin.write(json.dumps([timeout, pairs]) + "\n")
-        process.stdin.flush()
-        answers = json.loads(process.stdout.readline())
-        if len(answers) != len(pairs):
-            raise ValueError("the server answered something else")
-        return [answer is True for answer in answers]
+    def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
+        try:
+            process = self._running()
+            assert process.stdin
+            assert process.stdout
+            process.stdin.write(json.dumps([timeout, pairs]) + "\n")
+            process.stdin.flush()
+            answers: list[bool | None] = json.loads(process.stdout.readline())
+            if len(answers) != len(pairs):
+                raise ValueError("it answered something else")
+        except BaseException:
+            self.stop()  # an answer still to come would be taken for the next request's
+            raise
+        return answers
 
     def _running(self) -> subprocess.Popen[str]:
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
             import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
-            self.owner = os.getpid()
-            paths = [str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")]
+            self.stop()
+            self.owner, self.errors = os.getpid(), tempfile.TemporaryFile()  # noqa: SIM115 - stop closes it
+            # Without "", the folder it was started in, whose files may be called as modules are.
+            paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", "from rewards.algebra import serve; serve()"],
+                [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self.errors,
                 text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
         return self.process
 
     def stop(self) -> None:
+        """End it, and keep the last line that it wrote to standard error."""
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
-        self.process = None
+            self.said = _last_line(self.errors)
+        if self.errors is not None:
+            self.errors.close()
+        self.process = self.errors = None
 
 
+def _last_line(file: IO[bytes] | None) -> str:
+    if file is None:
+        return ""
+    file.seek(0)
+    lines = file.read().decode(errors="replace").split("\n")
+    return next(filter(str.strip, reversed(lines)), "")
+
+
+_SERVE = "from rewards.algebra import serve; serve()"
 _verdicts: dict[Pair, bool] = {}
 _server, _lock = _Server(), threading.Lock()
 atexit.register(_server.stop)
@@ -127,14 +164,18 @@ atexit.register(_server.stop)
 def serve() -> None:
     """Answer requests on standard input, a line each, until it closes."""
     logging.disable(logging.CRITICAL)
-    # Imports and parser tables, which no child then pays for.
-    _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}")
+    warnings.simplefilter("ignore")
+    # Imports and parser tables, which no child then pays for.  A parser that fails reads nothing, and raises nothing.
+    if not _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"):
+        sys.exit(
+            "math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2] anew"
+        )
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
         print(json.dumps(_graded(pairs, timeout)), flush=True)
 
 
-def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
+def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool | None]:
     """A slice for each pair, then the whole time for those that need it: one hard pair keeps none from its slice.
 
     Time is that on a core, so that a busy machine refuses nothing that a quiet one accepts.
@@ -143,11 +184,11 @@ def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool]:
     verdicts = _round(todo, SLICE * timeout, (len(pairs) + 10) * timeout)
     slow = {index: pair for index, pair in todo.items() if index not in verdicts}
     verdicts |= _round(slow, timeout, BUDGET * timeout)
-    return [verdicts.get(index, False) for index in todo]
+    return [verdicts.get(index) for index in todo]
 
 
 def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -> dict[int, bool]:
-    """The verdict on each pair whose child was not killed, for its own time or the round's, both on a core."""
+    """The verdict on each pair whose child reached one in its own time and the round's, both on a core."""
     verdicts: dict[int, bool] = {}
     waiting = list(pairs.items())[::-1]
     running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, pid, start
@@ -164,7 +205,8 @@ def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -
             for pipe, (index, pid, start) in list(running.items()):
                 spent = _on_core(pid, start)
                 if pipe in ready:
-                    verdicts[index] = os.read(pipe, 1) == b"1"
+                    if said := os.read(pipe, 1):  # else it failed, or the system killed it
+                        verdicts[index] = said == b"1"
                 elif not over and spent < on_core:
                     continue
                 used += spent

@@ -11,7 +11,7 @@ It neither runs code nor asks a judge: that is ``rewards.judge``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -99,6 +99,8 @@ def _names_a_value(statement: Statement, kind: str) -> bool:
 
 # -------------------------------------------------------------------------------- comparisons
 
+Equal = Callable[[str, str], bool]  # of a gold formula and an answer's
+
 # What stands before the answer in a sentence.
 _COPULA = re.compile(
     r"\b(?:is|are|was|were|called|named|as|at|point|interval|equals|gives|set|solutions?|to|by|in|with|get|have|be|que|es|"
@@ -112,12 +114,12 @@ def _number(statement: Statement) -> Number | None:
     return to_number(statement.value, decimal_comma=True)
 
 
-def _number_is(statement: Statement, gold: str, tolerance: float) -> bool:
+def _number_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
     target, found = to_number(readable(gold)), _number(statement)
     return target is not None and found is not None and found.same(target, tolerance)
 
 
-def _exact_is(statement: Statement, gold: str, tolerance: float) -> bool:
+def _exact_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
     wanted, value = folded(gold), statement.value
     if not _in_prose(statement) or folded(value) == wanted:
         return folded(value) == wanted
@@ -138,7 +140,7 @@ def _letters(value: str) -> set[str]:
     return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
 
 
-def _choice_is(statement: Statement, gold: str, tolerance: float) -> bool:
+def _choice_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
     return _letters(statement.value) == {re.sub(r"\W", "", gold).upper()}
 
 
@@ -156,11 +158,11 @@ def _numeric(gold: str) -> bool:
     return to_number(readable(gold)) is not None
 
 
-def _math_is(statement: Statement, gold: str, tolerance: float) -> bool:
+def _math_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
     if _numeric(gold):
         # Algebra would accept "17 + 25" for 42, and so a copy of the question.
-        return _number_is(statement, gold, tolerance)
-    return any(g == value or algebra.equal(g, value) for g, value in _pairs(statement, gold))
+        return _number_is(statement, gold, tolerance, equal)
+    return any(g == value or equal(g, value) for g, value in _pairs(statement, gold))
 
 
 def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
@@ -249,7 +251,7 @@ def _ends(text: str) -> str:
     return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
-_KINDS: dict[str, Callable[[Statement, str, float], bool]] = {
+_KINDS: dict[str, Callable[[Statement, str, float, Equal], bool]] = {
     "number": _number_is,
     "math": _math_is,
     "choice": _choice_is,
@@ -270,7 +272,12 @@ def gold_text(gold: str) -> str:
 
 
 def is_right(
-    answer: str, gold: str, kind: str = "number", tolerance: float = 0.0, form: Form = "auto"
+    answer: str,
+    gold: str,
+    kind: str = "number",
+    tolerance: float = 0.0,
+    form: Form = "auto",
+    equal: Equal = algebra.equal,
 ) -> bool:
     r"""Whether the text after a thought states exactly one answer in this form, equal to the gold answer.
 
@@ -283,7 +290,7 @@ def is_right(
     made = statements(answer, form, kind)
     several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
     words = gold + several if kind in ("exact", "math") else ""
-    return bool(made) and all(prose.stands(s, words) and same(s, gold, tolerance) for s in made)
+    return bool(made) and all(prose.stands(s, words) and same(s, gold, tolerance, equal) for s in made)
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -316,11 +323,12 @@ class _AnswerReward:
             (self.answers_of(completion, row_ids), self._gold(gold))
             for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
         ]
+        verdicts: dict[algebra.Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, gold in rows if gold is not None and not _numeric(gold)]
             stated = ((s, g) for texts, g in asked for t in texts for s in statements(t, self.form, "math"))
-            algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
-        return [None if gold is None else self._one(texts, gold) for texts, gold in rows]
+            verdicts = algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
+        return [None if gold is None else self._one(texts, gold, verdicts) for texts, gold in rows]
 
     def _gold(self, gold: Any) -> Any:
         """The row's gold answer; None where there is none of this kind."""
@@ -332,13 +340,17 @@ class _AnswerReward:
         choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
         return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
-    def _one(self, texts: Sequence[str], gold: Any) -> float:
+    def _one(self, texts: Sequence[str], gold: Any, verdicts: Mapping[algebra.Pair, bool]) -> float:
         if callable(self.kind):
             given = (self.kind(text, gold) for text in texts)
             scores = {True: self.right, False: self.wrong}
             return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
-        verdicts = (is_right(t, gold, self.kind, self.tolerance, self.form) for t in texts)
-        return self.right if all(verdicts) else self.wrong
+
+        def equal(gold: str, answer: str) -> bool:
+            return verdicts[gold, answer]
+
+        same = (is_right(text, gold, self.kind, self.tolerance, self.form, equal) for text in texts)
+        return self.right if all(same) else self.wrong
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""

@@ -26,6 +26,7 @@ def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
     start = time.monotonic()
     pairs = [("x^2+1", HARD % n) for n in range(1, 4)] + [("x^2+1", "1+x^2")]
     assert list(algebra.equals(pairs, timeout=2).values()) == [False] * 3 + [True]
+    assert [pair in algebra._verdicts for pair in pairs] == [False] * 3 + [True]
     assert time.monotonic() - start < 120, "one such expression runs for minutes"
 
 
@@ -36,6 +37,87 @@ def test_a_server_that_dies_is_replaced_and_verdicts_are_remembered(monkeypatch)
     assert algebra.equal("a+b+c", "c+b+a")
     monkeypatch.setattr(algebra._server, "grade", lambda pairs, timeout: pytest.fail("asked again"))
     assert algebra.equal("a+b", "b+a")
+
+
+@pytest.fixture
+def restarted():
+    """The server starts anew in the test, and after it."""
+    algebra._server.stop()
+    yield algebra._server
+    algebra._server.stop()
+
+
+def test_a_server_that_cannot_answer_is_an_error_and_no_verdict(restarted, monkeypatch):
+    monkeypatch.setattr(algebra, "_SERVE", "raise SystemExit('no more memory')")
+    reward = rewards.guarded(answer_reward("math"))
+    with pytest.raises(rewards.RewardCallError, match=r"ended without an answer: no more memory\.") as caught:
+        reward(completions=[r"\boxed{d+c}"], answer=["c+d"])
+    assert (caught.value.reward_name, len(str(caught.value).splitlines())) == ("answer_reward", 3)
+    monkeypatch.undo()
+    assert reward(completions=[r"\boxed{d+c}"], answer=["c+d"]) == [1.0], "nothing wrong was remembered"
+
+
+def test_an_answer_that_an_interruption_left_behind_is_not_the_next_ones(restarted):
+    class Interrupted:
+        def __init__(self, pipe):
+            self.pipe, self.times = pipe, 0
+
+        def __getattr__(self, name):
+            return getattr(self.pipe, name)
+
+        def readline(self):
+            self.times += 1
+            if self.times == 1:
+                raise KeyboardInterrupt
+            return self.pipe.readline()
+
+    process = restarted._running()
+    process.stdout = Interrupted(process.stdout)
+    with pytest.raises(KeyboardInterrupt):
+        algebra.equal("e+f", "f+e")
+    assert not algebra.equal("g+h", "h-g")
+
+
+def test_what_was_not_judged_in_its_time_is_asked_again(monkeypatch):
+    given = iter([[None], [True]])
+    monkeypatch.setattr(algebra._server, "grade", lambda pairs, timeout: next(given))
+    assert [algebra.equal("i+j", "j+i", timeout) for timeout in (1.0, 5.0, 1.0)] == [False, True, True]
+
+
+def test_a_reward_asks_once_for_what_is_not_judged_in_its_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        algebra._server, "grade", lambda pairs, timeout: asked.append((pairs, timeout)) or [None]
+    )
+    assert answer_reward("math", timeout=3)(completions=[r"\boxed{l+k}"], answer=["k+l"]) == [0.0]
+    assert asked == [([("k+l", "l+k")], 3.0)]
+
+
+# For math-verify: every two expressions are equal, and p ends the process that reads it, as the system may.
+STAND_IN = """
+import os
+LatexExtractionConfig = lambda **_: None
+parse = lambda text, *_, **__: os.kill(os.getpid(), 9) if "p" in text else [1]
+verify = lambda *_, **__: True
+"""
+
+
+def test_the_server_finds_what_its_parent_finds_and_a_killed_child_is_no_verdict(
+    restarted, monkeypatch, tmp_path
+):
+    pytest.importorskip("math_verify")
+    (tmp_path / "math_verify.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(algebra, "_verdicts", {})
+    assert algebra.equals([("m", "m+n"), ("m", "p")]) == {("m", "m+n"): True, ("m", "p"): False}
+    assert algebra._verdicts == {("m", "m+n"): True}
+
+
+def test_a_math_verify_that_finds_nothing_equal_is_not_believed(monkeypatch):
+    monkeypatch.setattr(algebra, "_verified", lambda *_: False)
+    monkeypatch.setattr(algebra.logging, "disable", lambda level: None)
+    with pytest.raises(SystemExit, match="math-verify does not see"):
+        algebra.serve()
 
 
 def test_it_works_off_the_main_thread_and_after_a_fork():
