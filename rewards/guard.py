@@ -130,20 +130,10 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
     returned = reward(**kwargs)
     if inspect.isawaitable(returned):
-        returned = _awaited(returned)
+        from rewards.waiting import awaited  # asyncio takes a while to import
+
+        returned = awaited(returned)
     return checked_scores(returned, count_of((), kwargs), name=reward_name(reward))
-
-
-def _awaited(coroutine: Any) -> Any:
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    async def result() -> Any:
-        return await coroutine
-
-    # A notebook's thread already runs an event loop, and a thread can have only one.
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, result()).result()
 
 
 # --------------------------------------------------------------------------------- what it returns

@@ -1,0 +1,97 @@
+"""Async rewards within others: one loop for the whole process, which neither an error nor an interruption ends."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import rewards
+from rewards import clipped, rubric_reward, weighted
+
+ONE_AT_A_TIME = asyncio.Semaphore(1)
+
+
+async def judge(prompt, completion, description):
+    async with ONE_AT_A_TIME:
+        await asyncio.sleep(0)
+        return 1.0
+
+
+def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
+    reward = clipped(rubric_reward({"clear": "clear", "brief": "brief"}, judge))
+    given = {"prompts": ["?"] * 2, "completions": ["a", "b"]}
+    with ThreadPoolExecutor(2) as pool:
+        for call in (reward, reward, lambda **given: pool.submit(reward, **given).result()):
+            assert call(**given) == [1.0, 1.0]
+
+
+def test_a_composition_may_be_called_by_an_async_reward_within_another():
+    inner = clipped(rubric_reward({"clear": "clear"}, judge))
+
+    async def outer(completions, **kwargs):
+        await asyncio.sleep(0)
+        return inner(completions=completions, **kwargs)
+
+    for _ in range(2):
+        assert clipped(outer)(prompts=["?"], completions=["a"]) == [1.0]
+
+
+def test_an_interruption_ends_the_wait_and_what_was_waited_for():
+    ended = threading.Event()
+
+    async def slow(completions, **kwargs):
+        main = threading.main_thread().ident
+        try:
+            while sys._current_frames()[main].f_code.co_name != "wait":
+                await asyncio.sleep(0.01)
+            signal.pthread_kill(main, signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        clipped(slow)(completions=["a"])
+    assert ended.wait(60)
+
+
+def test_a_reward_that_leaves_the_program_does_not_leave_the_others_waiting():
+    async def leaves(completions, **kwargs):
+        raise SystemExit(3)
+
+    async def leaves_from_a_task(completions, **kwargs):
+        return await asyncio.gather(leaves(completions))
+
+    async def stays(completions, **kwargs):
+        return [1.0 for _ in completions]
+
+    for reward in (leaves, leaves_from_a_task):
+        with pytest.raises(SystemExit):
+            weighted([reward])(completions=["a"])
+        assert weighted([stays])(completions=["a"]) == [1.0]
+
+
+FORKS = """
+import asyncio, os, signal
+from rewards import clipped
+async def reward(completions, **kwargs):
+    await asyncio.sleep(0)
+    return [1.0]
+signal.alarm(60)
+print(clipped(reward)(completions=["a"]))
+if (child := os.fork()) == 0:
+    signal.alarm(60)
+    os._exit(clipped(reward)(completions=["a"]) != [1.0])
+print(os.waitpid(child, 0)[1], clipped(reward)(completions=["a"]))
+"""
+
+
+def test_a_forked_process_has_a_loop_of_its_own_and_the_end_is_silent():
+    folder = Path(rewards.__file__).parent.parent
+    script = [sys.executable, "-W", "ignore", "-c", FORKS]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=folder, timeout=120)
+    assert (done.stdout.splitlines(), done.stderr) == (["[1.0]", "0 [1.0]"], "")
