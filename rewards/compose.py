@@ -43,6 +43,11 @@ def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
     return [placed.get(row) for row in range(count)]
 
 
+def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[str, Any]) -> Scores:
+    """The reward's scores of some rows, which alone it is called with, and None for the others."""
+    return spread(call_reward(reward, **take(kwargs, rows, count)) if rows else [], rows, count)
+
+
 def log_mean(log_metric: Callable[[str, float], None], name: str, scores: Sequence[float | None]) -> None:
     """Log the mean of the scores that are not None, if there is one."""
     known = [score for score in scores if score is not None]
@@ -109,7 +114,10 @@ class _Gated(Wrapped):
             self.judges = "answer"
 
     def __call__(self, **kwargs: Any) -> Scores:
-        gate, scores = (call_reward(reward, **kwargs) for reward in self.rewards)
+        by, reward = self.rewards
+        gate = call_reward(by, **kwargs)
+        rows = [i for i, open_ in enumerate(gate) if open_ is not None and open_ > self.above]
+        scores = _of_rows(reward, rows, len(gate), kwargs)
         return [
             None if open_ is None else score if open_ > self.above else self.otherwise
             for open_, score in zip(gate, scores, strict=True)
@@ -124,6 +132,9 @@ def gated(
 
     With a correctness reward as the gate, form alone earns nothing.  Where the gate is None, so is the result.
     The metric's name is "REWARD if BY" by default.
+
+    ``reward`` is called with the rows that pass the gate alone, and not at all if there are none: a judge costs only
+    these, and what it logs is of these.  A reward that compares a whole group cannot be gated so.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
@@ -194,8 +205,7 @@ class _OnlyFor(Wrapped):
         count = count_of((), kwargs) or 0
         columns = {column: column_in(kwargs, column, self.__name__) for column in self.only}
         rows = [i for i in range(count) if all(columns[c][i] in v for c, v in self.only.items())]
-        scores = call_reward(self.rewards[0], **take(kwargs, rows, count)) if rows else []
-        return spread(scores, rows, count)
+        return _of_rows(self.rewards[0], rows, count, kwargs)
 
 
 @recorded()

@@ -67,6 +67,20 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
         reward(completions=XYZ, answer=["1", "2", "3"])
 
 
+def test_a_gate_calls_the_reward_with_the_rows_it_is_open_for_alone():
+    by, inner = (
+        Scores("by", {"x": 1.0, "y": 0.0, "z": None, "w": 2.0}),
+        Scores("inner", {"x": None, "w": 3.0}),
+    )
+    reward, logged = gated(by=by, reward=inner, otherwise=-1.0), {}
+    given = {"completions": list("wxyz"), "answer": list("abcd"), "log_extra": logged.__setitem__}
+    assert reward(**given) == [3.0, None, -1.0, None]
+    assert inner.seen == [["w", "x"]]
+    assert logged == {"by": list("wxyz"), "inner": ["w", "x", None, None]}
+    assert reward(completions=["y", "z"]) == [-1.0, None]
+    assert len(inner.seen) == 1, "no rows, no call"
+
+
 def test_cached_computes_each_completion_once():
     inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
     reward = cached(inner)
