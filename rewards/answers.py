@@ -359,7 +359,7 @@ class _AnswerReward:
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
         if thought is not None and self.tokenizer is not None and turns <= 1:
             return [str(self.tokenizer.decode(thought.answer, skip_special_tokens=True))]
-        text = completion_text(completion)
+        text = completion_text(completion, thought=True)
         return [answer for _, answer in split_text(text, thought if turns <= 1 else None, self.tokens)]
 
 

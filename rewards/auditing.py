@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards import corpus
+from rewards.answers import gold_text
 from rewards.corpus import CASES, CONTESTED, NOTHING, PAYS, Band, Case
 from rewards.errors import invalid
 from rewards.findings import Audit, Finding
@@ -59,7 +60,7 @@ def audit(
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
             needs.  By default five arithmetic questions, or choices or words for those kinds of
             ``answer_reward``.
-        column: the column of gold answers.
+        column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
             for both.  By default ``reward.aim`` where the reward has one, else "answer".
         limit: most rows used, spread over the task; of a stream the first ones.
@@ -208,7 +209,7 @@ class _Writer:
     ) -> None:
         self.tokenizer, self.tokens, self.form = tokenizer or _Words(), tokens, form
         self.prompts = [question(row["prompt"]) for row in task]
-        self.golds = [str(row[column]) for row in task]
+        self.golds = [gold_text(str(row[column])) for row in task]
         end = tokens.eos_ids[0] if tokens.eos_ids else QWEN3.eos_ids[0]
         self.markers = {
             "{open}": ([tokens.open_id], OPEN),

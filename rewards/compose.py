@@ -28,13 +28,17 @@ from rewards.signature import (
 def take(kwargs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
     """A call's keywords for some of its rows; ``log_extra`` gets None for the others."""
     taken = {
-        key: [value[i] for i in rows] if isinstance(value, (list, tuple)) and len(value) == count else value
+        key: [value[i] for i in rows] if _is_column(value) and len(value) == count else value
         for key, value in kwargs.items()
     }
     log_extra = kwargs.get("log_extra")
     if log_extra is not None:
         taken["log_extra"] = lambda column, values: log_extra(column, spread(values, rows, count))
     return taken
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # of numpy or torch
 
 
 def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:

@@ -58,7 +58,8 @@ class _RewardModel:
 
     def _text(self, tokenizer: Any, prompt: Any, completion: Any) -> str:
         if not self.with_thought:
-            answer = split_text(completion_text(completion), None, self.tokens)[0][1].lstrip()
+            text = completion_text(completion, thought=True)
+            answer = split_text(text, None, self.tokens)[0][1].lstrip()
             completion = answer if isinstance(completion, str) else [{"role": "assistant", "content": answer}]
         if isinstance(prompt, str):
             return prompt + completion_text(completion)

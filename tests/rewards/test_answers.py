@@ -100,6 +100,15 @@ def test_after_a_tool_call_the_last_message_is_the_answer():
     assert answer_reward()(completions=[turns], completion_ids=[ids], answer=["42"]) == [1.0]
 
 
+def test_a_thought_that_a_parser_moved_aside_is_closed():
+    turns = [{"role": "assistant", "content": None}, {"role": "tool", "content": "41"}]
+    last = {"role": "assistant", "reasoning_content": "b", "content": "The answer is 42."}
+    reward = answer_reward(tokens=rewards.ThinkTokens(151667, 151668, prompt_opens=True))
+    ids = [[1, 151668, 5, 6, 2, 151668, 3], [2, 151668, 3]]
+    given = {"completions": [[*turns, last], [last]], "answer": ["42", "42"]}
+    assert reward(**given, completion_ids=ids) == reward(**given) == [1.0, 1.0]
+
+
 def test_no_gold_answer_means_none():
     golds = ["42", None, "", float("nan"), "a word"]
     assert answer_reward()(completions=["42"] * 5, answer=golds) == [1.0, None, None, None, None]

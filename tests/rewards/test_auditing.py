@@ -80,6 +80,14 @@ def test_of_a_conversation_the_users_last_message_is_what_attacks_repeat():
     assert {finding.prompt for finding in findings} == {"What is 40+2?"}
 
 
+def test_gold_solutions_are_audited_by_the_answers_in_them():
+    golds = ["48 / 2 = 24, so 48 + 24 = 72.\n#### 72", "3 * 4 = 12.\n#### 12", "So it is \\boxed{7}."]
+    rows = [{"prompt": f"Question {n}?", "answer": gold} for n, gold in enumerate(golds)]
+    result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows)
+    assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
+    assert (len(result.exploits), len(result.refusals)) == (0, 0)
+
+
 def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
     class Dataset:
         def __init__(self):

@@ -81,6 +81,17 @@ def test_a_gate_calls_the_reward_with_the_rows_it_is_open_for_alone():
     assert len(inner.seen) == 1, "no rows, no call"
 
 
+def test_columns_of_numpy_are_cut_to_the_rows_that_are_asked_for():
+    numpy = pytest.importorskip("numpy")
+
+    def inner(completions, answer, **kwargs):
+        return [float(a) for _, a in zip(completions, answer, strict=True)]
+
+    given = {"completions": ["x", "y", "x"], "answer": numpy.array([5, 6, 7]), "kind": ["a", "a", "b"]}
+    assert gated(by=A, reward=inner)(**given) == [5.0, 0.0, 7.0]
+    assert only_for(inner, kind="b")(**given) == [None, None, 7.0]
+
+
 def test_cached_computes_each_completion_once():
     inner = Scores("inner", {"x": 1.0, "y": 0.0, "z": None})
     reward = cached(inner)

@@ -8,6 +8,7 @@ import pytest
 import rewards
 from rewards import Criterion, reward_model, rubric_reward
 
+PROMPT_OPENS = rewards.ThinkTokens(151667, 151668, prompt_opens=True)
 CRITERIA = [Criterion("brief", "The answer is brief.", 3.0), Criterion("polite", "The answer is polite.")]
 
 
@@ -131,6 +132,9 @@ def test_a_reward_model_pickles_without_its_weights_and_the_thought_can_be_hidde
     completions = [[{"role": "assistant", "content": f"<think> {t} </think> good"}] for t in ("a", "bad bad")]
     first, second = reward(prompts=CHAT["prompts"][:2], completions=completions)
     assert first == second
+    opened = reward_model(folder, device="cpu", with_thought=False, tokens=PROMPT_OPENS)
+    parsed = [[{"role": "assistant", "reasoning_content": "a", "content": "good"}]]
+    assert opened(prompts=CHAT["prompts"][:1], completions=parsed) == [pytest.approx(first)]
 
 
 def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
