@@ -222,7 +222,12 @@ class _AsyncRubric(_Rubric):
         import asyncio
 
         questions = self._questions(prompts, completions)
-        marks = await asyncio.gather(*(self.judge(*question) for question in questions))
+        asked = [asyncio.ensure_future(self.judge(*question)) for question in questions]
+        try:
+            marks = await asyncio.gather(*asked)
+        finally:  # once one fails, the others would still be asked, and paid for
+            for one in asked:
+                one.cancel()
         return self._total(marks, len(completions), log_metric)
 
 

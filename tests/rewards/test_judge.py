@@ -58,6 +58,26 @@ def test_an_async_judge_is_asked_about_everything_at_once():
     assert most == 6
 
 
+def test_an_async_judge_that_fails_is_not_asked_the_questions_that_are_left():
+    one_at_a_time, asked = asyncio.Semaphore(1), []
+
+    async def fails(prompt, completion, description):
+        async with one_at_a_time:
+            asked.append(completion)
+            await asyncio.sleep(0)
+            raise ConnectionError("port 8000")
+
+    async def later(completions, **kwargs):
+        await asyncio.sleep(0.05)
+        return [1.0 for _ in completions]
+
+    texts = list("abcdefghijkl")
+    with pytest.raises(ConnectionError):
+        rewards.clipped(rubric_reward({"brief": "brief"}, fails))(prompts=texts, completions=texts)
+    assert rewards.clipped(later)(completions=["a"]) == [1.0]
+    assert len(asked) < 4
+
+
 @pytest.mark.parametrize("mark", [1.5, -0.1, float("nan"), "0.5", [1.0]])
 def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
     reward = rubric_reward({"brief": "brief"}, lambda *question: mark)
