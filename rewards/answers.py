@@ -320,18 +320,24 @@ class _AnswerReward:
         golds = column_in(kwargs, self.column, self.__name__)
         ids = completion_ids if completion_ids is not None else [None] * len(completions)
         rows = [
-            (self.answers_of(completion, row_ids), self._gold(gold))
+            (self.answers_of(completion, row_ids), self._accepted(gold))
             for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
         ]
         verdicts: dict[algebra.Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
-            asked = [(texts, gold) for texts, gold in rows if gold is not None and not _numeric(gold)]
+            asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
             stated = ((s, g) for texts, g in asked for t in texts for s in statements(t, self.form, "math"))
             verdicts = algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
-        return [None if gold is None else self._one(texts, gold, verdicts) for texts, gold in rows]
+        return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
+
+    def _accepted(self, gold: Any) -> list[Any]:
+        """The row's gold answers of this kind: one, none, or of a list of texts each."""
+        several = not callable(self.kind) and isinstance(gold, (list, tuple))
+        given = gold if several and all(isinstance(one, str) for one in gold) else [gold]
+        return [found for one in given if (found := self._gold(one)) is not None]
 
     def _gold(self, gold: Any) -> Any:
-        """The row's gold answer; None where there is none of this kind."""
+        """A gold answer as it is compared; None where there is none of this kind."""
         if gold is None or gold != gold or str(gold).strip() == "":
             return None
         if callable(self.kind):
@@ -340,17 +346,18 @@ class _AnswerReward:
         choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
         return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
-    def _one(self, texts: Sequence[str], gold: Any, verdicts: Mapping[algebra.Pair, bool]) -> float:
+    def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[algebra.Pair, bool]) -> float:
         if callable(self.kind):
-            given = (self.kind(text, gold) for text in texts)
+            given = (self.kind(text, golds[0]) for text in texts)
             scores = {True: self.right, False: self.wrong}
             return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
 
         def equal(gold: str, answer: str) -> bool:
             return verdicts[gold, answer]
 
-        same = (is_right(text, gold, self.kind, self.tolerance, self.form, equal) for text in texts)
-        return self.right if all(same) else self.wrong
+        how = (self.kind, self.tolerance, self.form, equal)
+        found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
+        return self.right if found else self.wrong
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""
@@ -379,7 +386,8 @@ def answer_reward(
     r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
     None ("does not apply") where the row has no gold answer, or one of another kind, such as a word under
-    ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer.
+    ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer; of a
+    list of texts each is right.
 
     The kinds:
 

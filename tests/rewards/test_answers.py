@@ -116,6 +116,19 @@ def test_no_gold_answer_means_none():
     assert answer_reward()(completions=["72"] * 3, answer=whole) == [1.0, 1.0, 1.0], "a whole solution"
 
 
+def test_of_several_gold_answers_any_is_right():
+    """As datasets of questions have it, with a name and its aliases."""
+    golds = [["Paris", "Paris, France"], ["Rome"], [], ["7", "seven"]]
+    said = ["The answer is Paris.", "The answer is Paris.", "Paris", "7"]
+    assert rewards.answer_reward("exact")(completions=said, answer=golds) == [1.0, 0.0, None, 1.0]
+    assert rewards.answer_reward("number")(completions=said, answer=golds) == [None, None, None, 1.0]
+    formulas = [r"\boxed{2(1-p)}", r"\boxed{p^2}"]
+    golds = [["x", "2-2p"]] * 2
+    assert rewards.answer_reward("math")(completions=formulas, answer=golds) == [1.0, 0.0]
+    own = rewards.answer_reward(lambda text, gold: text in gold)
+    assert own(completions=["b", "c"], answer=[["a", "b"], ["a", "b"]]) == [1.0, 0.0], "given as it is"
+
+
 def test_column_scores_and_tolerance_are_arguments():
     reward = answer_reward(column="solution", right=2.0, wrong=-1.0, tolerance=0.01)
     assert reward(completions=["3.14", "3"], solution=["3.1416", "3.1416"]) == [2.0, -1.0]
