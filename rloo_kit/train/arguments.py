@@ -55,6 +55,7 @@ def completed(given: Arguments) -> Arguments:
     given = modern_names(given, TRAINER_OLD, TRAINER_GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
+        _warn_of_other_prompts(policy, given["processing_class"])
     given.setdefault("args", RLOOConfig())
     _check(given)
     args = given["args"]
@@ -64,6 +65,17 @@ def completed(given: Arguments) -> Arguments:
             processes.warn(doubt, stacklevel=3)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
     return given
+
+
+def _warn_of_other_prompts(policy: Policy, tokenizer: Any) -> None:
+    template = getattr(tokenizer, "chat_template", None)
+    if template is not None and template != policy.tokenizer.chat_template:
+        processes.warn(
+            "processing_class has another chat template than the policy: training takes the first, evaluate, "
+            "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
+            "processing_class out.",
+            stacklevel=4,
+        )
 
 
 def _guarded_rewards(given: Arguments, limit: float) -> list[Any]:

@@ -1,5 +1,6 @@
 """RLOOConfig: one meaning on every device, and published recipes run as pasted."""
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -14,6 +15,7 @@ from rloo_kit import advantages
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.train import names
 from rloo_kit.train.own import NAMES
+from tests.conftest import random_rewards
 
 
 def test_the_kits_defaults_are_those_of_the_readme() -> None:
@@ -113,6 +115,20 @@ def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
         )
     assert trainer.model is policy.model
     assert "tokenizer is now processing_class" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+def test_a_tokenizer_that_renders_other_prompts_than_the_policys_is_spoken_of(policy: Any, task: Any) -> None:
+    """evaluate would measure on prompts that were not trained on, and nothing would say so."""
+    given = {"reward_funcs": random_rewards, "args": rloo_kit.RLOOConfig(max_steps=1)}
+    given |= {"model": policy, "train_dataset": task.train}
+    other = copy.deepcopy(policy.tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOTrainer(processing_class=other, **given)
+    other.chat_template = "{{ messages[0]['content'] }}"
+    with pytest.warns(UserWarning, match="another chat template than the policy") as caught:
+        rloo_kit.RLOOTrainer(processing_class=other, **given)
     assert caught[0].filename == __file__
 
 
