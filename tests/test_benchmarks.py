@@ -371,7 +371,7 @@ class TestTimeToAccuracy:
 
 class TestStep:
     def test_grpo_is_no_ablation_of_rloo_and_runs_only_where_it_is_named(self) -> None:
-        apart = {"stock-grpo", "kit-dynamic", "kit-token"}
+        apart = {"stock-grpo", "kit-dynamic", "kit-token", "kit-token-clipped"}
         assert set(VARIANTS) - set(runs.ABLATION) == apart
 
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
