@@ -84,13 +84,11 @@ class Draws:
 
     def restore(self) -> list[str]:
         """Put them back; return what the functions did to theirs, in words."""
-        seeds = [torch.initial_seed(), *([torch.cuda.initial_seed()] if self._gpus else [])]
+        seeded = torch.initial_seed() != self._theirs  # what seeds the GPU's seeds the CPU's, too
         torch.set_rng_state(self._cpu)
         if self._gpus:
             torch.cuda.set_rng_state_all(self._gpus)
-        if all(seed == self._theirs for seed in seeds):
-            return []
-        return ["seeded torch, so that every step would draw the same completions"]
+        return ["seeded torch, so that every step would draw the same completions"] if seeded else []
 
 
 _OWN = 1 << 62
