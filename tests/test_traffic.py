@@ -145,6 +145,7 @@ print(json.dumps(found))
 
 
 @needs_triton
+@pytest.mark.long
 @pytest.mark.training
 def test_with_both_switches_a_token_reads_each_weight_once_in_four_bits(script: Any) -> None:
     found = json.loads(script(TRACED, **ON_THE_GPU_PATH).stdout.splitlines()[-1])
