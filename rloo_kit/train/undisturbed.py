@@ -66,8 +66,7 @@ class Draws:
     """torch's random numbers, which are the completions': the functions get a stream of their own meanwhile.
 
     Its seed is one that no function sets, so that a function that seeds is found out, also with the run's own seed.
-    It follows from the state before: the functions' draws are another run's of the same seed, and differ from step to
-    step.
+    It is made of the state before, so that a run can be repeated and the functions draw anew at each step.
     """
 
     def __init__(self) -> None:
