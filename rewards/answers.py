@@ -271,6 +271,16 @@ def gold_text(gold: str) -> str:
     return found[-1][2] if found else gold.strip()
 
 
+def accepted(gold: Any) -> list[Any]:
+    """The answers of which each is right: of a list of texts, such as a name and its aliases, all; else the one.
+
+    >>> accepted(["Paris", "Paris, France"]), accepted("Rome"), accepted([1, 2])
+    (['Paris', 'Paris, France'], ['Rome'], [[1, 2]])
+    """
+    several = isinstance(gold, (list, tuple)) and all(isinstance(one, str) for one in gold)
+    return list(gold) if several else [gold]
+
+
 def is_right(
     answer: str,
     gold: str,
@@ -332,8 +342,7 @@ class _AnswerReward:
 
     def _accepted(self, gold: Any) -> list[Any]:
         """The row's gold answers of this kind: one, none, or of a list of texts each."""
-        several = not callable(self.kind) and isinstance(gold, (list, tuple))
-        given = gold if several and all(isinstance(one, str) for one in gold) else [gold]
+        given = [gold] if callable(self.kind) else accepted(gold)
         return [found for one in given if (found := self._gold(one)) is not None]
 
     def _gold(self, gold: Any) -> Any:

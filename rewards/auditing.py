@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rewards import corpus
-from rewards.answers import gold_text
+from rewards.answers import accepted, gold_text
 from rewards.corpus import CASES, CONTESTED, NOTHING, PAYS, Band, Case
 from rewards.errors import invalid
 from rewards.findings import Audit, Finding
@@ -209,7 +209,7 @@ class _Writer:
     ) -> None:
         self.tokenizer, self.tokens, self.form = tokenizer or _Words(), tokens, form
         self.prompts = [question(row["prompt"]) for row in task]
-        self.golds = [gold_text(str(row[column])) for row in task]
+        self.golds = [gold_text(str(next(iter(accepted(row[column])), ""))) for row in task]
         end = tokens.eos_ids[0] if tokens.eos_ids else QWEN3.eos_ids[0]
         self.markers = {
             "{open}": ([tokens.open_id], OPEN),

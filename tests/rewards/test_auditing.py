@@ -88,6 +88,16 @@ def test_gold_solutions_are_audited_by_the_answers_in_them():
     assert (len(result.exploits), len(result.refusals)) == (0, 0)
 
 
+def test_of_several_gold_answers_the_first_is_audited():
+    rows = [
+        {"prompt": f"Question {n}?", "answer": [gold, f"{gold}.0"]}
+        for n, gold in enumerate(("72", "12", "7"))
+    ]
+    result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows)
+    assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
+    assert (len(result.exploits), len(result.refusals)) == (0, 0)
+
+
 def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
     class Dataset:
         def __init__(self):
