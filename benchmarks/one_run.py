@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from dynamic_sampling import DynamicTrainer
+from candidates import TRAINERS
 from learned import TASKS
 from phases import Meter, Spent, peak_bytes, reset_peak
 from runs import VARIANTS, Evaluated, Result, Spec
@@ -107,7 +107,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         **variant.config,
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
-    made = DynamicTrainer if variant.dynamic else getattr(kit, f"{variant.algorithm}Trainer")
+    made = TRAINERS.get(variant.candidate) or getattr(kit, f"{variant.algorithm}Trainer")
     trainer: RLOOTrainer = made(**given, reward_funcs=[reward], args=config)
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer

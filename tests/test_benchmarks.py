@@ -15,7 +15,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-import dynamic_sampling
+import candidates
 import floor
 import growth
 import learned
@@ -371,7 +371,7 @@ class TestTimeToAccuracy:
 
 class TestStep:
     def test_grpo_is_no_ablation_of_rloo_and_runs_only_where_it_is_named(self) -> None:
-        apart = {"stock-grpo", "kit-dynamic", "kit-token", "kit-token-clipped"}
+        apart = {"stock-grpo", "kit-dynamic"} | {name for name in VARIANTS if name.startswith("kit-token")}
         assert set(VARIANTS) - set(runs.ABLATION) == apart
 
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
@@ -511,7 +511,7 @@ class TestDynamicSampling:
         """The prompts of the batch, and how many groups were sampled for it."""
         sampled: list[str] = []
 
-        class Trainer(dynamic_sampling.DynamicTrainer):
+        class Trainer(candidates.Dynamic):
             num_generations = 2
 
             def __init__(self) -> None:
@@ -553,3 +553,39 @@ class TestDynamicSampling:
     def test_after_three_rounds_dead_groups_fill_the_batch(self) -> None:
         found = self.kept(["dead 1", "dead 2"], ["dead 3", "alive", "dead 4"])
         assert found == (["alive", "dead 1"], 5)
+
+
+class TestChangingK:
+    """Eight completions a batch, of K 4 by the config."""
+
+    @pytest.mark.parametrize("trainer", [candidates.GrowingK, candidates.FallingK])
+    def test_each_k_holds_for_two_batches_and_the_last_for_all_that_follow(
+        self, monkeypatch: pytest.MonkeyPatch, trainer: type[candidates.ChangingK]
+    ) -> None:
+        seen: list[tuple[int, list[str]]] = []
+
+        class Trainer(trainer):  # type: ignore[misc,valid-type]
+            of = tuple(k // 2 for k in trainer.of)
+            num_generations = 4
+
+            def __init__(self) -> None:
+                pass
+
+            def _fresh(self, prompts: int) -> list[str]:
+                return [f"fresh {number}" for number in range(prompts)]
+
+        monkeypatch.setattr(
+            candidates.RLOOTrainer,
+            "_rollout",
+            lambda self, examples: seen.append((self.num_generations, examples)),
+        )
+        changing = Trainer()
+        for _ in range(7):
+            changing._rollout(["a"] * 4 + ["b"] * 4)
+        rows = {
+            2: ["a", "a", "b", "b", "fresh 0", "fresh 0", "fresh 1", "fresh 1"],
+            4: ["a"] * 4 + ["b"] * 4,
+            8: ["a"] * 8,
+        }
+        order = [k for k in Trainer.of for _ in range(2)] + [Trainer.of[-1]]
+        assert seen == [(k, rows[k]) for k in order]
