@@ -200,8 +200,8 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
 
 
 class _OnlyFor(Wrapped):
-    def __init__(self, reward: Reward, columns: dict[str, frozenset[Any]]) -> None:
-        wanted = ", ".join(f"{c}={'|'.join(sorted(map(str, values)))}" for c, values in columns.items())
+    def __init__(self, reward: Reward, columns: dict[str, tuple[Any, ...]]) -> None:
+        wanted = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in columns.items())
         super().__init__(f"{reward_name(reward)}[{wanted}]", reward)
         self.only, self.columns = columns, (*columns, *self.columns)
 
@@ -233,8 +233,9 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
         raise invalid(
             "No column is named", f"only_for({reward_name(reward)})", "pass one: only_for(r, kind='math')"
         )
+    # Not sets: a row's value may be a list, which has no hash.
     values = {
-        c: frozenset(v if isinstance(v, (set, frozenset, list, tuple)) else [v]) for c, v in columns.items()
+        c: tuple(v) if isinstance(v, (set, frozenset, list, tuple)) else (v,) for c, v in columns.items()
     }
     return _OnlyFor(reward, values)
 

@@ -112,21 +112,9 @@ class Policy:
         ``template`` are arguments of the chat template, such as ``enable_thinking=False``.
 
         Raises:
-            ConfigError: a conversation, and the tokenizer has no chat template.
+            ConfigError: a conversation, and the tokenizer has no chat template; or an argument that is set here.
         """
-        if not self.tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
-            raise ConfigError(
-                "the prompts are conversations and the tokenizer has no chat template",
-                where=f"{type(self.tokenizer).__name__} of {self!r}",
-                todo="use an instruct or chat checkpoint, or give plain strings as prompts",
-            )
-        how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-        rows = []
-        for prompt in prompts:
-            of_text = isinstance(prompt, str)
-            row = self.tokenizer(prompt) if of_text else self.tokenizer.apply_chat_template(prompt, **how)
-            rows.append(list(row["input_ids"]))
-        return rows
+        return tokens.of_prompts(self.tokenizer, prompts, template)
 
     def generate(
         self,

@@ -1,4 +1,4 @@
-"""What a model needs beside its weights to be sampled and trained: a pad, every eos id, and no dropout.
+"""Prompts as token ids, and what a model needs beside its weights: a pad, every eos id, and no dropout.
 
 For :mod:`.load`, and for :class:`~rloo_kit.Policy` where a model was made by hand.
 """
@@ -6,6 +6,7 @@ For :mod:`.load`, and for :class:`~rloo_kit.Policy` where a model was made by ha
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import END_OF_TEXT, END_OF_TURN, PADS
@@ -14,6 +15,50 @@ from rloo_kit.errors import ConfigError
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rloo_kit.policy.policy import Prompt
+
+RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict", "padding")
+"""Arguments of a chat template that sampling and training set."""
+
+
+def of_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: Mapping[str, object]
+) -> list[list[int]]:
+    """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
+
+    Raises:
+        ConfigError: a conversation, and the tokenizer has no chat template; or ``template`` sets what is set here.
+    """
+    check_template(template, "Policy.generate")
+    if not tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
+        raise ConfigError(
+            "the prompts are conversations and the tokenizer has no chat template",
+            where=type(tokenizer).__name__,
+            todo="use an instruct or chat checkpoint, or give plain strings as prompts",
+        )
+    how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
+    rows = []
+    for prompt in prompts:
+        of_text = isinstance(prompt, str)
+        row = tokenizer(prompt) if of_text else tokenizer.apply_chat_template(prompt, **how)
+        rows.append(list(row["input_ids"]))
+    return rows
+
+
+def check_template(names: Iterable[str], where: str) -> None:
+    """Check that arguments of the chat template are none of those that the kit sets.
+
+    Raises:
+        ConfigError: the first that is.
+    """
+    for name in names:
+        if name in RENDERING:
+            raise ConfigError(
+                f"chat_template_kwargs cannot set {name}: it is set already",
+                where=f"{where}(chat_template_kwargs={{{name!r}: ...}})",
+                todo=f"remove {name}; enable_thinking=False is Qwen3's own",
+            )
 
 
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Interval, MinLen
 from rloo_kit import values
 from rloo_kit.advantages import ESTIMATORS, KL_ESTIMATORS
 from rloo_kit.errors import ConfigError
+from rloo_kit.policy.tokens import check_template
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import losses, mismatch
 from rloo_kit.values import (
@@ -157,10 +158,6 @@ DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_s
 """Settings that are dicts, or the JSON text of one."""
 
 
-RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict", "padding")
-"""What the trainer tells ``apply_chat_template`` itself."""
-
-
 @functools.cache
 def hints() -> Mapping[str, Hint]:
     """The type of every field but ``advantage_estimator``, whose choices grow."""
@@ -176,13 +173,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name in DICTS:
         as_dict(name, given.get(name))
-    for name in as_dict("chat_template_kwargs", given.get("chat_template_kwargs")):
-        if name in RENDERING:
-            raise ConfigError(
-                f"chat_template_kwargs cannot set {name}, which the trainer sets",
-                where=f"RLOOConfig(chat_template_kwargs={{{name!r}: ...}})",
-                todo=f"remove {name}; enable_thinking=False is Qwen3's own",
-            )
+    check_template(as_dict("chat_template_kwargs", given.get("chat_template_kwargs")), "RLOOConfig")
     known = {**hints(), "advantage_estimator": Literal[tuple(ESTIMATORS)]}
     return values.check(given, known, "RLOOConfig", ADVICE)
 

@@ -225,6 +225,11 @@ def test_a_conversation_without_a_chat_template_says_what_to_do(policy: Policy, 
         policy.generate([[{"role": "user", "content": "1 + 1"}]])
 
 
+def test_an_argument_of_the_chat_template_that_is_set_already_is_named(policy: Policy) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)cannot set tokenize.*Policy\.generate\("):
+        policy.generate(["1 + 1"], chat_template_kwargs={"tokenize": False})
+
+
 TOKEN = "hf_" + "aB3" * 11
 
 

@@ -67,6 +67,11 @@ def test_only_for_calls_the_reward_with_its_rows_alone():
         reward(completions=XYZ, answer=["1", "2", "3"])
 
 
+def test_only_for_compares_columns_of_lists():
+    reward = only_for(Scores("inner", {"x": 1.0, "z": 3.0}), tags=[["math", "easy"], ["logic"]])
+    assert reward(completions=XYZ, tags=[["math", "easy"], ["math"], ["logic"]]) == [1.0, None, 3.0]
+
+
 def test_a_gate_calls_the_reward_with_the_rows_it_is_open_for_alone():
     by, inner = (
         Scores("by", {"x": 1.0, "y": 0.0, "z": None, "w": 2.0}),
