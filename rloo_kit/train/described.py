@@ -16,14 +16,9 @@ import types
 import typing
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import fields
 from rloo_kit.train.own import NAMES
 from rloo_kit.values import Hint
-
-import_unsloth()
-
-import trl  # noqa: E402 - unsloth first
 
 TEN = {
     "num_generations": "K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.",
@@ -65,8 +60,7 @@ def default(item: dataclasses.Field[Any]) -> Any:
 
 def annotation(name: str) -> str:
     """A field's type, in builtins, ``Any``, ``Literal`` and ``Callable``, so that nothing has to be imported for it."""
-    hints = typing.get_type_hints(trl.RLOOConfig) | fields.NARROWED
-    return "str | Callable[..., Any]" if name in FUNCTIONS else written(hints[name])
+    return "str | Callable[..., Any]" if name in FUNCTIONS else written(fields.of_all()[name])
 
 
 def written(hint: Hint) -> str:

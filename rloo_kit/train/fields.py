@@ -159,10 +159,15 @@ DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_s
 
 
 @functools.cache
+def of_all() -> Mapping[str, Hint]:
+    """The type of every field.  Kept: to resolve TRL's takes a millisecond, and an import asks for each field's."""
+    return typing.get_type_hints(trl.RLOOConfig) | NARROWED
+
+
+@functools.cache
 def hints() -> Mapping[str, Hint]:
     """The type of every field but ``advantage_estimator``, whose choices grow."""
-    found = typing.get_type_hints(trl.RLOOConfig) | NARROWED
-    return {name: hint for name, hint in found.items() if name not in SETTLED}
+    return {name: hint for name, hint in of_all().items() if name not in SETTLED}
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
