@@ -230,8 +230,8 @@ def run_kernel(**variables: str) -> Iterator[tuple[int, Callable[[str], str]]]:
 
 
 @pytest.fixture
-def only_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Objects of earlier tests are hidden from the collector, and pytest's frames from the search for holders."""
+def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier tests' objects are hidden from the collector for good, and pytest's frames from the search of holders."""
     from rloo_kit.session import holders
 
     frames, here = holders._frames, str(Path(__file__).parent)
@@ -240,5 +240,3 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()

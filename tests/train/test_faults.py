@@ -14,7 +14,7 @@ FAULTS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 import faults
-print(json.dumps(faults.tried(kills=5, terms=2, seed=3)))
+print(json.dumps(faults.tried(kills=3, terms=1, seed=3)))
 """
 
 
@@ -26,7 +26,7 @@ def tried(script: Any) -> dict[str, Any]:
 
 def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(tried: dict[str, Any]) -> None:
     stops = [stop for stop in tried["kills"] if not stop.get("last") and not stop["done"]]
-    assert len(stops) == 5
+    assert len(stops) == 3
     assert {stop["status"] for stop in stops} == {137}
     assert any(stop["damage"] != "none" for stop in stops)
     assert (tried["failed"], tried["different"]) == ([], [])
@@ -34,5 +34,5 @@ def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(tried: 
 
 def test_sigterm_ends_the_process_with_143_within_ten_seconds(tried: dict[str, Any]) -> None:
     stops = [stop for stop in tried["terms"] if not stop.get("last") and not stop["done"]]
-    assert [stop["status"] for stop in stops] == [143, 143]
+    assert [stop["status"] for stop in stops] == [143]
     assert max(stop["seconds"] for stop in stops) < 10
