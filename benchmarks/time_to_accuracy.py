@@ -56,6 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "whole batch, learning rate x 2": {**WHOLE_BATCH, "learning_rate": 2e-3},
     "whole batch, max_grad_norm 0.1": {**WHOLE_BATCH, "variant": "kit-token-clipped"},
     "whole batch, K 4": {**WHOLE_BATCH, "prompts_per_step": 8, "num_generations": 4},
+    "whole batch, K 16": {**WHOLE_BATCH, "prompts_per_step": 2, "num_generations": 16},
     "whole batch, K 4, 8, 16": {**WHOLE_BATCH, "variant": "kit-token-growing"},
     "whole batch, K 16, 8, 4": {**WHOLE_BATCH, "variant": "kit-token-falling"},
     "whole batch, cut at 24 tokens": {**WHOLE_BATCH, "max_completion_length": 24},
