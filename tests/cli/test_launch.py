@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from rloo_kit.cli.launch import launch
+from rloo_kit.cli.app import app
 from rloo_kit.session import engines
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +26,7 @@ def ran(monkeypatch: Any) -> list[engines.Command]:
 
 
 def said(*arguments: str) -> Any:
-    app = typer.Typer()
-    app.command()(launch)
-    return CliRunner().invoke(app, [*arguments])
+    return CliRunner().invoke(app, ["launch", *arguments])
 
 
 def test_it_prints_the_command_and_gives_its_status(ran: list[engines.Command]) -> None:
@@ -60,8 +57,10 @@ def test_a_dry_run_starts_nothing(ran: list[engines.Command]) -> None:
 
 def test_what_cannot_run_is_said_before_it_is_started(ran: list[engines.Command], monkeypatch: Any) -> None:
     done = said("run.yaml", "--processes", "2", "--configs", "nowhere")
-    assert "name its folder" in str(done.exception)
+    assert (done.exit_code, len(done.stderr.splitlines())) == (2, 3)
+    assert "name its folder" in done.stderr
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     done = said("run.yaml", "--processes", "2", "--engine", "zero3", "--configs", str(ROOT / engines.CONFIGS))
-    assert "rloo-kit[deepspeed]" in str(done.exception)
+    assert done.exit_code == 2
+    assert "rloo-kit[deepspeed]" in done.stderr
     assert ran == []

@@ -12,6 +12,7 @@ import yaml
 
 import rloo_kit
 from rloo_kit.cli import run
+from rloo_kit.cli.app import VERBS
 from rloo_kit.policy import options
 from rloo_kit.tasks import ladder
 from tests.cli.conftest import Command
@@ -22,7 +23,9 @@ def test_help_names_every_verb_in_a_line_each_and_imports_nothing_heavy(
     command: Command, script: Script
 ) -> None:
     said = command("--help").output
-    for verb in ("doctor", "cards", "plan", "train", "evaluate", "audit", "diagnose"):
+    verbs = ("doctor", "cards", "plan", "train", "launch", "evaluate", "audit", "diagnose", "export")
+    assert tuple(VERBS) == verbs
+    for verb in verbs:
         assert f"\n  {verb} " in said
         assert command(verb, "--help").exit_code == 0
     assert "..." not in said.partition("Commands:")[2], "each fits on its line"

@@ -29,7 +29,9 @@ class AgainstPlain:
     def figures(self, request: pytest.FixtureRequest, rehearsed: Rehearsed) -> dict[str, Figure]:
         outcomes = rehearsed(request.cls.CARD, "correct/update", "correct/against plain PEFT")
         assert outcomes["correct/update"].status == PASSED, "on the GPU path, over Unsloth's trainer"
-        return outcomes["correct/against plain PEFT"].figures
+        beside_plain = outcomes["correct/against plain PEFT"]
+        assert beside_plain.status == PASSED, "every figure within its limits, also those that no test names"
+        return beside_plain.figures
 
     @BASES
     @pytest.mark.parametrize("how", ["with gradient", "without"])

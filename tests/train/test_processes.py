@@ -81,10 +81,10 @@ def start(folder, rank, processes, port):  # a process of its own, as torchrun w
         os._exit(0)
     return process
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
 for folder, processes in ((sys.argv[1], 1), (sys.argv[2], 2)):
+    with socket.socket() as free:  # taken at once, so that another program hardly gets it
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     started = [start(folder, rank, processes, port) for rank in range(processes)]
     assert [os.waitpid(one, 0)[1] for one in started] == [0] * processes
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import as_loaded
 
 
@@ -120,6 +121,7 @@ def test_a_batch_that_was_sampled_and_not_trained_on_is_drawn_again(
     stopped._compute_loss = stop
     with pytest.raises(KeyboardInterrupt):
         stopped.train()
+    assert last_whole_checkpoint(tmp_path / "stopped") == tmp_path / "stopped" / "checkpoint-2"
     resumed, after = trainer_and_reward("stopped")
     resumed.train(resume_from_checkpoint=True)
     assert len(before.prompts) == 3

@@ -1,6 +1,5 @@
 """A run twice, stopped, killed and resumed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,81 +10,6 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
-
-# --- killed -----------------------------------------------------------------------------------------------
-
-KILLED = """
-import json, os, signal, sys, time
-from pathlib import Path
-import rloo_kit
-from rloo_kit.watch.run_folder import last_whole_checkpoint
-from tests.conftest import right_after_thought
-
-policy = rloo_kit.load_policy("tiny", seed=0)
-task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
-settings = dict(num_generations=4, per_device_train_batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-2,
-                max_completion_length=16, beta=0.05, save_steps=2, seed=1)
-
-def trainer_in(folder, max_steps=6):
-    config = rloo_kit.RLOOConfig(output_dir=str(folder), max_steps=max_steps, **settings)
-    return rloo_kit.RLOOTrainer(model=policy, reward_funcs=right_after_thought, args=config, train_dataset=task.train)
-
-def start(folder):  # a process of its own, which imports nothing anew
-    process = os.fork()
-    if not process:
-        trainer = trainer_in(folder)
-        trainer.train(resume_from_checkpoint=True)
-        rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
-        (folder / "rewards.json").write_text(json.dumps(rewards))
-        os._exit(0)
-    return process
-
-def rewards_of(folder):
-    os.waitpid(start(folder), 0)
-    return json.loads((folder / "rewards.json").read_text())
-
-whole, killed = Path(sys.argv[1]) / "whole", Path(sys.argv[1]) / "killed"
-for folder in (whole, killed):
-    folder.mkdir()
-found = {"whole": rewards_of(whole)}
-process, deadline = start(killed), time.monotonic() + 240
-while not (killed / "checkpoint-4").exists() and time.monotonic() < deadline:
-    time.sleep(0.0005)
-os.kill(process, signal.SIGKILL)
-os.waitpid(process, 0)
-found["killed before its end"] = not (killed / "rewards.json").exists()
-found["whole checkpoint"] = last_whole_checkpoint(killed).name
-found["resumed"] = rewards_of(killed)
-
-trainer = trainer_in(whole, max_steps=1)
-trainer.train()
-released = rloo_kit.release(namespace=globals())
-found["freed"], found["held"] = released.freed_bytes, released.held_bytes
-found["names left"] = sorted({"trainer", "policy"} & set(globals()))
-print(json.dumps(found))
-"""
-
-
-@pytest.fixture(scope="module")
-def killed(script: Any, tmp_path_factory: Any) -> dict[str, Any]:
-    """What a run that was killed while it saved, and a release afterwards, have left."""
-    recorded: dict[str, Any] = json.loads(
-        script(KILLED, str(tmp_path_factory.mktemp("killed"))).stdout.splitlines()[-1]
-    )
-    return recorded
-
-
-def test_a_run_killed_while_it_saves_resumes_with_the_rewards_of_one_that_was_not(killed: Any) -> None:
-    assert killed["killed before its end"]
-    assert killed["whole checkpoint"] in ("checkpoint-2", "checkpoint-4")
-    assert killed["resumed"] == killed["whole"]
-
-
-def test_release_gives_back_what_a_run_held(killed: Any) -> None:
-    assert killed["freed"] > 30 * 2**20
-    assert killed["held"] < 2**20
-    assert killed["names left"] == []
-
 
 # --- which checkpoint is taken ----------------------------------------------------------------------------
 
@@ -202,21 +126,6 @@ def test_resuming_restores_the_trained_adapter_beside_its_reference(
     trainer.train(resume_from_checkpoint=True)
     for name, value in trained.items():
         assert torch.equal(other.model.get_parameter(name), value), name
-
-
-def test_a_run_that_is_stopped_by_hand_keeps_its_last_step(make_trainer: Any, tmp_path: Path) -> None:
-    def stops(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
-        if trainer_state.global_step == 2:
-            raise KeyboardInterrupt
-        return random_rewards(completions, **kwargs)
-
-    settings = {"save_strategy": "steps", "save_steps": 50, "max_steps": 4}
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(reward_funcs=stops, **settings).train()
-    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
-    trainer = make_trainer(reward_funcs=random_rewards, **settings)
-    trainer.train(resume_from_checkpoint=True)
-    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3, 4]
 
 
 def test_resuming_in_a_used_kernel_has_the_reference_of_a_fresh_one(make_trainer: Any) -> None:

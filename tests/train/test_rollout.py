@@ -47,12 +47,6 @@ def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any,
         assert not backbone._unsloth_keep_padding_mask, "causal attention alone says the same, faster"
 
 
-def test_with_two_iterations_the_ratio_is_taken_to_the_policy_that_sampled(make_trainer: Any) -> None:
-    trainer = make_trainer(reward_funcs=random_rewards, num_iterations=2, max_steps=4, learning_rate=0.05)
-    trainer.train()
-    assert any(entry.get("clip_ratio/region_mean", 0) > 0 for entry in trainer.state.log_history)
-
-
 def test_stock_trl_refuses_a_second_trainer_on_the_same_policy(
     fresh_policy: Any, task: Any, tmp_path: Path
 ) -> None:
@@ -66,14 +60,6 @@ def test_stock_trl_refuses_a_second_trainer_on_the_same_policy(
     trl.RLOOTrainer(args=config, **arguments)
     with pytest.raises(ValueError, match="ref"):
         trl.RLOOTrainer(args=config, **arguments)
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-def test_the_training_cell_can_be_run_again(beta: float, fresh_policy: Any, make_trainer: Any) -> None:
-    for _ in range(2):
-        trainer = make_trainer(model=fresh_policy, reward_funcs=random_rewards, beta=beta, learning_rate=1e-2)
-        trainer.train()
-        assert trainer.state.global_step == 1
 
 
 def test_no_copy_of_the_adapter_is_kept_where_the_reference_is_the_base(

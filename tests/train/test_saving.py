@@ -342,7 +342,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
 def small_files() -> Iterator[Any]:
     """``small_files(size)``: no file can grow beyond it, as on a disk that is full."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
@@ -363,7 +363,7 @@ def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoi
     trainer.save_model = fills_up
     with pytest.raises(RunFolderError) as caught:
         trainer.train()
-    small_files(resource.RLIM_INFINITY)
+    small_files(None)
     assert "checkpoint-2 could not be written" in caught.value.what
     assert "File too large" in caught.value.what or "as on a full disk" in caught.value.what
     assert caught.value.where.endswith(f"checkpoint-2/{file}")

@@ -222,6 +222,7 @@ print(trainer.state.global_step, len(found), *found, sep=" | ")
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(__import__("os"), "sched_getaffinity"), reason="Linux limits address space")
 def test_a_real_allocator_that_refuses_halves_the_slice(script: Any, tmp_path: Any) -> None:
     said = script(LIMITED.replace("OUT", repr(str(tmp_path / "run")))).stdout.splitlines()[-1]

@@ -141,6 +141,7 @@ def test_the_update_is_that_of_stock_trl(name: str, loaded_once: Any, task: Any,
     for step, (theirs, mine) in enumerate(zip(gradients, ours, strict=True)):
         assert theirs.keys() == mine.keys()
         flat = [torch.cat([gradient.flatten() for gradient in side.values()]) for side in (theirs, mine)]
+        assert flat[0].norm() > 0
         assert (flat[0] - flat[1]).norm() <= 1e-5 * flat[0].norm(), f"step {step + 1}"
     logs = [[entry for entry in run.state.log_history if "grad_norm" in entry] for run in (expected, trainer)]
     # Shares of what is trained on, so they differ where dead groups are left out.
