@@ -141,25 +141,48 @@ def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(place / "package" / "models")
 
 
-def test_the_tasks_texts_are_tokenized_as_qwen3_does(tokenizer: Any, true_tokenizer: Any) -> None:
-    problems = [p for level in ladder.LEVELS for p in ladder.problems_of(level, 200, held_out=False, seed=1)]
-    texts = [f"{p.prompt[0]['content']} {p.answer}" for p in problems]
-    texts += [
+IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
+"""What Qwen3's own tokenizer makes of :func:`texts` and :func:`templated`; the long test compares it."""
+
+THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+
+
+def texts(of_each_level: int) -> list[str]:
+    problems = [
+        p for level in ladder.LEVELS for p in ladder.problems_of(level, of_each_level, held_out=False, seed=1)
+    ]
+    return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
         "<think>\n\n</think>\n\n-42.",
         "<think>\n0+0=0",
     ]
-    assert tokenizer(texts)["input_ids"] == true_tokenizer(texts)["input_ids"]
 
 
-@pytest.mark.parametrize("thinking", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
-def test_prompts_are_templated_as_qwen3_does(tokenizer: Any, true_tokenizer: Any, thinking: Any) -> None:
-    how = {"add_generation_prompt": True, **thinking}
-    for opening in ([], [{"role": "system", "content": "You are a helpful assistant."}]):
-        for problem in ladder.problems_of(1, 5, held_out=True, seed=0):
-            ours = tokenizer.apply_chat_template(opening + problem.prompt, **how)
-            theirs = true_tokenizer.apply_chat_template(opening + problem.prompt, **how)
-            assert ours["input_ids"] == theirs["input_ids"]
+def templated(tokenizer: Any) -> list[list[int]]:
+    prompts = [problem.prompt for problem in ladder.problems_of(1, 5, held_out=True, seed=0)]
+    system = [{"role": "system", "content": "You are a helpful assistant."}]
+    return [
+        tokenizer.apply_chat_template(opening + prompt, add_generation_prompt=True, **how)["input_ids"]
+        for how in THINKING
+        for opening in ([], system)
+        for prompt in prompts
+    ]
+
+
+def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
+    kept = json.loads(IDS.read_text())
+    assert tokenizer(texts(20))["input_ids"] == kept["texts"]
+    assert templated(tokenizer) == kept["templated"]
+
+
+@pytest.mark.long  # fetches Qwen3's tokenizer
+def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_same(
+    tokenizer: Any, true_tokenizer: Any
+) -> None:
+    kept = json.loads(IDS.read_text())
+    assert true_tokenizer(texts(20))["input_ids"] == kept["texts"]
+    assert templated(true_tokenizer) == kept["templated"]
+    assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
 
 
 def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
