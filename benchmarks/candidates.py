@@ -65,9 +65,9 @@ class Dynamic(Candidate):
 
 
 class ChangingK(Candidate):
-    """Batches of one size whose K changes: each of ``of`` for ``HELD`` batches, and then the last."""
+    """Batches of one size whose K changes: each of ``ks`` for ``HELD`` batches, and the last from there on."""
 
-    of: tuple[int, ...]
+    ks: tuple[int, ...]
     num_generations: int
 
     def _rollout(self, examples: Sequence[dict[str, Any]]) -> Rollout:
@@ -75,7 +75,7 @@ class ChangingK(Candidate):
         if not hasattr(self, "_k_of_batch"):
             self._k_of_batch, self._rolled = self.num_generations, 0
         prompts = list(examples[:: self._k_of_batch])
-        self.num_generations = self.of[min(self._rolled // HELD, len(self.of) - 1)]
+        self.num_generations = self.ks[min(self._rolled // HELD, len(self.ks) - 1)]
         self._rolled += 1
         wanted = len(examples) // self.num_generations
         prompts = (prompts + self._fresh(max(0, wanted - len(prompts))))[:wanted]
@@ -85,13 +85,13 @@ class ChangingK(Candidate):
 class GrowingK(ChangingK):
     """Many prompts at first, a better baseline later."""
 
-    of = (4, 8, 16)
+    ks = (4, 8, 16)
 
 
 class FallingK(ChangingK):
     """The other way round: few groups are dead where most answers are wrong."""
 
-    of = (16, 8, 4)
+    ks = (16, 8, 4)
 
 
 TRAINERS: dict[str, type[Candidate]] = {"dynamic": Dynamic, "growing K": GrowingK, "falling K": FallingK}

@@ -155,7 +155,7 @@ class Result:
             | {clock: [round(getattr(step.spent[name], clock), 4) for name in PHASES] for clock in CLOCKS}
             for step in self.steps
         ]
-        return json.dumps(dataclasses.asdict(self) | {"steps": steps})
+        return json.dumps(dataclasses.asdict(self) | {"steps": steps}, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:

@@ -7,10 +7,11 @@ import rloo_kit  # isort: skip - the first import, as in every notebook
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,14 @@ PATIENCE = 550  # seconds for a process; pytest's own is 600, and a busy machine
 Done = subprocess.CompletedProcess[str]
 Script = Callable[..., Done]
 Completions = Sequence[Sequence[dict[str, str]]]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored, and then nothing can be interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -565,7 +565,7 @@ class TestChangingK:
         seen: list[tuple[int, list[str]]] = []
 
         class Trainer(trainer):  # type: ignore[misc,valid-type]
-            of = tuple(k // 2 for k in trainer.of)
+            ks = tuple(k // 2 for k in trainer.ks)
             num_generations = 4
 
             def __init__(self) -> None:
@@ -587,5 +587,5 @@ class TestChangingK:
             4: ["a"] * 4 + ["b"] * 4,
             8: ["a"] * 8,
         }
-        order = [k for k in Trainer.of for _ in range(2)] + [Trainer.of[-1]]
+        order = [k for k in Trainer.ks for _ in range(2)] + [Trainer.ks[-1]]
         assert seen == [(k, rows[k]) for k in order]

@@ -41,7 +41,7 @@ def test_a_composition_may_be_called_by_an_async_reward_within_another():
         assert clipped(outer)(prompts=["?"], completions=["a"]) == [1.0]
 
 
-def test_an_interruption_ends_the_wait_and_what_was_waited_for():
+def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     ended = threading.Event()
 
     async def slow(completions, **kwargs):

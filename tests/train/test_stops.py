@@ -23,13 +23,7 @@ from tests.conftest import random_rewards
 SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}
 SETTINGS |= {"learning_rate": 1e-2}
 
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Any:
-    """A shell starts what runs in its background with SIGINT ignored, and then nothing can be interrupted."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 def weights(trainer: Any) -> list[Any]:
