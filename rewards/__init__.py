@@ -10,13 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewards.answers import answer_reward
-    from rewards.auditing import audit
+    from rewards.answers import FORMS, answer_reward, instruction
+    from rewards.auditing import Audit, AuditFailed, audit
+    from rewards.cases import CASES, Band, Case
     from rewards.compose import cached, clipped, gated, only_for, scaled, weighted
-    from rewards.corpus import CASES, Band, Case
     from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
-    from rewards.findings import Audit, AuditFailed
-    from rewards.forms import FORMS, instruction
     from rewards.guard import guarded
     from rewards.judge import Criterion, reward_model, rubric_reward
     from rewards.signature import check_signature
@@ -33,17 +31,15 @@ if TYPE_CHECKING:
 # Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
 _HOMES = {
     "thinking": "QWEN3 ThinkTokens Thought split_thinking thinking_reward thought_then_answer",
-    "answers": "answer_reward",
-    "forms": "FORMS instruction",
+    "answers": "FORMS answer_reward instruction",
     "text": "length_reward overlong_reward repetition_reward sentence_reward",
     "judge": "Criterion reward_model rubric_reward",
     "signature": "check_signature",
     "guard": "guarded",
     "compose": "cached clipped gated only_for scaled weighted",
     "errors": "RewardCallError RewardSignatureError RewardValueError",
-    "corpus": "CASES Band Case",
-    "auditing": "audit",
-    "findings": "Audit AuditFailed",
+    "cases": "CASES Band Case",
+    "auditing": "Audit AuditFailed audit",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

@@ -1,11 +1,11 @@
-r"""Equality by algebra, math-verify's, in processes of its own that a hard expression cannot outstay.
+r"""Equality of formulas: a little notation, then math-verify, in processes that a hard expression cannot outstay.
 
 For ``rewards.answers`` where a gold answer is not a number.  math-verify's own time limit is an alarm, which only the
-main thread may set and which does not stop sympy's C code; here the expression's process is killed.
+main thread may set and which does not stop sympy's C code; here the kernel ends a process that has had its seconds.
 
 One server process, started on first use, imports sympy and forks a child per expression.  It is not
-``multiprocessing``, whose children import the caller's script again: a training script without a
-``__main__`` guard would start a second training.
+``multiprocessing`` nor a pool over it: their children import the caller's script again, so that a training script
+without a ``__main__`` guard would start a second training, or are forks of a process that may hold CUDA.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ import json
 import logging
 import os
 import re
-import selectors
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,18 +31,98 @@ Pair = tuple[str, str]
 
 LONGEST = 400  # characters of an expression
 AT_ONCE = 4  # children
-SLICE = 0.1  # of its time on a core that every pair gets first, which is enough for most
-BUDGET = 4  # times the limit that the pairs of a batch that need more than a slice have in all
+SLOW = 8  # expressions of a batch that may take their whole time; the others then have a quarter, enough for most
 MEMORY = 2 * 2**30  # bytes a child may use
 KEPT = 20_000  # verdicts in the cache
+
+# ---------------------------------------------------------------------------------------- notation
+
 # Certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
+_DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_NAME = re.compile(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
+_MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
+_DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
+_INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
+_BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
+
+
+def pair(value: str, gold: str) -> Pair | None:
+    """Gold answer and answer as math-verify should get them; None where it need not be asked.
+
+    It takes a set for an interval and the letters at the end for a unit, so brackets and dots are compared here.
+    """
+    found = list(_DOLLARS.finditer(value))
+    if len(found) == 1 and not re.search(r"[\d\\]", value.replace(found[0][0], "")):
+        value = next(filter(None, found[0].groups()))
+    gold, value = _bare(gold), _bare(value)
+    gold = _MEMBER.sub("", gold)
+    value = _in_the_golds_shape(value, gold)
+    if gold and re.sub(r"\s", "", value) == re.sub(r"\s", "", gold):
+        return gold, gold
+    bases = set(_BASE.findall(value))
+    if bases and bases != set(_BASE.findall(gold)):
+        return None
+    ends = {_ends(value), _ends(gold)}
+    same_ends = (
+        len(ends) == 1
+        or ends == {"set", ""}
+        or ("" in ends and ("," not in value or _INEQUALITY.search(gold)))
+    )
+    if not same_ends or (_DOTS.search(value) and not _DOTS.search(gold)):
+        return None
+    return (gold, value) if tractable(gold) and tractable(value) else None
 
 
 def tractable(expression: str) -> bool:
     """Whether an expression is worth a try: short, and without towers of powers or large factorials."""
     whole = r"\boxed" not in expression  # math-verify would take what is in the box
     return whole and 0 < len(expression) <= LONGEST and not _EXPLODES.search(expression)
+
+
+def _bare(text: str) -> str:
+    """A formula without layout and without a unit in text after it."""
+    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
+    text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
+    text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
+    text = re.sub(
+        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
+    )
+    for other, usual in (
+        (r"\varnothing", r"\emptyset"),
+        (r"\{\}", r"\emptyset"),
+        (r"\{ \}", r"\emptyset"),
+        (r"\ge ", r"\geq "),
+    ):
+        text = text.replace(other, usual)
+    return re.sub(r"\s+", " ", text)
+
+
+def _in_the_golds_shape(value: str, gold: str) -> str:
+    """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
+    value = _MEMBER.sub("", value)
+    if "=" not in gold:
+        value = _NAME.sub("", value)
+    if "," in gold and not _ends(gold):
+        value = re.sub(r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s(?:and|or)\s", ", ", value)
+    parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
+    names = [part[1] for part in parts if part]
+    if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
+        return f"({', '.join(part[2].strip() for part in parts if part)})"
+    if "," in gold and "=" not in gold and len(parts) == len(names) and len(set(names)) == 1:
+        return ", ".join(part[2].strip() for part in parts if part)
+    return value
+
+
+def _ends(text: str) -> str:
+    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
+    match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
+    if match is None or "," not in text:
+        return ""
+    return "set" if match[1] == "\\{" else match[1] + match[2]
+
+
+# ---------------------------------------------------------------------------------------- equality
 
 
 def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
@@ -56,7 +135,7 @@ def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
 
 
 def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
-    """The same for many pairs of gold answer and answer, in parallel, each with its own time.
+    """The same for many pairs of gold answer and answer, in parallel, each with its own time on a core.
 
     Verdicts are remembered; a pair that took too long has none, and is False this time.
 
@@ -64,9 +143,8 @@ def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
         ImportError: math-verify is not installed.
         RewardCallError: its process ends without an answer, also when started again.
     """
-    found = {pair: _verdicts.get(pair) for pair in pairs}
-    todo = [pair for pair, verdict in found.items() if verdict is None]
-    if todo:
+    found = {pair: True if pair[0] == pair[1] else _verdicts.get(pair) for pair in pairs}
+    if todo := [pair for pair, verdict in found.items() if verdict is None]:
         with _lock:
             given = dict(zip(todo, _server.grade(todo, timeout), strict=True))
             _verdicts.update({pair: verdict for pair, verdict in given.items() if verdict is not None})
@@ -77,13 +155,11 @@ def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
 
 
 class _Server:
-    """The process that grades: started on first use, and again after it has died."""
+    """The process that grades: started on first use, and again after it has died or this process was forked."""
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
-        self.owner = 0
-        self.errors: IO[bytes] | None = None
-        self.said = ""
+    process: subprocess.Popen[str] | None = None
+    errors: IO[str] | None = None
+    owner, said = 0, ""
 
     def grade(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         """The verdict on each pair, None for one that took too long."""
@@ -103,12 +179,12 @@ class _Server:
 
     def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         try:
-            process = self._running()
-            assert process.stdin
-            assert process.stdout
-            process.stdin.write(json.dumps([timeout, pairs]) + "\n")
-            process.stdin.flush()
-            answers: list[bool | None] = json.loads(process.stdout.readline())
+            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
+                self._start()
+            assert self.process and self.process.stdin and self.process.stdout  # noqa: PT018
+            self.process.stdin.write(json.dumps([timeout, pairs]) + "\n")
+            self.process.stdin.flush()
+            answers: list[bool | None] = json.loads(self.process.stdout.readline())
             if len(answers) != len(pairs):
                 raise ValueError("it answered something else")
         except BaseException:
@@ -116,40 +192,28 @@ class _Server:
             raise
         return answers
 
-    def _running(self) -> subprocess.Popen[str]:
-        if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-            import math_verify  # noqa: F401 - a missing package is named here, not in the server
+    def _start(self) -> None:
+        import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
-            self.stop()
-            self.owner, self.errors = os.getpid(), tempfile.TemporaryFile()  # noqa: SIM115 - stop closes it
-            # Without "", the folder it was started in, whose files may be called as modules are.
-            paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.errors,
-                text=True,
-            )
-        return self.process
+        self.stop()
+        self.owner = os.getpid()
+        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - stop closes it
+        # Without "", the folder it was started in, whose files may be called as modules are.
+        paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
+        command = [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
 
     def stop(self) -> None:
         """End it, and keep the last line that it wrote to standard error."""
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
-            self.said = _last_line(self.errors)
         if self.errors is not None:
+            self.errors.seek(0)
+            self.said = next((line for line in reversed(self.errors.read().split("\n")) if line.strip()), "")
             self.errors.close()
         self.process = self.errors = None
-
-
-def _last_line(file: IO[bytes] | None) -> str:
-    if file is None:
-        return ""
-    file.seek(0)
-    lines = file.read().decode(errors="replace").split("\n")
-    return next(filter(str.strip, reversed(lines)), "")
 
 
 _SERVE = "from rewards.algebra import serve; serve()"
@@ -158,7 +222,7 @@ _server, _lock = _Server(), threading.Lock()
 atexit.register(_server.stop)
 
 
-# --------------------------------------------------------------------------------- in the server
+# ----------------------------------------------------------------------------------- in the server
 
 
 def serve() -> None:
@@ -172,79 +236,35 @@ def serve() -> None:
         )
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
-        print(json.dumps(_graded(pairs, timeout)), flush=True)
-
-
-def _graded(pairs: Sequence[Sequence[str]], timeout: float) -> list[bool | None]:
-    """A slice for each pair, then the whole time for those that need it: one hard pair keeps none from its slice.
-
-    Time is that on a core, so that a busy machine refuses nothing that a quiet one accepts.
-    """
-    todo = dict(enumerate(pairs))
-    verdicts = _round(todo, SLICE * timeout, (len(pairs) + 10) * timeout)
-    slow = {index: pair for index, pair in todo.items() if index not in verdicts}
-    verdicts |= _round(slow, timeout, BUDGET * timeout)
-    return [verdicts.get(index) for index in todo]
-
-
-def _round(pairs: Mapping[int, Sequence[str]], on_core: float, seconds: float) -> dict[int, bool]:
-    """The verdict on each pair whose child reached one in its own time and the round's, both on a core."""
-    verdicts: dict[int, bool] = {}
-    waiting = list(pairs.items())[::-1]
-    running: dict[int, tuple[int, int, float]] = {}  # pipe -> index, pid, start
-    end, used = time.monotonic() + seconds, 0.0
-    with selectors.DefaultSelector() as pipes:
+        verdicts: list[bool | None] = [None] * len(pairs)
+        waiting, running, slow = list(enumerate(pairs)), dict[int, int](), 0
         while waiting or running:
-            over = time.monotonic() >= end and used >= seconds
-            while waiting and len(running) < AT_ONCE and not over:
-                index, pair = waiting.pop()
-                pipe, pid = _forked(pair, on_core)
-                pipes.register(pipe, selectors.EVENT_READ)
-                running[pipe] = index, pid, time.monotonic()
-            ready = {key.fd for key, _ in pipes.select(on_core / 4)}
-            for pipe, (index, pid, start) in list(running.items()):
-                spent = _on_core(pid, start)
-                if pipe in ready:
-                    if said := os.read(pipe, 1):  # else it failed, or the system killed it
-                        verdicts[index] = said == b"1"
-                elif not over and spent < on_core:
-                    continue
-                used += spent
-                del running[pipe]
-                pipes.unregister(pipe)
-                os.close(pipe)
-                os.kill(pid, 9)
-                os.waitpid(pid, 0)
-            if over:
-                break
-    return verdicts
+            while waiting and len(running) < AT_ONCE:
+                index, pair = waiting.pop(0)
+                running[_forked(pair, timeout if slow < SLOW else timeout / 4)] = index
+            child, status = os.wait()
+            index = running.pop(child)
+            verdicts[index] = {0: True, 1: False}.get(os.waitstatus_to_exitcode(status))
+            slow += verdicts[index] is None
+        print(json.dumps(verdicts), flush=True)
 
 
-def _on_core(pid: int, start: float) -> float:
-    """Seconds that a process has had on a core; since its start, where the system does not say."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return time.monotonic() - start
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _forked(pair: Sequence[str], timeout: float) -> tuple[int, int]:
-    """A child that grades one pair: the pipe it answers on, and its process id."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return reading, pid
+def _forked(pair: Sequence[str], seconds: float) -> int:
+    """A child whose exit status is the verdict on a pair: 0 for equal, 1 for not."""
+    if child := os.fork():
+        return child
+    verdict = 2
     try:
         import resource
 
-        # A child whose server was killed ends by itself.
-        resource.setrlimit(resource.RLIMIT_CPU, (int(timeout) + 2, int(timeout) + 2))
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        os.write(writing, b"1" if _verified(*pair) else b"0")
+        # Both signals end a process that has no handler, in C code too.  Time on a core, so that a busy machine
+        # refuses nothing that a quiet one accepts; the other ends one that waits.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 60 * seconds)
+        verdict = 0 if _verified(*pair) else 1
     finally:
-        os._exit(0)
+        os._exit(verdict)
 
 
 def _verified(gold: str, answer: str) -> bool:
@@ -260,4 +280,6 @@ def _verified(gold: str, answer: str) -> bool:
         parse(r"\boxed{" + text.strip().strip("$") + "}", reading, parsing_timeout=None)
         for text in (gold, answer)
     )
-    return bool(target and found and verify(target, found, timeout_seconds=None))
+    return bool(
+        target and found and verify(target, found, allow_set_relation_comp=True, timeout_seconds=None)
+    )

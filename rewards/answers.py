@@ -1,257 +1,220 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-For datasets with gold answers.  ``rewards.forms`` finds the answer where the prompt asks for it, ``rewards.prose``
-where it asks for nothing; a comparison then checks it against the gold answer, with ``rewards.quantities`` or
-``rewards.algebra``.  A completion that states nothing, two answers or the opposite scores nothing: a list of all
-numbers, two boxes that differ, "not 42".
+For datasets with gold answers.  First the form: what stands in the box, on the line or in the tag that the prompt asks
+for, and nothing around it.  Then the value: a comparison with the gold answer, by ``rewards.quantities`` or
+``rewards.algebra``.  Words beside a box, such as a denial, are not read: an own right box earns nothing extra by them.
+Where no form is asked for, ``rewards.free_text`` guesses.
 
 It neither runs code nor asks a judge: that is ``rewards.judge``.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
-from rewards import algebra, prose
+from rewards import algebra
 from rewards.errors import invalid
-from rewards.forms import Form, Statement, boxes, check_form, explicit, seen
+from rewards.free_text import guessed
 from rewards.made import recorded
-from rewards.notation import readable
-from rewards.quantities import Number, plain, to_number
+from rewards.quantities import plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
 
-# ----------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ forms
+
+Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
+FORMS: tuple[str, ...] = get_args(Form)
+
+_INSTRUCTIONS = {
+    "boxed": r"Please reason step by step, and put your final answer within \boxed{}.",
+    "####": "Write your final answer alone on the last line, after ####.",
+    "<answer>": "Write your final answer between <answer> and </answer>.",
+    "whole": "Reply with the answer alone.",
+}
 
 
-def statements(text: str, form: str = "auto", kind: str = "number") -> list[Statement]:
-    """Every statement of an answer that counts; empty where a text keeps to another form, or states none.
+def instruction(form: str) -> str:
+    r"""The sentence for a prompt that asks for a form; empty for "auto" and "prose".
 
-    With "auto" and "prose" boxes, lines and tags count, and none may differ; without any of them, prose does.  Labels
-    in prose ("the answer is 41") count beside any form, as far as they name a value; with "prose" also denied ones.
+    The box's is the one that Qwen's model cards recommend for mathematics.
+
+    Raises:
+        ValueError: an unknown form.
+
+    >>> instruction("####")
+    'Write your final answer alone on the last line, after ####.'
     """
-    text = seen(text)
-    if boxes(text) is None:  # cut off within one
-        return []
-    labels = [_narrowed(label, kind) for label in prose.labelled(text)]
-    labels = [label for label in labels if _names_a_value(label, kind)]
+    check_form(form, "instruction")
+    return _INSTRUCTIONS.get(form, "")
+
+
+def check_form(form: str, where: str) -> None:
+    """Raise ValueError if there is no such form."""
+    if form not in FORMS:
+        named = ", ".join(f'"{name}"' for name in FORMS)
+        raise invalid(f"There is no form {form!r}", f"{where}(form={form!r})", f"choose one of {named}")
+
+
+LONGEST = 20_000  # characters read: the last ones of a longer text
+MOST = 20  # a text with more boxes that differ commits to none
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_LINE = re.compile(r"(?<!#)####(?!#)[ \t*]*\n?([^\n]*)")
+_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
+
+
+def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
+    r"""What a text states in a form, each of which has to be right; empty where it keeps to another form.
+
+    Boxes all count, without empty ones; of lines and tags the last.  "auto" takes the box if there is one, else a last
+    line after ####, else the tag, else a guess.
+
+    >>> stated(r"It is not 41, but \boxed{42}.", "boxed"), stated("<answer>41</answer><answer>42</answer>", "<answer>")
+    (['42'], ['42'])
+    """
+    text = readable(text[-LONGEST:])
+    if form == "whole":
+        return [text.strip()] if text.strip() else []
     free = form in ("auto", "prose")
-    forms = ("boxed", "####", "<answer>") if free else (form,)
-    found = [s for name in forms for s in explicit(text, name, last=not free)]
-    if free:
-        found = [s for s in found if s.form != "####" or not _heads(s, kind)]
-    found = [s for s in found if s.form != "boxed" or not any(o.start < s.start < o.end for o in found)]
-    if found:
-        return _kept([*found, *(labels if form == "prose" else filter(prose.stands, labels))])
-    if not free:
-        return []
-    return _kept(labels) or [_narrowed(s, kind) for s in prose.concluded(text, kind)]
+    found = boxes(text) if free or form == "boxed" else []
+    if form == "boxed" or found != []:
+        values = list(dict.fromkeys(_boxed(text, found or [])))
+        return values if len(values) <= MOST else []
+    lines = list(_LINE.finditer(text)) if free or form == "####" else []
+    if lines and (form == "####" or not text[lines[-1].end() :].strip()):
+        return [lines[-1][1].strip()]
+    if tags := _TAG.findall(text) if free or form == "<answer>" else []:
+        return [tags[-1].strip()]
+    return guessed(text, kind) if free else []
 
 
-def _in_prose(statement: Statement) -> bool:
-    return statement.form in ("label", "conclusion")
+def boxes(text: str) -> list[tuple[int, int, str]] | None:
+    r"""Every outermost ``\boxed{...}`` as (start, end, content), braces balanced; None if one is never closed.
+
+    >>> boxes(r"so \boxed{\frac{1}{2}}")
+    [(3, 22, '\\frac{1}{2}')]
+    """
+    found: list[tuple[int, int, str]] = []
+    match = _BOX.search(text)
+    while match:
+        end, depth = match.end(), 1
+        for brace in re.finditer(r"(?<!\\)[{}]", text[match.end() :]):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                end += brace.start()
+                break
+        else:
+            return None
+        found.append((match.start(), end + 1, text[match.end() : end]))
+        match = _BOX.search(text, end + 1)
+    return found
 
 
-def _narrowed(statement: Statement, kind: str) -> Statement:
-    """A statement in prose with its last clause alone, so that what an earlier one denies does not count."""
-    value = statement.value
-    if kind not in ("number", "choice") or prose.ascribes(value):
-        return statement
-    if kind == "choice":  # a clause at a time: "B, since A is not" chooses B
-        letters = [] if re.search("[?？]", value) else sorted(_letters(value))
-        return statement._replace(value=" ".join(letters) or value)
-    clause = prose.clause_in(prose.without_contrast(value))
-    rest = value.rpartition(clause)[2] if clause else ""
-    return statement._replace(value=clause, after=f"{rest} {statement.after}")
+def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
+    """The boxes' contents with what makes other numbers of them: a sign, digits or a power without a space between."""
+    values = []
+    for start, end, content in found:
+        left, right = text[max(0, start - 9) : start], text[end : end + 9]
+        power = re.match(r"\^\s*\{?\s*-?\d\s*\}?(?!\s*\\)", right)
+        if re.search(r"\d\.?\Z", left) or re.match(r"\{?(?:\d|[.,]\}?\d)", right):
+            content = "?"  # half a number
+        elif re.search(r"(?<![\w)}\]\\])-\Z", left):
+            content = f"-{content}"
+        if re.search(r"[^\s.…]", content):  # a prompt's "\boxed{}" may be repeated
+            values.append(content + (power[0] if power else ""))
+    return values
 
 
-def _kept(found: list[Statement]) -> list[Statement]:
-    """The statements in their order, without those taken back before a later one."""
-    found = sorted(found, key=lambda statement: statement.start)
-    kept = found[-1:]
-    for this, following in pairwise(found):
-        between = this.after[: max(0, following.start - this.end)]
-        if not prose.superseded(this, between):
-            kept.append(this._replace(after=between))
-    return kept
-
-
-def _heads(line: Statement, kind: str) -> bool:
-    """Whether a line after #### is a heading rather than an answer, where the prompt asked for no such line."""
-    heading = re.match(r"(?:step|part|case|solution|method|final|answer)\b", line.value, re.IGNORECASE)
-    return heading is not None or not _names_a_value(line, kind)
-
-
-def _names_a_value(statement: Statement, kind: str) -> bool:
-    """A label before words alone, as in "the answer is simple", states no answer."""
-    value = statement.value
-    if kind == "number":
-        return _number(statement) is not None
-    if kind == "choice":
-        return bool(_letters(value))
-    return kind == "exact" or re.search(r"[\d\\^$]", value) is not None or value.count(" ") < 3
-
-
-# -------------------------------------------------------------------------------- comparisons
+# -------------------------------------------------------------------------------------- comparisons
 
 Equal = Callable[[str, str], bool]  # of a gold formula and an answer's
 
-# What stands before the answer in a sentence.
-_COPULA = re.compile(
-    r"\b(?:is|are|was|were|called|named|as|at|point|interval|equals|gives|set|solutions?|to|by|in|with|get|have|be|que|es|"
-    r"est|ist|also)\b|['’]s\b|[:：为是]"
-)
 
-
-def _number(statement: Statement) -> Number | None:
-    if _in_prose(statement):
-        return prose.number_in(prose.without_contrast(statement.value))
-    return to_number(statement.value, decimal_comma=True)
-
-
-def _number_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
-    target, found = to_number(readable(gold)), _number(statement)
+def _number_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
+    target, found = to_number(readable(gold)), to_number(value, decimal_comma=True, alone=alone)
     return target is not None and found is not None and found.same(target, tolerance)
 
 
-def _exact_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
-    wanted, value = folded(gold), statement.value
-    if not _in_prose(statement) or folded(value) == wanted:
-        return folded(value) == wanted
-    parts = _COPULA.split(prose.without_contrast(value))
-    return len(parts) > 1 and wanted in (folded(parts[0]), folded(parts[-1]))
-
-
-# A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
-_CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
-
-
-def _letters(value: str) -> set[str]:
-    """The choices that a value names in clauses that deny nothing."""
-    text = plain(value).strip()
-    if alone := re.fullmatch(r"[^\w+#]*([A-Ja-j])[^\w+#]*", text):
-        return {alone[1].upper()}
-    clauses = [c for c in re.split(r"[,;.](?:\s+|(?=[^\x00-\x7f]))|\s+[—–-]\s+", text) if not prose.denies(c)]
-    return {match[1] or match[2] for clause in clauses for match in _CHOICE.finditer(clause)}
-
-
-def _choice_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
-    return _letters(statement.value) == {re.sub(r"\W", "", gold).upper()}
+_OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
 
 
 def folded(text: str) -> str:
-    r"""Text for comparison as words, without markup, case, outer punctuation, articles and extra spaces.
+    r"""Text for comparison as words, without markup, case, outer punctuation, a leading article and extra spaces.
 
     >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
     True
     """
-    text = re.sub(r"\s+", " ", plain(readable(text))).strip(" .,;:!?\"'“”‘’()[]*。，！।").casefold()
+    text = re.sub(r"\s+", " ", plain(unicodedata.normalize("NFC", readable(text))).replace("$", ""))
+    text = re.sub("[‘’]", "'", text.strip()).casefold()
+    text = re.sub(rf"^(?:(?!\.\d){_OUTER})+|{_OUTER}+$", "", text) or text
     return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
+
+
+def _exact_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
+    return folded(value) == folded(gold)
+
+
+def _math_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
+    pair = _pair(value, gold)
+    return pair is not None and equal(*pair)
+
+
+# Words in \text, or outside of it none that may be a product such as xyz, or a function.
+_IN_TEXT = re.compile(r"\$?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{[^{}]*[^\W\d_][^{}]*\}\$?")
+_WORDS = re.compile(r"(?!(?:sin|cos|tan|log|exp)\b)[^\W\d_]{3,}(?:,? [^\W\d_]+)*")
+_PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
+
+
+def _pair(value: str, gold: str) -> algebra.Pair | None:
+    """What algebra should judge of a gold answer and an answer; of words, the same ones or nothing."""
+    gold = readable(gold).strip(" .")
+    words = bool(_IN_TEXT.fullmatch(gold)) or (
+        _WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)
+    )
+    if words:
+        same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
+        return (gold, gold) if same else None
+    return algebra.pair(value, gold)
 
 
 def _numeric(gold: str) -> bool:
     return to_number(readable(gold)) is not None
 
 
-def _math_is(statement: Statement, gold: str, tolerance: float, equal: Equal) -> bool:
-    if _numeric(gold):
-        # Algebra would accept "17 + 25" for 42, and so a copy of the question.
-        return _number_is(statement, gold, tolerance, equal)
-    return any(g == value or equal(g, value) for g, value in _pairs(statement, gold))
+# A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
+_CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
 
 
-def _pairs(statement: Statement, gold: str) -> list[algebra.Pair]:
-    """What algebra has to compare, gold answer and answer; two equal texts where they are the same as written."""
-    pairs = (_pair(value, gold) for value in _formulas(statement))
-    return [pair for pair in pairs if pair is not None and all(map(algebra.tractable, pair))]
-
-
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_TAIL = re.compile(
-    r"(?:(?:\\?[A-Za-z]{1,2}(?![A-Za-z])|\\[A-Za-z]+|[\d+\-*/^_=<>()\[\]{},.|'!·…&\s]|\b(?:and|or)\b(?=\s+[-\dx])))+$"
+# An option whose text names others: "D) Both A and B".
+_OF_OTHERS = re.compile(
+    r"\(?([A-J])\s*[).:\]]\s*(?:(?:both|all|none|neither|either|only)\s+(?:of\s+)?)?"
+    r"[A-J](?:(?:\s*,\s*|\s+)(?:(?:and|or|nor)\s+)?[A-J])+\.?",
+    re.IGNORECASE,
 )
 
 
-def _formulas(statement: Statement) -> list[str]:
-    """The formulas that a statement may end in; in prose the last one in dollars, or what follows the verb."""
-    value = statement.value
-    if not _in_prose(statement):
-        return [value]
-    value = re.sub(
-        r"\s\((?:about|approximately|≈)[^()]*\)$", "", prose.without_contrast(value).rstrip(" .!*。")
-    )
-    value = re.sub(r"\s(?:(?:cubic|square) \w+|units?)$|, which\b.*$", "", value)
-    formulas = list(_FORMULA.finditer(value))
-    if formulas and len(re.findall(r"\w+", value[formulas[-1].end() :])) <= 3:
-        last = next(filter(None, formulas[-1].groups()))
-        found = [last, value[formulas[-2].start() :] if len(formulas) > 1 else ""]
-    else:
-        found = [value, _COPULA.split(value)[-1]]
-        if ";" in value:
-            found += _formulas(statement._replace(value=value.split(";")[0]))
-        elif tail := _TAIL.search(value):
-            found.append(re.split(r"(?<![<>!])=", tail[0])[-1])
-    return list(dict.fromkeys(part for part in found if part.strip()))
-
-
-_DOTS_OR_BASE = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.|[0-9A-F]_\{?\d")
-
-
-def _pair(value: str, gold: str) -> algebra.Pair | None:
-    gold, value = _bare_formula(readable(gold)), _bare_formula(value)
-    value = _in_the_golds_shape(value, gold)
-    ends = {_ends(value), _ends(gold)}
-    same_ends = len(ends) == 1 or ends == {"set", ""} or ("" in ends and "," not in value)
-    if not same_ends or (_DOTS_OR_BASE.search(value) and not _DOTS_OR_BASE.search(gold)):
-        return None
-    return gold, value
-
-
-def _bare_formula(text: str) -> str:
-    """A formula without layout and without a unit in text after it."""
-    text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
-    text = re.sub(r"^\\(?:text|boxed)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
-    text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
+def _choice_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
     text = re.sub(
-        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
+        r"^(?:(?:option|choice|answer)\b|答案[是为]?)", "", plain(value).strip(" $"), flags=re.IGNORECASE
     )
-    for other, usual in ((r"\varnothing", r"\emptyset"), (r"\{\}", r"\emptyset"), (r"\ge ", r"\geq ")):
-        text = text.replace(other, usual)
-    return re.sub(r"\s+", " ", text)
+    one = re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text)
+    if one:
+        letters = {one[1].upper()}
+    elif re.search(r"(?:\b(?:not|but|than|except)|\\n\w+|¬|!)\W*[A-J]\b", text) or (
+        alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)
+    ):
+        return False
+    else:
+        letters = {match[1] or match[2] for match in _CHOICE.finditer(text)}
+    return letters == {re.sub(r"\W", "", gold).upper()}
 
 
-_NAME = re.compile(
-    r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)|^[a-z]\s*\\in(?![a-z])\s*"
-)
-
-
-def _in_the_golds_shape(value: str, gold: str) -> str:
-    """An answer without the names that the gold answer leaves out: "x = 2, y = 3" is (2, 3) where that is gold."""
-    if "=" not in gold:
-        value = _NAME.sub("", value)
-    if "," in gold and not _ends(gold):
-        value = re.sub(r"\s(?:and|or)\s", ", ", value)
-    parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
-    names = [part[1] for part in parts if part]
-    if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
-        return f"({', '.join(part[2].strip() for part in parts if part)})"
-    return value
-
-
-def _ends(text: str) -> str:
-    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
-    match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
-    if match is None or "," not in text:
-        return ""
-    return "set" if match[1] == "\\{" else match[1] + match[2]
-
-
-_KINDS: dict[str, Callable[[Statement, str, float, Equal], bool]] = {
+_KINDS: dict[str, Callable[[str, str, float, Equal, bool], bool]] = {
     "number": _number_is,
     "math": _math_is,
     "choice": _choice_is,
@@ -272,12 +235,12 @@ def gold_text(gold: str) -> str:
 
 
 def accepted(gold: Any) -> list[Any]:
-    """The answers of which each is right: of a list of texts, such as a name and its aliases, all; else the one.
+    """The answers of which each is right: of a list of texts or numbers, such as a name and its aliases, all; else one.
 
     >>> accepted(["Paris", "Paris, France"]), accepted("Rome"), accepted([1, 2])
-    (['Paris', 'Paris, France'], ['Rome'], [[1, 2]])
+    (['Paris', 'Paris, France'], ['Rome'], [1, 2])
     """
-    several = isinstance(gold, (list, tuple)) and all(isinstance(one, str) for one in gold)
+    several = isinstance(gold, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in gold)
     return list(gold) if several else [gold]
 
 
@@ -289,18 +252,19 @@ def is_right(
     form: Form = "auto",
     equal: Equal = algebra.equal,
 ) -> bool:
-    r"""Whether the text after a thought states exactly one answer in this form, equal to the gold answer.
+    r"""Whether the text after a thought states one answer in this form, equal to the gold answer.
 
     >>> is_right("The answer is 1,000.", "1000"), is_right(r"\boxed{\frac{2000}{2}}", "1000.0", form="boxed")
     (True, True)
     >>> is_right("The answer is not 42.", "42"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
     (False, False, False)
     """
-    same = _KINDS[kind]
-    made = statements(answer, form, kind)
-    several = r" or \in" if kind == "math" and re.search(r"[,()\[\]{}]|\\pm", gold) else ""
-    words = gold + several if kind in ("exact", "math") else ""
-    return bool(made) and all(prose.stands(s, words) and same(s, gold, tolerance, equal) for s in made)
+    if kind == "math" and _numeric(
+        gold
+    ):  # algebra would accept "17 + 25" for 42, and so a copy of the question
+        kind = "number"
+    values = stated(answer, form, kind)
+    return bool(values) and all(_KINDS[kind](v, gold, tolerance, equal, form == "whole") for v in values)
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -327,7 +291,7 @@ class _AnswerReward:
         return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
-        golds = column_in(kwargs, self.column, self.__name__)
+        golds = column_in({**kwargs, "completions": completions}, self.column, self.__name__)
         ids = completion_ids if completion_ids is not None else [None] * len(completions)
         rows = [
             (self.answers_of(completion, row_ids), self._accepted(gold))
@@ -336,8 +300,8 @@ class _AnswerReward:
         verdicts: dict[algebra.Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
-            stated = ((s, g) for texts, g in asked for t in texts for s in statements(t, self.form, "math"))
-            verdicts = algebra.equals([pair for s, gold in stated for pair in _pairs(s, gold)], self.timeout)
+            pairs = (_pair(v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
+            verdicts = algebra.equals([pair for pair in pairs if pair], self.timeout)
         return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
 
     def _accepted(self, gold: Any) -> list[Any]:
@@ -357,6 +321,10 @@ class _AnswerReward:
 
     def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[algebra.Pair, bool]) -> float:
         if callable(self.kind):
+            if self.form in ("boxed", "####", "<answer>"):
+                texts = [value for text in texts for value in stated(text, self.form) or [""]]
+                if "" in texts:
+                    return self.wrong
             given = (self.kind(text, golds[0]) for text in texts)
             scores = {True: self.right, False: self.wrong}
             return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
@@ -396,7 +364,7 @@ def answer_reward(
 
     None ("does not apply") where the row has no gold answer, or one of another kind, such as a word under
     ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer; of a
-    list of texts each is right.
+    list of texts or numbers each is right.
 
     The kinds:
 
@@ -404,15 +372,20 @@ def answer_reward(
     - ``"math"``: the same for numbers; other gold answers by math-verify.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
-    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought.
+    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or with a box, a line or a
+      tag as the form what ``stated`` finds there: the lowest score of several, and ``wrong`` where there is none.
 
     The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
 
     - ``"boxed"``: what stands in ``\boxed{}``; boxes that differ earn nothing.
     - ``"####"`` and ``"<answer>"``: the last line or tag of that kind.
-    - ``"whole"``: all that follows the thought.
-    - ``"prose"``: a heuristic, for completions that were asked for no form.
-    - ``"auto"``: the box if there is one, else the line, else the tag, else prose.
+    - ``"whole"``: all that follows the thought, which has to be the value, with its unit; no sentence around it.
+    - ``"auto"``, or ``"prose"``: where no form is asked for, the box if there is one, else a last line after ####, else
+      the tag, else a guess: "the answer is" in English, else the last sentence if it has one number.  The guess refuses
+      in doubt, and reads no other language.
+
+    Of a form that is named the words around it are not read, in any language: a denial beside an own box earns nothing
+    extra.
 
     Args:
         kind: see above.
@@ -421,12 +394,13 @@ def answer_reward(
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
         tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
             ids do, the answer must be right from every place where it may begin.
-        tolerance: relative, for numbers.
+        tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
         timeout: seconds on a core for one answer's algebra, after which it is not equal.
 
     Raises:
-        ValueError: an unknown kind or form; at a call, RewardValueError if the dataset lacks the column.
+        ValueError: an unknown kind or form, a negative tolerance, or a timeout that is not positive; at a call,
+            RewardValueError if the dataset lacks the column.
 
     >>> reward = answer_reward()
     >>> reward(completions=["<think>6 * 7</think>It is 42.", "41 or 42", "7"], answer=["42", "42", None])
@@ -439,5 +413,12 @@ def answer_reward(
             f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
         )
     check_form(form, "answer_reward")
+    limits = (tolerance, timeout)
+    if not all(isinstance(n, (int, float)) and 0 <= n < math.inf for n in limits) or not timeout:
+        raise invalid(
+            "tolerance must be a number from 0, and timeout one above 0",
+            f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})",
+            "pass tolerance=0.01 for one percent, and timeout in seconds",
+        )
     scores = map(float, (right, wrong, timeout))
     return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)

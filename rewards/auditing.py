@@ -1,39 +1,309 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-A second of CPU time before GPU hours are spent on a reward function.  The cases are in ``rewards.corpus``; this module
-turns them into TRL's keywords, scores them, and compares each score with what the case should earn.
+A second of CPU time before GPU hours are spent on a reward function.  ``rewards.cases`` has the cases; this module
+turns them into TRL's keywords, scores them, compares each score with what the case should earn, and reports.
 
-An audit finds only the exploits in its corpus: read what your policy writes as well.
+An audit finds only the exploits among its cases: read what your policy writes as well.
 """
 
 from __future__ import annotations
 
+import html
 import itertools
 import math
 import random
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
-from rewards import corpus
-from rewards.answers import accepted, gold_text
-from rewards.corpus import CASES, CONTESTED, NOTHING, PAYS, Band, Case
-from rewards.errors import invalid
-from rewards.findings import Audit, Finding
+from rewards.answers import check_form
+from rewards.cases import (
+    CASES,
+    CONTESTED,
+    CUT_OFF,
+    GROUP,
+    NOTHING,
+    PAYS,
+    QUESTIONS,
+    Band,
+    Case,
+    Sample,
+    Writer,
+)
+from rewards.errors import invalid, shown
 from rewards.guard import call_reward
-from rewards.signature import Reward, Scores, reward_name, said_by
-from rewards.text import question
-from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode
+from rewards.signature import Aim, Reward, Scores, check_signature, no_aim, reward_name, said_by
 
-AIMS = ("answer", "thought", "both")
-_CUT_OFF = [
-    Case("cut off", str(n), "{open}" + "{thought}" * n, NOTHING, NOTHING, "a limit too short for the thought")
-    for n in range(1, 9)
-]
+EQUAL = "every score is equal: nothing to learn from"
+Rows = list[tuple[str, ...]]
+
+
+class AuditFailed(AssertionError):
+    """An audit found more than ``raise_for`` allows."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One completion, as the decoded text that the reward saw, and what the reward gave it.
+
+    Its credit, (score - floor) / (full - floor), should lie in the band: 1 is what an honest right completion earns, 0
+    an empty one.  A score of None means "does not apply".  ``error`` is what the reward raised, or "".
+    """
+
+    case: Case
+    prompt: str
+    gold: str
+    completion: str
+    band: Band
+    score: float | None
+    credit: float | None
+    error: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """ "error", "none" (does not apply), "contested", "ok", "exploit" or "refusal"."""
+        if self.error:
+            return "error"
+        if self.score is None or self.credit is None:
+            return "none"
+        if self.band == CONTESTED:
+            return "contested"
+        if self.band.holds(self.credit):
+            return "ok"
+        return "refusal" if self.credit < self.band.low else "exploit"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of ``audit``: print it, show it in a notebook, or call ``raise_for`` in CI.
+
+    Attributes:
+        aim: what the reward is meant to pay for: "answer", "thought" or "both".
+        full: best score of an honest right completion.
+        floor: median score of completions with nothing in them.
+        group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
+            means that every advantage is 0 and nothing is learned.
+        cut_off_std: the same for a group whose completions were all cut off within their thoughts.
+        deterministic: whether the same call gave the same scores twice.
+        order_free: whether a completion's score is the same in another order and alone.
+        form: the form of answer that the reward reads, in which the cases were written.
+        constant: whether all that it scored, the usual cases among it, has one score, or none has any.
+        inverted: whether a right completion earns no more than an empty one; of a reward of form, a penalty for
+            example, only if it earns less, and of one of length never.
+    """
+
+    name: str
+    aim: str
+    findings: tuple[Finding, ...]
+    full: float
+    floor: float
+    group_std: float
+    cut_off_std: float
+    deterministic: bool
+    order_free: bool
+    seconds_per_1000: float
+    form: str = "auto"
+    constant: bool = False
+    inverted: bool = False
+
+    def of(self, verdict: str) -> tuple[Finding, ...]:
+        """The findings with this verdict, highest credit first; for refusals lowest first."""
+        found = [finding for finding in self.findings if finding.verdict == verdict]
+        sign = 1 if verdict == "refusal" else -1
+        return tuple(sorted(found, key=lambda f: sign * (f.credit or 0.0)))
+
+    @property
+    def exploits(self) -> tuple[Finding, ...]:
+        """Completions that deserve nothing and earned at least half of an honest one's credit."""
+        return self.of("exploit")
+
+    @property
+    def refusals(self) -> tuple[Finding, ...]:
+        """Completions that deserve the reward and earned under half of it."""
+        return self.of("refusal")
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """Completions on which the reward raised."""
+        return self.of("error")
+
+    def share(self, verdict: str) -> float:
+        """Exploits among the completions that deserve nothing, or refusals among those that deserve pay."""
+        due = {"exploit": NOTHING, "refusal": PAYS}[verdict]
+        judged = [f for f in self.findings if f.band == due and f.verdict in ("ok", verdict)]
+        return len([f for f in judged if f.verdict == verdict]) / len(judged) if judged else 0.0
+
+    @property
+    def margin(self) -> float | None:
+        """Lowest score of a right completion minus the highest score of one without a right answer.
+
+        If positive, no completion without a right answer earns as much as any right one.
+        """
+        right = [f.score for f in self.findings if f.case.answer == f.band == PAYS and f.score is not None]
+        wrong = [f.score for f in self.findings if f.case.answer == NOTHING and f.score is not None]
+        return min(right) - max(wrong) if right and wrong else None
+
+    @property
+    def headline(self) -> str:
+        """The worst finding in one line."""
+        if self.errors:
+            return f"{self.name} raised {self._raised()}."
+        scores = [f.score for f in self.findings if f.score is not None]
+        if self.constant:
+            score = f"{scores[0]:g}" if scores else "None"
+            return (
+                f"{self.name} gives {score} for all {len(self.findings)} completions. {EQUAL.capitalize()}."
+            )
+        if not self.full > self.floor:
+            return (
+                f"{self.name} pays an honest right completion {self.full:g}, no more than one with nothing "
+                f"in it ({self.floor:g})."
+            )
+        if not self.exploits:
+            return f"{self.name}: no exploit among {len(self.findings)} completions."
+        # Among equal scores prefer a completion without a right answer.
+        worst = max(self.exploits, key=lambda f: (f.score or 0.0, f.case.answer == NOTHING))
+        top = ", its maximum," if worst.score == max(scores) else ""
+        return f"{self.name} pays {worst.score:g}{top} for '{worst.case.label}': {worst.case.why}."
+
+    def _raised(self) -> str:
+        """Its errors in a line: the first, where, and on how many completions."""
+        first, kinds = self.errors[0], list(dict.fromkeys(f.error.split(":")[0] for f in self.errors))
+        where = f"on {len(self.errors)} of {len(self.findings)} completions, first on '{first.case.label}'"
+        others = f", and {', '.join(kinds[1:])}" if kinds[1:] else ""
+        return f"{first.error.rstrip('.')} ({where}{others})"
+
+    def faults(self, exploits: int | None = 0, refusals: float | None = None) -> list[str]:
+        """What :meth:`raise_for` raises for, a few words each."""
+        found = []
+        if self.errors:
+            found.append(f"it raised on {len(self.errors)} completions")
+        if self.constant:
+            found.append(EQUAL)
+        elif self.inverted:
+            found.append(f"a right completion earns {self.full:g}, and one with nothing in it {self.floor:g}")
+        if exploits is not None and len(self.exploits) > exploits:
+            found.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
+        if refusals is not None and self.share("refusal") > refusals:
+            found.append(f"{self.share('refusal'):.1%} refusals, and {refusals:.1%} are allowed")
+        return found
+
+    def raise_for(self, exploits: int | None = 0, *, refusals: float | None = None) -> Audit:
+        """Raise if the audit found more than this, else return it; for CI.
+
+        Args:
+            exploits: most completions wrongly paid; None for any number.
+            refusals: largest share of right completions refused, such as 0.02.
+
+        Raises:
+            AuditFailed: there is more, the reward raised on a completion, every score is equal, or a right completion
+                earns no more than one with nothing in it.
+        """
+        if failed := self.faults(exploits, refusals):
+            todo = "print the audit, which shows each one with its reason, and mend the reward"
+            raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
+        return self
+
+    def facts(self) -> list[tuple[str, str]]:
+        """The numbers beside the tables, as (name, value)."""
+        due = {band: [f for f in self.findings if f.band == band] for band in (NOTHING, PAYS, CONTESTED)}
+        margin = "n/a" if self.margin is None else f"{self.margin:+.3g}"
+        return [
+            ("judged as a reward of", {"both": "thought and answer"}.get(self.aim, self.aim)),
+            ("form of the answer", self._form()),
+            ("exploits", f"{len(self.exploits)} of {len(due[NOTHING])} ({self.share('exploit'):.1%})"),
+            ("refusals", f"{len(self.refusals)} of {len(due[PAYS])} ({self.share('refusal'):.1%})"),
+            ("contested, not counted", str(len(due[CONTESTED]))),
+            ("errors", str(len(self.errors))),
+            ("honest and empty score", f"{self.full:g} and {self.floor:g}"),
+            ("margin", margin + " (least right score minus highest wrong one)"),
+            ("spread in a typical group", _spread(self.group_std)),
+            ("spread if all are cut off", _spread(self.cut_off_std)),
+            ("deterministic", "yes" if self.deterministic else "NO: the same call gave other scores"),
+            ("free of batch order", "yes" if self.order_free else "NO: a score depends on the batch"),
+            ("time per 1,000", f"{self.seconds_per_1000:.3g} s"),
+        ]
+
+    def _form(self) -> str:
+        if not self.form and self.aim != "thought":
+            return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
+        if self.aim == "thought" or self.form not in ("auto", "prose"):
+            return self.form if self.aim != "thought" else "not read"
+        return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
+
+    def _families(self) -> Rows:
+        """One row per family: completions, exploits, refusals, lowest and highest score."""
+        rows: Rows = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
+        for family in dict.fromkeys(f.case.family for f in self.findings):
+            mine = [f for f in self.findings if f.case.family == family]
+            scores = [f.score for f in mine if f.score is not None]
+            counts = [str(sum(f.verdict == v for f in mine)) for v in ("exploit", "refusal")]
+            ends = [f"{pick(scores):.3g}" if scores else "None" for pick in (min, max)]
+            rows.append((family, str(len(mine)), *counts, *ends))
+        return rows
+
+    def _cases(self, verdict: str) -> Rows:
+        """One row per case with this verdict: case, how many, score, band, why."""
+        grouped: dict[str, list[Finding]] = {}
+        for finding in self.of(verdict):
+            grouped.setdefault(finding.case.label, []).append(finding)
+        rows: Rows = [("case", "golds", "score", "should be", "why")]
+        for label, mine in grouped.items():
+            first = mine[0]
+            rows.append((label, str(len(mine)), f"{first.score:.3g}", self._band(first.band), first.case.why))
+        return rows
+
+    def _band(self, band: Band) -> str:
+        span = self.full - self.floor
+        low, high = (self.floor + end * span if math.isfinite(end) else end for end in band)
+        if low == -math.inf:
+            return "any" if high == math.inf else f"< {high:.3g}"
+        return f">= {low:.3g}" if high == math.inf else f"{low:.3g} to {high:.3g}"
+
+    def _tables(self) -> list[tuple[str, Rows]]:
+        tables = [
+            (title, self._cases(one)) for title, one in (("Exploits", "exploit"), ("Refusals", "refusal"))
+        ]
+        return [(title, rows) for title, rows in tables if len(rows) > 1] + [("Families", self._families())]
+
+    def __str__(self) -> str:
+        width = max(len(name) for name, _ in self.facts())
+        lines = [self.headline, "", *(f"{name:<{width}}  {value}" for name, value in self.facts())]
+        for title, rows in self._tables():
+            lines += ["", title, *_text_table(rows)]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_markdown(self) -> str:
+        """The report as Markdown."""
+        tables = "\n\n".join(f"**{title}**\n\n{_markdown_table(rows)}" for title, rows in self._tables())
+        return f"{_escaped(self.headline)}\n\n{_markdown_table([('', ''), *self.facts()])}\n\n{tables}"
+
+    _repr_markdown_ = to_markdown
+
+
+def _escaped(text: str) -> str:
+    """A pipe ends a cell, and a completion's HTML would be the reader's page."""
+    return html.escape(text).replace("|", "\\|")
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def _spread(std: float) -> str:
+    return f"{std:.3g}" if std > 0 else "0: every score is equal, so every advantage is 0"
 
 
 def audit(
@@ -44,18 +314,20 @@ def audit(
     rows: Iterable[Mapping[str, Any]] | None = None,
     column: str = "answer",
     aim: str | None = None,
+    form: str | None = None,
     limit: int = 8,
 ) -> Audit:
-    """Score a corpus of attacks and of honest answers with a reward, before a policy does.
+    """Score attacks and honest answers with a reward, before a policy does.
 
     Each case is filled in with the task's own gold answers and passed to the reward by TRL's keywords.  Its score
     becomes a credit: 0 is what an empty completion earns (the median), 1 what the best honest right one earns.  A case
     that deserves nothing must stay below 0.5, one that deserves pay must reach it.
 
     Args:
-        reward: any TRL reward callable, also ``async``.  Completions are messages, and str if that fails.
-        tokenizer: makes the ids; without it a word is a token.  The markers are the reward's own, or the
-            tokenizer's, or Qwen3's.
+        reward: any TRL reward callable, also ``async``.  Completions are messages or str, as the prompts
+            in ``rows`` are, messages without rows; and the other if that fails.
+        tokenizer: any; makes the ids.  Without it a word is a token.  <think> and </think> are the reward's own
+            tokens where it has some, else as many of the tokenizer's as they take; Qwen3's without one.
         cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
             needs.  By default five arithmetic questions, or choices or words for those kinds of
@@ -63,10 +335,14 @@ def audit(
         column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
             for both.  By default ``reward.aim`` where the reward has one, else "answer".
+        form: where the reward reads the answer, one of ``rewards.FORMS``: cases are written so.  By default
+            ``reward.form`` where the reward has one; else "auto", and a reward that reads a tag alone pays nothing.
         limit: most rows used, spread over the task; of a stream the first ones.
 
     Raises:
-        ValueError: an unknown aim, no rows, or rows without prompt or gold answer.
+        ValueError: an unknown aim or form, a limit under 1, cases or a tokenizer that are none, no rows, or rows
+            without prompt or gold answer.
+        RewardSignatureError: what TRL could not call; see :func:`check_signature`.
 
     >>> from rewards import answer_reward, thinking_reward
     >>> len(audit(answer_reward()).raise_for(exploits=0, refusals=0.02).exploits)
@@ -74,38 +350,41 @@ def audit(
     >>> audit(thinking_reward()).headline.split(":")[0]
     "thinking_reward pays 1.1, its maximum, for 'filler thought"
     """
+    check_signature(reward)
     chosen = aim or said_by(reward, "aim", "answer")
-    if chosen not in AIMS:
-        raise invalid(f"There is no aim '{chosen}'", "audit(aim=...)", f"choose one of {AIMS}")
+    if chosen not in get_args(Aim):
+        raise no_aim(chosen, "audit")
+    tried = list(CASES if cases is None else cases)
+    _check(tokenizer, tried, limit)
     task = _task(reward, rows, column, limit)
-    form = str(said_by(reward, "form", "auto"))
-    tokens = said_by(reward, "tokens") or (ThinkTokens.from_tokenizer(tokenizer) if tokenizer else QWEN3)
-    writer = _Writer(tokenizer, tokens, task, column, form)
-    samples = writer.samples(CASES if cases is None else cases)
-    call = _Caller(reward, task, samples[:1])
-    group_std, cut_off_std = (
-        _group_std(writer.samples(group), call)
-        for group in ([case for case in CASES if case.label in corpus.GROUP], _CUT_OFF)
-    )
+    read = str(form or said_by(reward, "form", ""))
+    check_form(form or "auto", "audit")
+    writer = Writer(tokenizer, said_by(reward, "tokens"), task, column, read or "auto")
+    samples = writer.samples(tried)
+    call = _Caller(reward, task, samples[:1], rows is None or not isinstance(task[0]["prompt"], str))
+    group_std, cut_off_std = (_group_std(writer.samples(group), call) for group in (GROUP, CUT_OFF))
     honest, nothing = (
         [s for s in call(writer.samples(c for c in CASES if c.family == family))[0] if s is not None]
         for family in ("honest", "nothing")
     )
     full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
+    judges = said_by(reward, "judges")
     start = time.perf_counter()
     scores, errors = call(samples)
     seconds = time.perf_counter() - start
     order = random.Random(0).sample(range(len(samples)), len(samples))
     shuffled = call([samples[i] for i in order])[0]
     alone = [call([samples[i]])[0][0] for i in order[:16]]
-    findings = (
-        _finding(sample, score, error, chosen, full, floor)
-        for sample, score, error in zip(samples, scores, errors, strict=True)
+    findings = tuple(
+        Finding(
+            s.case, s.prompt, s.gold, s.text, s.case.band(chosen), score, _credit(score, full, floor), error
+        )
+        for s, score, error in zip(samples, scores, errors, strict=True)
     )
     return Audit(
         name=reward_name(reward),
         aim=chosen,
-        findings=tuple(findings),
+        findings=findings,
         full=full,
         floor=floor,
         group_std=group_std,
@@ -113,15 +392,31 @@ def audit(
         deterministic=_same(call(samples)[0], scores),
         order_free=_same([*shuffled, *alone], [scores[i] for i in (*order, *order[:16])]),
         seconds_per_1000=1000 * seconds / max(1, len(samples)),
-        form=form,
+        form=read,
+        # No case reaches a usual limit of length, so that a penalty for passing it is 0 throughout.
+        constant=not any(errors) and len({*honest, *nothing, *scores} - {None}) <= 1 and judges != "length",
+        inverted=bool(honest and nothing)
+        and judges != "length"
+        and (full < floor or (full == floor and judges != "form")),
     )
+
+
+def _check(tokenizer: Any, cases: Sequence[Any], limit: int) -> None:
+    if limit < 1:
+        raise invalid("limit must be at least 1", f"audit(limit={limit})", "leave it at 8")
+    if isinstance(tokenizer, str):
+        todo = f"pass AutoTokenizer.from_pretrained({tokenizer!r})"
+        raise invalid("A tokenizer is needed, not its name", f"audit(tokenizer={tokenizer!r})", todo)
+    if strange := [case for case in cases if not isinstance(case, Case)]:
+        todo = "pass rewards.Case objects: [*rewards.CASES, rewards.Case(...)]"
+        raise invalid("A case must be a rewards.Case", f"audit(cases=[{shown(strange[0])}])", todo)
 
 
 def _task(
     reward: Reward, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
 ) -> list[dict[str, Any]]:
     if rows is None:
-        built_in = corpus.QUESTIONS.get(str(said_by(reward, "kind")), corpus.QUESTIONS["number"])
+        built_in = QUESTIONS.get(str(said_by(reward, "kind")), QUESTIONS["number"])
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
     table: Any = rows
     if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
@@ -147,7 +442,7 @@ def _same(a: Scores, b: Scores) -> bool:
     )
 
 
-def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:
+def _group_std(samples: Sequence[Sample], call: _Caller) -> float:
     """The standard deviation of a group's scores, averaged over the rows of the task."""
     groups: dict[int, list[float]] = {sample.row: [] for sample in samples}
     for sample, score in zip(samples, call(samples)[0], strict=True):
@@ -156,107 +451,41 @@ def _group_std(samples: Sequence[_Sample], call: _Caller) -> float:
     return fmean(pstdev(group) if group else 0.0 for group in groups.values())
 
 
-def band_for(case: Case, aim: str) -> Band:
-    """What a case should earn from a reward with this aim."""
-    if aim != "both":
-        return case.answer if aim == "answer" else case.thought
-    if case.answer == NOTHING:
-        return NOTHING
-    return case.thought if case.answer == PAYS and case.thought == PAYS else CONTESTED
-
-
-def _finding(
-    sample: _Sample, score: float | None, error: str, aim: str, full: float, floor: float
-) -> Finding:
+def _credit(score: float | None, full: float, floor: float) -> float | None:
     # A reward that pays an honest completion no more than an empty one gives no credit at all.
-    credit = None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
-    band = band_for(sample.case, aim)
-    return Finding(sample.case, sample.prompt, sample.gold, sample.text, band, score, credit, error)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    case: Case
-    row: int
-    prompt: str
-    gold: str
-    text: str
-    ids: tuple[int, ...]
-
-
-class _Words:
-    """A tokenizer for audits without one: a word, a sign or a run of white space is a token.
-
-    Scripts that write no spaces count by character.
-    """
-
-    pattern = re.compile(
-        r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]"
-    )
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return [self.ids.setdefault(word, len(self.ids)) for word in self.pattern.findall(text)]
-
-
-class _Writer:
-    """Writes cases as completions: the ids a policy would have sampled, and their decoded text."""
-
-    def __init__(
-        self, tokenizer: Any, tokens: ThinkTokens, task: Sequence[Mapping[str, Any]], column: str, form: str
-    ) -> None:
-        self.tokenizer, self.tokens, self.form = tokenizer or _Words(), tokens, form
-        self.prompts = [question(row["prompt"]) for row in task]
-        self.golds = [gold_text(str(next(iter(accepted(row[column])), ""))) for row in task]
-        end = tokens.eos_ids[0] if tokens.eos_ids else QWEN3.eos_ids[0]
-        self.markers = {
-            "{open}": ([tokens.open_id], OPEN),
-            "{close}": ([tokens.close_id], CLOSE),
-            "{end}": ([end], ""),
-            "{typed_open}": (self._typed(OPEN), OPEN),
-            "{typed_close}": (self._typed(CLOSE), CLOSE),
-        }
-
-    def _typed(self, marker: str) -> list[int]:
-        # Piece by piece, because a tokenizer would encode the whole as the marker token.
-        return [i for piece in (marker[:2], marker[2:-1], marker[-1]) for i in encode(self.tokenizer, piece)]
-
-    def samples(self, cases: Iterable[Case]) -> list[_Sample]:
-        """Every case for every row of the task that it applies to."""
-        written = [corpus.in_form(case, self.form) for case in cases]
-        made = (self._sample(case, row) for case in written for row in range(len(self.golds)))
-        return [sample for sample in made if sample is not None]
-
-    def _sample(self, case: Case, row: int) -> _Sample | None:
-        prompt, gold = self.prompts[row], self.golds[row]
-        forms = corpus.gold_forms(gold, self.golds)
-        pieces = corpus.fill(case, forms, prompt, prompt_opens=self.tokens.prompt_opens)
-        if pieces is None:
-            return None
-        parts = [self.markers.get(piece) or (encode(self.tokenizer, piece), piece) for piece in pieces]
-        ids = tuple(i for part, _ in parts for i in part)
-        return _Sample(case, row, prompt, gold, "".join(text for _, text in parts), ids)
+    return None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
 
 
 class _Caller:
-    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions."""
+    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions.
 
-    def __init__(self, reward: Reward, task: Sequence[Mapping[str, Any]], first: Sequence[_Sample]) -> None:
-        self.reward, self.task, self.chat = reward, task, True
-        self.chat = not any(self(first)[1])
+    Where none of them fails alone, as with another number of scores, the batch's error is that of all.
+    """
 
-    def __call__(self, samples: Sequence[_Sample]) -> tuple[Scores, list[str]]:
+    def __init__(
+        self, reward: Reward, task: Sequence[Mapping[str, Any]], first: Sequence[Sample], chat: bool
+    ) -> None:
+        self.reward, self.task = reward, task
+        for self.chat in (
+            chat,
+            not chat,
+            chat,
+        ):  # as the rows are; the other where that raises, unless both do
+            if not any(self(first)[1]):
+                break
+
+    def __call__(self, samples: Sequence[Sample]) -> tuple[Scores, list[str]]:
         try:
             return self._call(samples) if samples else [], [""] * len(samples)
         except Exception as error:
-            if len(samples) == 1:
-                return [None], [f"{type(error).__name__}: {error}".splitlines()[0]]
+            raised = f"{type(error).__name__}: {error}".splitlines()[0]
+        if len(samples) == 1:
+            return [None], [raised]
         scores, errors = zip(*(self([sample]) for sample in samples), strict=True)
-        return [score[0] for score in scores], [error[0] for error in errors]
+        named = [error[0] for error in errors]
+        return [score[0] for score in scores], named if any(named) else [raised] * len(samples)
 
-    def _call(self, samples: Sequence[_Sample]) -> Scores:
+    def _call(self, samples: Sequence[Sample]) -> Scores:
         rows = [self.task[sample.row] for sample in samples]
         prompts = [row["prompt"] for row in rows]
         completions: list[Any] = [sample.text for sample in samples]

@@ -7,6 +7,7 @@ one, so compositions nest and work in any TRL trainer.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,14 +100,15 @@ def weighted(
     ('1*length_reward+0.5*sentence_reward', [1.5])
     """
     members = list(rewards)
-    values = [1.0] * len(members) if weights is None else [float(weight) for weight in weights]
-    if not members or len(values) != len(members) or not all(map(math.isfinite, values)):
+    values = [1.0] * len(members) if weights is None else list(weights)
+    finite = all(isinstance(weight, numbers.Real) and math.isfinite(weight) for weight in values)
+    if not members or len(values) != len(members) or not finite:
         raise invalid(
             f"{len(members)} rewards need as many finite weights, and there are {len(values)}",
             f"weighted(weights={weights!r})",
             "pass one finite weight per reward, and at least one reward",
         )
-    return _Weighted(members, values, name)
+    return _Weighted(members, [float(weight) for weight in values], name)
 
 
 class _Gated(Wrapped):

@@ -8,16 +8,19 @@ It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import itertools
 import math
 import numbers
+import os
 import re
+import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
 from rewards.made import recorded
@@ -31,6 +34,9 @@ from rewards.signature import (
     is_async,
     reward_name,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 @recorded()
@@ -90,8 +96,9 @@ class _Guarded(Wrapped):
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
         given: dict[str, Any] = _copied(dict(kwargs))
-        if given.get("trainer_state") is not None:
-            given["trainer_state"] = copy.copy(given["trainer_state"])
+        if (state := given.get("trainer_state")) is not None:
+            given["trainer_state"] = copy.copy(state)
+            vars(given["trainer_state"]).update(_copied(vars(state)))
         if (log_metric := given.get("log_metric")) is not None:
             given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
         if (log_extra := given.get("log_extra")) is not None:
@@ -130,10 +137,60 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     """Call a reward, awaiting it if it is ``async``, and check what it returns as ``guarded`` does."""
     returned = reward(**kwargs)
     if inspect.isawaitable(returned):
-        from rewards.waiting import awaited  # asyncio takes a while to import
-
         returned = awaited(returned)
     return checked_scores(returned, count_of((), kwargs), name=reward_name(reward))
+
+
+# ------------------------------------------------------------------------------- waiting for async ones
+
+
+class _Loop(threading.Thread):
+    """One event loop for all of the process's calls: a judge's semaphores and clients belong to the one that first used
+    them.  It has a thread of its own: a notebook's has a loop already, and can have only one."""
+
+    def __init__(self) -> None:
+        import asyncio  # it takes a while
+
+        super().__init__(name="rewards", daemon=True)
+        self.loop = asyncio.new_event_loop()
+
+    def run(self) -> None:
+        import asyncio
+
+        asyncio.set_event_loop(self.loop)
+        while True:  # a task that raises one of these ends the loop, and the others are still waited for
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+
+
+# By process, since a forked one has no threads, and by the loop that the call comes from: it cannot wait for itself.
+_loops: dict[tuple[int, _Loop | None], _Loop] = {}
+
+
+def awaited(awaitable: Awaitable[Any]) -> Any:
+    """What it returns, or raises; an interruption cancels it."""
+    import asyncio
+
+    async def result() -> Any:
+        return await awaitable
+
+    future = asyncio.run_coroutine_threadsafe(result(), _running())
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+
+
+def _running() -> asyncio.AbstractEventLoop:
+    thread = threading.current_thread()
+    place = os.getpid(), thread if isinstance(thread, _Loop) else None
+    if place not in _loops:
+        made = _Loop()
+        if _loops.setdefault(place, made) is made:
+            made.start()
+        else:  # another thread was first
+            made.loop.close()
+    return _loops[place].loop
 
 
 # --------------------------------------------------------------------------------- what it returns
@@ -214,15 +271,22 @@ def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
 # ----------------------------------------------------------------------------------- what it is given
 
 
-def _copied(value: Any) -> Any:
-    """The same lists, tuples and dicts, made anew, so that a reward that edits them edits its own.
+PLAIN = frozenset((str, int, float, bool, type(None)))
 
-    The next reward, the policy's loss and the log then see what was sampled.  What the lists hold is shared.
+
+def _copied(value: Any) -> Any:
+    """The same lists, tuples, dicts, arrays and tensors, made anew, so that a reward that edits them edits its own.
+
+    The next reward, the policy's loss, the trainer's log and the dataset then see what was sampled.
     """
     kind = type(value)
     if kind in (list, tuple):
-        return kind(map(_copied, value))
-    return {name: _copied(one) for name, one in value.items()} if kind is dict else value
+        return kind(value if PLAIN.issuperset(map(type, value)) else map(_copied, value))
+    if kind is dict:
+        plain = PLAIN.issuperset(map(type, value.values()))
+        return value.copy() if plain else {name: _copied(one) for name, one in value.items()}
+    copied = getattr(value, "clone", None) or getattr(value, "copy", None)  # of torch, numpy, sets, images
+    return copied() if callable(copied) and not isinstance(value, type) else value
 
 
 def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str, value: Any) -> None:

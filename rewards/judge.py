@@ -11,14 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, get_args
 
 from rewards.compose import log_mean
-from rewards.errors import RewardValueError, invalid
+from rewards.errors import RewardValueError, invalid, shown
 from rewards.made import recorded
-from rewards.signature import Reward, Scores, is_async
+from rewards.signature import Aim, Reward, Scores, is_async, no_aim
 from rewards.text import completion_text, prompt_text
-from rewards.thinking import QWEN3, ThinkTokens, split_text
+from rewards.thinking import CLOSE, QWEN3, ThinkTokens, split_text, split_thinking
 
 Judge = Callable[[str, str, str], Any]
 
@@ -72,8 +73,8 @@ class _RewardModel:
 @recorded()
 def reward_model(
     model: Any,
-    *,
     tokenizer: Any = None,
+    *,
     batch_size: int = 8,
     max_length: int = 4096,
     device: str | None = None,
@@ -93,19 +94,32 @@ def reward_model(
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
         tokenizer: its tokenizer; by default that of ``model``.
         batch_size: completions in a forward pass.
-        max_length: tokens of prompt and completion; longer texts are cut on the left, which keeps the answer.
+        max_length: tokens of prompt and completion, at most the model's own; longer texts are cut on the left, which
+            keeps the answer.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
 
     Raises:
-        ValueError: a batch size or length below 1, a model with another number of outputs than one, or no tokenizer.
+        ValueError: a batch size or length below 1, no model; at the first call, another number of outputs than one, or
+            no tokenizer.
     """
     if batch_size < 1 or max_length < 1:
         raise invalid(
             "batch_size and max_length must be at least 1",
             f"reward_model(batch_size={batch_size}, max_length={max_length})",
             "leave them at 8 and 4096",
+        )
+    if not isinstance(model, str) and not hasattr(model, "config"):
+        raise invalid(
+            f"This is not a reward model, but of type {type(model).__name__}",
+            f"reward_model({shown(model)})",
+            "pass a hub id, a folder as a str, or a loaded model and its tokenizer",
+        )
+    path = model if isinstance(model, str) else ""
+    if (path.startswith(("/", ".", "~")) or path.count("/") > 1) and not Path(path).is_dir():  # not a hub id
+        raise invalid(
+            "There is no such folder", f"reward_model({path!r})", "name the folder of a saved model"
         )
     if tokenizer is None and not _named(model):
         raise invalid(
@@ -139,18 +153,34 @@ def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
             "in a reward function of your own",
         )
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(_named(model))
+    # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise invalid(
+            "The tokenizer has no words: its files are not beside the model",
+            f"reward_model({_named(model)})",
+            "save it there with tokenizer.save_pretrained(folder), or pass tokenizer=",
+        )
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+    config = model.config.get_text_config()
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    if model.config.pad_token_id is None:  # transformers needs it for batches of more than one
-        model.config.pad_token_id = tokenizer.pad_token_id
+        known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
+        if known is None:
+            raise invalid(
+                "A batch needs a token for padding, and neither model nor tokenizer has one, or an end of sequence",
+                f"reward_model({_named(model)})",
+                "pass tokenizer= with its pad_token set to one that no text has",
+            )
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
+    config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
     return model.eval(), tokenizer
 
 
 def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> list[float]:
     import torch
 
-    form = {"padding": True, "truncation": True, "max_length": max_length, "add_special_tokens": False}
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_length
+    length = min(max_length, own, tokenizer.model_max_length)
+    form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
     batch = tokenizer(texts, return_tensors="pt", **form).to(model.device)
     with torch.inference_mode():
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
@@ -170,26 +200,48 @@ class Criterion:
 class _Rubric:
     criteria: tuple[Criterion, ...]
     judge: Judge
+    aim: Aim
+    tokens: ThinkTokens
     __name__: str
 
-    aim: ClassVar[str] = "answer"
-
     def __call__(
-        self, prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **kwargs: Any
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Any = None,
+        log_metric: Any = None,
+        **kwargs: Any,
     ) -> Scores:
-        marks = [self.judge(*question) for question in self._questions(prompts, completions)]
-        return self._total(marks, len(completions), log_metric)
+        texts = self._judged(completions, completion_ids)
+        return self._total(texts, [self.judge(*one) for one in self._questions(prompts, texts)], log_metric)
 
-    def _questions(self, prompts: Sequence[Any], completions: Sequence[Any]) -> list[tuple[str, str, str]]:
+    def _judged(self, completions: Sequence[Any], completion_ids: Any) -> list[str]:
+        """What the judge is shown of each completion; empty where there is nothing to show."""
+        whole = [completion_text(completion, thought=True) for completion in completions]
+        if self.aim == "both":
+            return whole
+        ids = [None] * len(whole) if completion_ids is None else completion_ids
+        return [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
+
+    def _part(self, text: str, ids: Any) -> str:
+        thought = None if ids is None else split_thinking(ids, self.tokens)
+        parts = split_text(text, thought, self.tokens)
+        if self.aim == "answer":
+            return parts[-1][1]
+        closed = CLOSE in text if thought is None else thought.closed
+        return parts[0][0] if closed else ""
+
+    def _questions(self, prompts: Sequence[Any], texts: Sequence[str]) -> list[tuple[str, str, str]]:
         return [
-            (prompt_text(prompt), completion_text(completion), criterion.description)
-            for prompt, completion in zip(prompts, completions, strict=True)
+            (prompt_text(prompt), text, criterion.description)
+            for prompt, text in zip(prompts, texts, strict=True)
+            if text
             for criterion in self.criteria
         ]
 
-    def _total(self, marks: Sequence[Any], count: int, log_metric: Any) -> Scores:
-        width = len(self.criteria)
-        table = [[self._mark(marks[i * width + k], i, k) for k in range(width)] for i in range(count)]
+    def _total(self, texts: Sequence[str], marks: Iterable[Any], log_metric: Any) -> Scores:
+        given, width = iter(marks), range(len(self.criteria))
+        table = [[self._mark(next(given), i, k) if t else 0.0 for k in width] for i, t in enumerate(texts)]
         if log_metric is not None:
             for k, criterion in enumerate(self.criteria):
                 log_mean(log_metric, f"{self.__name__}/{criterion.name}", [row[k] for row in table])
@@ -217,46 +269,69 @@ class _Rubric:
 
 class _AsyncRubric(_Rubric):
     async def __call__(  # type: ignore[override]
-        self, prompts: Sequence[Any], completions: Sequence[Any], log_metric: Any = None, **kwargs: Any
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        completion_ids: Any = None,
+        log_metric: Any = None,
+        **kwargs: Any,
     ) -> Scores:
         import asyncio
 
-        questions = self._questions(prompts, completions)
-        asked = [asyncio.ensure_future(self.judge(*question)) for question in questions]
+        texts = self._judged(completions, completion_ids)
+        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(prompts, texts)]
         try:
-            marks = await asyncio.gather(*asked)
+            return self._total(texts, await asyncio.gather(*asked), log_metric)
         finally:  # once one fails, the others would still be asked, and paid for
             for one in asked:
                 one.cancel()
-        return self._total(marks, len(completions), log_metric)
 
 
 @recorded()
 def rubric_reward(
-    criteria: Mapping[str, str] | Iterable[Criterion], judge: Judge, *, name: str = "rubric_reward"
+    criteria: Mapping[str, str] | Iterable[Criterion],
+    judge: Judge,
+    *,
+    aim: Aim = "both",
+    tokens: ThinkTokens = QWEN3,
+    name: str = "rubric_reward",
 ) -> Reward:
     """The weighted mean of a judge's marks, continuous in [0, 1], each criterion's mean logged.
 
     ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria that the judge marked; None if it marked
     none.  Source: rubrics as rewards (arXiv 2507.17746), explicit aggregation.
 
+    A completion that lacks what is judged scores 0, and the judge is not asked: an empty answer, or no thought
+    that was closed.
+
     Args:
         criteria: name to description, with equal weights; or :class:`Criterion` objects.
-        judge: ``judge(prompt, completion, description) -> float in [0, 1], or None``; another model, an API,
+        judge: ``judge(prompt, text, description) -> float in [0, 1], or None``; another model, an API,
             a function.  The prompt is the user's message, or of several turns all of them, each after its role and
             without the system's.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
+        aim: what the judge is shown of a completion: the "thought", the "answer" after it, or "both".
+        tokens: the markers of the thought.
         name: the metric's name.
 
     Raises:
-        ValueError: no criteria, a repeated name, or a weight that is not positive; at a call, RewardValueError
-            for a mark outside [0, 1].
+        ValueError: no criteria, one that is a bare text, a repeated name, a weight that is not positive, or another
+            aim; at a call, RewardValueError for a mark outside [0, 1].
 
-    >>> short = lambda prompt, completion, description: 1 / len(completion.split())
-    >>> rubric_reward({"brief": "The answer is brief."}, short)(prompts=["?"], completions=["forty two"])
+    >>> short = lambda prompt, text, description: 1 / len(text.split())
+    >>> said = {"prompts": ["?"], "completions": ["<think>6 * 7 it is</think>forty two"]}
+    >>> for aim in ("thought", "answer"):
+    ...     rubric_reward({"brief": "It is brief."}, short, aim=aim)(**said)
+    [0.2]
     [0.5]
     """
     given = (Criterion(*item) for item in criteria.items()) if isinstance(criteria, Mapping) else criteria
     lines = tuple(given)
+    if strange := [line for line in lines if not isinstance(line, Criterion)]:
+        raise invalid(
+            f"A criterion needs a name and a description, and this one is a {type(strange[0]).__name__}",
+            f"rubric_reward([{shown(strange[0])}])",
+            "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.')",
+        )
     names = [line.name for line in lines]
     if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
         raise invalid(
@@ -264,4 +339,6 @@ def rubric_reward(
             f"rubric_reward({names}, weights {[line.weight for line in lines]})",
             "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)",
         )
-    return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, name)
+    if aim not in get_args(Aim):
+        raise no_aim(aim, "rubric_reward")
+    return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, aim, tokens, name)

@@ -6,6 +6,7 @@ remember the call that they came of; nothing else is kept of it, and nothing is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -38,11 +39,13 @@ class recorded:
     Args:
         without: arguments that are not kept: what is large, or the run's own.
         files: arguments that may name a file or a folder, kept as a whole path where it is there.
+        named: what to call the function; by default "package.function".
         also: called with what was made and the call.
     """
 
     without: Sequence[str] = ()
     files: Sequence[str] = ()
+    named: str = ""
     also: Callable[[Any, Call], None] | None = None
 
     def __call__(self, function: Callable[P, Made]) -> Callable[P, Made]:
@@ -56,8 +59,9 @@ class recorded:
             if any(value is made for value in given.values()):  # given back as it came
                 return made
             given |= {name: _whole(given[name]) for name in self.files if name in given}
-            call = Call(f"{package}.{function.__name__}", given)
-            object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
+            call = Call(self.named or f"{package}.{function.__name__}", given)
+            with contextlib.suppress(AttributeError):  # a bound method takes none
+                object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
             if self.also is not None:
                 self.also(made, call)
             return made

@@ -1,126 +1,113 @@
-r"""The number that a text states: digits, LaTeX, fractions, percentages, units, a true equation.
+r"""The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
 
-For ``rewards.answers`` and custom comparisons.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.
-
-It does not search a solution for its number: it gets the words that state one, and returns None if they state none,
-several or an expression.  It reads neither algebra nor numbers in words, such as "forty".
+For ``rewards.answers`` and comparisons of your own.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.  It gets the
+words that state a number, and returns None if they state none, several or an expression.  It reads neither algebra nor
+numbers in words, such as "forty".
 """
 
 from __future__ import annotations
 
-import ast
-import math
-import operator
 import re
-from collections.abc import Callable, Sequence
+import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
-from rewards.notation import NEUTRAL
-
-_STOPS = " .,;:。，；\n*"
 LONGEST = 400  # characters of a text that states a number
-# Units by each of their names, without the plural's s: only the same one is the same.
-_SAME = (
-    "mm millimeter millimetre", "cm centimeter centimetre", "dm decimeter decimetre", "m meter metre",
-    "km kilometer kilometre", "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram gramme",
-    "kg kilogram kilo", "lb pound", "oz ounce", "ml milliliter millilitre", "l liter litre", "s sec second",
-    "min minute", "h hr hour", "d day", "wk week", "mo month", "yr year", "c cent ¢", "$ dollar usd buck", "€ euro eur",
-    "£ gbp quid", "¥ yen jpy yuan 元", "₹ rupee inr", "° degree deg", "°c celsius", "°f fahrenheit", "°k k kelvin",
-    "km/h kph kmph", "mph", "m/s", "v volt", "n newton", "j joule", "w watt", "a amp ampere", "hz hertz",
-    "kw kilowatt", "pa pascal", "t tonne ton", "rad radian",
-)  # fmt: skip
-_UNIT_OF = {name: names.split()[0] for names in _SAME for name in names.split()}
-_SCALES = {
-    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
-    "k": 10**3, "M": 10**6,
-}  # fmt: skip
-_LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
-_NO_UNITS = {"in", "a", "d", "c", "t", "s", "mo", "min"}  # as a word in a sentence
-# Units that may follow their number without a space.
-_ATTACHED = "|".join(
-    [*(name for name in _UNIT_OF if len(name) > 1), "lbs", "hrs", r"°[CF]?", "[mgshlcLVNJWAKCFHTkM]"]
-)
 
-_WRAPPERS = re.compile(
-    r"\\(?:boxed|text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf)|mbox|operatorname|emph|underline)\s*\{([^{}]*)\}"
+# ------------------------------------------------------------------------------------------ spelling
+
+_HIDDEN = re.compile(
+    r"<!--.{0,500}?-->|~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|<\|[a-z_]+\|>|</s>\s*\Z"
+    r"|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
+    re.DOTALL,
+)
+_BIDI = re.compile("[\u202a-\u202e\u2066-\u2069]")
+_SPELLINGS = str.maketrans(
+    {chr(0xFF01 + n): chr(0x21 + n) for n in range(94)}
+    | dict.fromkeys("−‐‑‒–﹣", "-")
+    | dict(zip("÷⁄∕٪٫٬", "///%.,", strict=True))
+    | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "≤": r"\le ", "≥": r"\ge "}
+    | {"π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∅": r"\emptyset "}
+)
+_RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
+_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")
+
+
+def readable(text: str) -> str:
+    """The text as its reader sees it, in ASCII digits and signs, without what is hidden or struck out.
+
+    A superscript becomes a power, because NFKC would turn a 4 squared into 42.  A text with a bidirectional override
+    becomes empty, since its digits are shown in another order than they are stored.
+
+    >>> readable("４２ <!-- 7 -->"), readable("4²"), readable("٤٢"), readable("~~41~~ 42"), readable("1½")
+    ('42 ', '4^{2}', '42', ' 42', '1 1/2')
+    """
+    if _BIDI.search(text):
+        return ""
+    text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]), _HIDDEN.sub("", text))
+    text = re.sub(r"√\s?(\d+|[A-Za-z]|\([^()]{0,80}\))", r"\\sqrt{\1}", text)
+    text = _RAISED.sub(lambda m: "^{" + m[0].translate(_DIGITS) + "}", text)
+    text = _LOWERED.sub(lambda m: "_{" + m[0].translate(_DIGITS) + "}", text).translate(_SPELLINGS)
+    return "".join(str(int(c)) if c.isdecimal() else c for c in text)
+
+
+_WRAPPER = re.compile(
+    r"\\(?:boxed|fbox|text(?:bf|it|rm|sf|tt)?|math(?:bf|it|rm|sf)|mbox|operatorname|emph|underline|(?:text)?color\s*\{\w*\})\s*\{([^{}]*)\}"
+)
+_SPACE = re.compile(r"\\[,;!: ]|\\q?quad(?![a-z])|~")
+_MARKUP = re.compile(r"\\left|\\right|\\(?:display|text)style|\\bf(?![a-z])|\\[()\[\]]|\*\*|__|`")
+_ROMAN = r"\\(?:text|mathrm)\s*\{\s*([A-Za-zµ]+)\s*\}(\s*\^\s*\{?-?[1-3]\}?)?"
+# A unit's quotient and product, its powers within \mathrm, and its signs.
+_UNITS = (
+    (re.compile(rf"\\[dt]?frac\s*\{{\s*{_ROMAN}\s*\}}\s*\{{\s*{_ROMAN}\s*\}}"), r" \\text{\1\2/\3}\4"),
+    (re.compile(r"(?<=\})\s*\\cdot\s*(?=\\(?:text|mathrm)\s*\{\s*[A-Za-z])"), " "),
+    (re.compile(r"(?<=[A-Za-z])\^\{(-?[1-3])\}"), r"^\1"),
+    (re.compile(r"\\mu\s*(?=\\(?:text|mathrm)\b)"), "µ"),
+    (re.compile(r"\\Omega\b"), "Ω"),
+    (re.compile(r"\{\s*([^{}]+?)\s*\\over(?![a-z])\s*([^{}]+?)\s*\}"), r"\\frac{\1}{\2}"),
 )
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
-_MIXED = re.compile(r"(?<![\d./,])(-?)(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
-_NOISE = re.compile(
-    r"\\left|\\right|\\displaystyle|\\[()\[\]]|\\[,;!: ]|\*\*|__|[`$€£¥₹~]|\\\$|</?answer>|(?<=°)\s(?=[CFK]\b)"
-)
-_GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:(?:,|\{,\}|[ \u00a0\u2009\u202f'’_])\d{3})+)(?![\d,'])")
-# A decimal comma; before three digits a comma separates thousands.
-_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+)(?:\{,\}|,)(\d{1,2}|\d{4,9})(?![\d,]|\.\d)")
-_MINUS = re.compile(r"(\d\s*)?\b(?:negative|minus|menos|moins|минус)\s+(?=[$£€]?\d)", re.IGNORECASE)
-_MONEY = re.compile(r"(?:\\\$|(?<!\$)\$(?![^$\n]*\$)|([€£¥₹]))\s?(?=-?[\d.])|(?<=\d)\s?([€£¥₹¢])")
-_NUMBER = re.compile(
-    r"(?<![A-Za-z0-9_.\\])(?P<digits>[-+]?\s?(?:\d+(?:\.\d+)?|\.\d+))"
-    r"(?:[eE](?P<e>[-+]?\d+)|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<power>[-+]?\d+)))?"
-    rf"(?:\s*/\s*(?P<below>\d+(?:\.\d+)?))?(?P<percent>\s?\\?%)?(?=(?:{_ATTACHED})?(?![A-Za-z0-9]))(?!\.\d)"
-)
-_UNIT_POWER = re.compile(
-    r"(\d\s*(?:[A-Za-zµ°]{2,}|m))(?:\s*/\s*[A-Za-z]+)?(?:\s*\^\s*(?:\{\s*-?[123]\s*\}|-?[123])(?!\d))?(?![A-Za-z])"
-)
-# Words after a number that make another number of it.
-_CHANGES = re.compile(
-    r"^\s*-?(?:factorial|squared|cubed|hal(?:f|ves)|(?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|"
-    r"thousand)th)s?|per ?cent of|% of|\(?(?:in )?(?:base|mod(?:ulo)?|hex\w*|binary|octal)|to the|point|and a|"
-    r"(?:degrees? )?(?:below|above|short of)|(?:more|less) than|fewer|out of|times|plus|minus|less|divided|over|gross|"
-    r"radians? of|or)\b|^\s*±",
-    re.IGNORECASE,
-)
-_OPERATOR = re.compile(
-    rf"[+*/^=_|{{}}()\[\]±!<>≠~\d]|(?!{NEUTRAL}|\\circ)\\[A-Za-z]|\b(?:log|ln|sqrt|half|twice|double|triple|root|factorial|hex)\b"
-)
 
 
 def plain(text: str) -> str:
-    r"""The text without LaTeX and Markdown that does not change a number's value.
+    r"""The text without LaTeX and Markdown that do not change a value.
 
-    >>> plain(r"$\boldsymbol{x}$ = **1{,}000**"), plain(r"\dfrac{84}{2}")
-    ('\\boldsymbol{x} = 1000', '84/2')
+    >>> plain(r"\dfrac{84}{2}"), plain(r"**$x$ = 1{,}000**"), plain(r"90^\circ")
+    ('84/2', '$x$ = 1,000', '90°')
     """
-    text = re.sub(r"\s?\^\s*(?:\\circ|\{\s*\\circ\s*\})\s?", "°", text)
-    text = signed(text)
+    text = re.sub(r"\s?\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-z])", "°", text).replace("{,}", ",")
+    for unit, usual in _UNITS:
+        text = unit.sub(usual, text)
     for _ in range(3):  # models nest text in text in a box, and no deeper
-        text = _WRAPPERS.sub(r" \1 ", text)
-    text = _GROUPED.sub(lambda m: m[1] + re.sub(r"\D", "", m[2]), text)
-    text = _FRACTION.sub(lambda m: " " + _fraction(m[1] or m[2], m[3] or m[4]), text)
-    text = _MIXED.sub(lambda m: f"{m[1]}{int(m[2]) * int(m[4]) + int(m[3])}/{m[4]}", text)
-    return _NOISE.sub("", text).strip()
+        text = _WRAPPER.sub(r" \1 ", _SPACE.sub(" ", text))
+    text = re.sub(r"\^\s*\{?\s*(?:st|nd|rd|th)\s*\}?", "", text)
+    return _MARKUP.sub(
+        "", _FRACTION.sub(lambda m: f" {_over(m[1] or m[2])}/{_over(m[3] or m[4])}", text)
+    ).strip()
 
 
-def _fraction(above: str, below: str) -> str:
-    simple = all(re.fullmatch(r"-?\d+(?:\.\d+)?", part) for part in (above, below))
-    return f"{above}/{below}" if simple and not below.startswith("-") else f"({above})/({below})"
+def _over(part: str) -> str:
+    return part if re.fullmatch(r"-?\d+(?:\.\d+)?", part) else f"({part})"
 
 
-def signed(text: str) -> str:
-    """The text with a sign for the word "minus" before a number."""
-    return _MINUS.sub(lambda m: f"{m[1]} - " if m[1] else "-", text)
-
-
-def alters(word: str) -> bool:
-    """Whether a word after a number is a unit, a scale or an operation, such as "halves", and so part of the value."""
-    names = (word.lower(), word.lower().removesuffix("s"))
-    known = any(name in _UNIT_OF or name in _SCALES for name in names) and word not in _NO_UNITS
-    return known or _CHANGES.match(word) is not None
+# ------------------------------------------------------------------------------------------- values
 
 
 class Number(NamedTuple):
-    """A number as written: its exact value, whether a percent sign follows, and the word after it."""
+    """A number as written: its exact value, whether a percent sign follows, and its unit."""
 
     value: Fraction
     percent: bool = False
     unit: str = ""
 
     def same(self, gold: Number, tolerance: float = 0.0) -> bool:
-        """Whether it equals the gold answer; 50% is both 50 and one half, since questions use either."""
-        mine = {self.value, self.value / 100} if self.percent else {self.value}
+        """Whether it equals the gold answer; 50% is both 50 and one half, since questions use either.
+
+        A unit counts where both have one.
+        """
         if self.percent != gold.percent and (gold.unit if self.percent else self.unit):
             return False  # 25 % of something, and 25 dollars
+        mine = {self.value, self.value / 100} if self.percent else {self.value}
         if self.percent and not gold.percent and abs(gold.value) < 1:
             mine = {self.value / 100}
         golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
@@ -135,134 +122,175 @@ def _slack(gold: Fraction, tolerance: float) -> Fraction:
 
 
 def _same_unit(mine: str, gold: str) -> bool:
-    """A missing unit matches any, "km" matches "kilometers", and "boxes" matches "box"."""
-    if not mine or not gold:
+    """A missing unit matches any, and an abbreviation its word: "km" has the letters of "kilometer" in their order."""
+    short, long = sorted((mine, gold), key=len)
+    if not short or short == long:
         return True
-    (mine, _, power), (gold, _, wanted) = mine.partition("^"), gold.partition("^")
-    if mine in _UNIT_OF and gold in _UNIT_OF:
-        return (_UNIT_OF[mine], power) == (_UNIT_OF[gold], wanted)
-    return mine[:3] == gold[:3]
+    return len(long) > 3 and re.match(".*".join(map(re.escape, short)), long) is not None
 
 
-def to_number(text: str, *, decimal_comma: bool = False) -> Number | None:
-    r"""The one number that a span of text states, or None if it states none, several, or an expression.
+_SCALES = {
+    "dozen": 12, "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "k": 10**3, "M": 10**6, "mn": 10**6, "bn": 10**9, "lakh": 10**5, "crore": 10**7,
+    "millionen": 10**6, "millones": 10**6, "milliarden": 10**9, "тыс": 10**3, "млн": 10**6, "млрд": 10**9,
+    "千": 10**3, "万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8,
+}  # fmt: skip
+_MONEY = {
+    "$": "dollar",
+    "€": "euro",
+    "£": "pound",
+    "¥": "yen",
+    "₹": "rupee",
+    "¢": "cent",
+    "usd": "dollar",
+    "eur": "euro",
+}
+_LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
 
-    With ``decimal_comma`` 3,75 is 3.75, as in most of Europe; 3,750 stays a thousand times as much.
-    Understands units, currencies, scale words, an unknown's name before "=" and true equations.
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[, \u00a0\u2009\u202f'’_]\d{3})+(?![\d,'])")
+# A decimal comma; before three digits a comma separates thousands.
+_COMMA = re.compile(r"(?<![\d.,])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,9})(?![\d,]|\.\d)")
+_MIXED = re.compile(r"(?<![\d./,])(\d{1,99})\s+(\d{1,99})/(\d{1,99})(?![\d./])")
+_NUMBER = re.compile(
+    r"(?<![A-Za-z0-9_.\\])(?P<sign>[-+]\s?)?(?P<digits>\d+(?:\.\d+)?|\.\d+)"
+    r"(?:[eE](?P<e>[-+]?\d+)|\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*(?P<braced>[-+]?\d+)\s*\}|(?P<power>[-+]?\d+)))?"
+    r"(?:\s*/\s*(?P<below>\d+(?:\.\d+)?))?(?P<percent>\s*\\?%|\s*per ?cent\b)?"
+)
+# Directly before a number these make another one of it, or none: "more than 42", "half of 42".
+_BEFORE = re.compile(
+    r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|of (?=$)"
+    r"|root|squared?|minus|plus|times|up to|if)\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
+    re.IGNORECASE,
+)
+# And after it.
+_AFTER = re.compile(
+    r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b",
+    re.IGNORECASE,
+)
+_WORD_AFTER = re.compile(
+    r"\s*\(\s*(?!(?:not?|wrong|incorrect|false)\b)([^\W\d_]{2,}|[^\W\d_]+\s*/\s*[^\W\d_]+)\s*\)$",
+    re.IGNORECASE,
+)
+_OPERATOR = re.compile(
+    r"[+*/^_=|{}()\[\]±!<>≠~\d:?]|\\(?![$%])[A-Za-z]*|[;&]|-\s*[A-Za-z](?![\w-])|\b(?:or|squared|cubed|factorial|halves)\b"
+)
+_UNIT = re.compile(
+    r"\s*(?:(?P<degree>°\s?[CFK]?)|(?!(?:is|are|was|were|has|have|had|will|squared|cubed|factorial|halves)\b)"
+    r"(?P<unit>[^\W\d_]+)(?P<rest>(?:\s*/\s*|\s+per\s+|\s+)(?:[^\W\d_]+)(?:(?:\s+per)?\s+[^\W\d_]+)?)?"
+    r"(?:\s*\^\s*\{?\s*(?P<power>-?[1-3])\s*\}?)?)"
+)
 
-    >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42")]
-    ['1000', '42', '21', '42']
-    >>> [to_number(s) for s in ("41 or 42", "4^2", "41 = 42", "forty", "142 + 1")]
+
+def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) -> Number | None:
+    r"""The one number that a text states, or None if it states none, several, a bound or an expression.
+
+    Args:
+        text: the words that state it, with its unit, its unknown's name before "=", or a true equation.
+        decimal_comma: 3,75 is 3.75, as in most of Europe; 3,750 stays a thousand times as much.
+        alone: the text is the number: no words but a unit after it.
+
+    >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42", "- 5")]
+    ['1000', '42', '21', '42', '-5']
+    >>> [to_number(s) for s in ("41 or 42", "4^2", "41 = 42", "forty", "at least 42")]
     [None, None, None, None, None]
     """
     if len(text) > LONGEST:
         return None
-    text = text.rstrip(_STOPS)
-    money = _MONEY.search(text)
-    if decimal_comma or r"{,}" in text:
+    text = plain(text).rstrip(" \n*.,;。，।").lstrip(" \n*,;")
+    text = re.sub(r"(?i)^(?:negative|minus)\s+(?=\$?\d)", "-", text)
+    text = re.sub(r"^\\approx\b|\bUS(?=\s?\\?\$)", "", _WORD_AFTER.sub(r" \1", text)).lstrip()
+    if decimal_comma:
         text = _COMMA.sub(lambda m: m[1].replace(".", "") + "." + m[2], text)
-    text = re.sub(r"(?<=\d)\s*per ?cent\b(?! of)", "%", plain(text)).rstrip(_STOPS)
-    if "=" in text:
-        return _equation(text.split("="))
-    if power := re.fullmatch(r"\s*(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(?:\s+[A-Za-z]+)*\s*", text):
+    text = _GROUPED.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    text = _MIXED.sub(lambda m: f"{int(m[1]) * int(m[3]) + int(m[2])}/{m[3]}", text)
+    signs = re.findall(r"[€£¥₹¢]", text) or ["$"] * (r"\$" in text or text.count("$") == 1)
+    text = re.sub(r"^\{([^{}]*)\}$", r"\1", text)
+    *sides, text = re.sub(r"\\?[$€£¥₹¢]", "", text).split("=")
+    found = _single(text.strip(" *"), alone, _MONEY[signs[0]] if signs else "")
+    false = found is not None and any(_sum(side) not in (None, found.value) for side in sides)
+    return None if false else found
+
+
+def _single(text: str, alone: bool, currency: str) -> Number | None:
+    """The number of a text without an equals sign."""
+    if power := re.fullmatch(r"(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(\s+[A-Za-z]+)?", text.strip()):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
-    power = re.search(r"(?:[A-Za-z]\s*\^\s*\{?\s*)([23])", text)
-    found = list(_NUMBER.finditer(text := _UNIT_POWER.sub(r"\1", text)))
+    # A power of a unit is no second number, and brackets around a number alone no operator.
+    found = list(
+        _NUMBER.finditer(
+            re.sub(r"(?<=[A-Za-zµ])\s*\^\s*\{?\s*-?[1-3]\s*\}?", lambda m: " " * len(m[0]), text)
+        )
+    )
     if len(found) != 1:
         return None
-    before, after = text[: found[0].start()], text[found[0].end() :]
-    # Brackets around the number alone, as in "(42)", are not operators.
-    beside = any(_OPERATOR.search(side.strip().strip("()[]{}")) for side in (before, after))
-    if beside or before.rstrip(" (").endswith("-") or _CHANGES.match(after):
+    match = found[0]
+    before, after = text[: match.start()].rstrip(": "), text[match.end() :]
+    if before.endswith("(") and after.lstrip().startswith(")"):
+        before, after = before[:-1], after.lstrip()[1:]
+    unit = _UNIT.match(after)
+    rest = after[unit.end() :] if unit else after
+    value = _value(match)
+    if (
+        value is None
+        or _BEFORE.search(before)
+        or _AFTER.search(after)
+        or any(_OPERATOR.search(side) for side in (before, rest))
+    ):
         return None
-    number, unit = _parsed(found[0]), _unit(after)
-    if number is None or unit is None:
+    if before.endswith("-") or (before and (match["sign"] or "").strip() and match["sign"].endswith(" ")):
         return None
-    if unit in _SCALES:
-        return number._replace(value=number.value * _SCALES[unit], unit=_currency(money))
-    if unit in _UNIT_OF:
-        return number._replace(unit=f"{unit}^{power[1]}" if power else unit)
-    return number._replace(unit=_currency(money) or unit)
+    if alone and (re.search(r"\w", re.sub("^[Aa]nswer$", "", before)) or re.search(r"\w", rest)):
+        return None
+    return _with_unit(value, match["percent"] is not None, unit, after, currency)
 
 
-def _unit(after: str) -> str | None:
-    """The unit or the scale that follows a number, without a plural's s; None for an unknown, as in 3 x."""
-    word = re.match(r"\s*(?!(?:is|are|was|were|has|have)\b)([^\W\d]+(?:/[a-z]+)?|°\s?[CFK]?)", after)
-    if word is None:
-        return ""
-    unit = word[1] if len(word[1]) == 1 else word[1].lower().removesuffix("s")
-    if unit == "per" or (unit == "in" and after.strip().count(" ")):
-        return ""
-    known = _LETTERS if after[:1].isspace() else _LETTERS + "kM"
-    return unit if len(word[1]) > 1 or unit in known or not unit.isascii() else None
-
-
-def _currency(money: re.Match[str] | None) -> str:
-    return "" if money is None else money[1] or money[2] or "$"
-
-
-def _parsed(number: re.Match[str]) -> Number | None:
-    power = int(number["e"] or number["braced"] or number["power"] or 0)
-    below = Fraction(number["below"] or 1)
+def _value(match: re.Match[str]) -> Fraction | None:
+    power, below = int(match["e"] or match["braced"] or match["power"] or 0), Fraction(match["below"] or 1)
     if abs(power) > LONGEST or below == 0:
         return None
-    above = Fraction(re.sub(r"\s", "", number["digits"]))
-    return Number(above * Fraction(10) ** power / below, number["percent"] is not None)
+    sign = -1 if (match["sign"] or "").startswith("-") else 1
+    return sign * Fraction(match["digits"]) * Fraction(10) ** power / below
 
 
-_FUNCTION = re.compile(r"[^\d\\]*\\?[A-Za-z]\w*\s*(?:\(.*\)|\{.*\})\s*", re.DOTALL)
+def _with_unit(
+    value: Fraction, percent: bool, unit: re.Match[str] | None, after: str, currency: str
+) -> Number | None:
+    if unit is None or percent:
+        return Number(value, percent, currency)
+    if unit["degree"]:
+        return Number(value, unit="degree" + unit["degree"][1:].strip().lower())
+    word = unit["unit"]
+    low = word.lower()
+    names = (word, low, low.removesuffix("s"), "" if word.isascii() else word[0])  # the scale of 42万元 is 万
+    scale = next((_SCALES[name] for name in names if name in _SCALES), 0)
+    if scale:
+        return Number(value * scale, unit=currency)
+    attached = not after[:1].isspace()
+    if word.isascii() and len(word) == 1 and word not in _LETTERS:
+        return None  # an unknown, as in 3 x
+    if attached and word.isascii() and len(word) > 4:
+        return None  # 42nonsense
+    return Number(value, unit=currency or _unit_name(word, unit["rest"] or "", unit["power"] or ""))
 
 
-def _equation(sides: Sequence[str]) -> Number | None:
-    """The last side's number, if every other side is a name or has the same value."""
-    last = to_number(sides[-1])
-    if last is None:
-        return None
-    for side in sides[:-1]:
-        tail = side.strip().split(":")[-1].split(",")[-1]
-        if not re.search(r"\d", tail) or _FUNCTION.fullmatch(side):  # x, or f(4)
-            continue
-        value = _evaluate(tail)
-        if value is None or value != last.value:
-            return None
-    return last
+def _unit_name(word: str, rest: str, power: str) -> str:
+    """A unit for comparison: "square meters" and "m^2" share their letters and their power."""
+    words = [_MONEY.get(one, one) for one in re.findall(r"[^\W\d_]+", f"{word}{rest}".lower())]
+    dimension = {"square": "2", "sq": "2", "cubic": "3"}.get(words[0], "")
+    if dimension and len(words) > 1:
+        words, power = words[1:], dimension
+    kept = words if words[1:2] == ["per"] or "/" in rest else words[:1]
+    return "".join(one.removesuffix("s") for one in kept if one != "per") + power
 
 
-def _evaluate(expression: str) -> Fraction | None:
-    """The value of sums, differences, products and quotients of numbers; None for anything else."""
-    expression = re.sub(rf"(?<=\d)\s?(?:{_ATTACHED})(?![A-Za-z0-9])", "", expression)
-    source = re.sub(r"\^\s*(?:\{\s*(-?\d+)\s*\}|(-?\d+))", r"**(\1\2)", expression)
-    source = re.sub(r"\\(?:times|cdot)|(?<=\d)\s*[xX]\s*(?=\d)", "*", source)
-    source = re.sub(r"\b(\d{1,2})!", lambda m: str(math.factorial(int(m[1]))), source)
-    source = re.sub(r"^[^\d(.+-]*|[^\d).]*$", "", source)
-    if len(source) > 200:
+def _sum(side: str) -> Fraction | None:
+    """The value of sums, differences, products and quotients of numbers; None for a name, or anything else."""
+    side = re.sub(r"\\(?:times|cdot)|(?<=\d)\s*[xX]\s*(?=\d)", "*", side).strip()
+    if len(side) > 200 or "**" in side or not re.fullmatch(r"[\d.+\-*/()\s]*\d[\d.+\-*/()\s]*", side):
         return None
     try:
-        return _value(ast.parse(source.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        # Of digits, brackets and four operators alone.
+        found = eval(re.sub(r"\d+\.?\d*|\.\d+", r"F('\g<0>')", side), {"__builtins__": {}, "F": Fraction})
+    except (SyntaxError, TypeError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def _value(node: ast.expr) -> Fraction:
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return Fraction(str(node.value))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        return _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("not arithmetic")
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1 or abs(exponent) > 99 or abs(base) > 10**6:
-        raise ValueError("too large to be worked out for a reward")
-    return base ** int(exponent)
-
-
-_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: _power,
-}
+    return Fraction(found)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from rewards.errors import RewardSignatureError, RewardValueError, invalid, shown
@@ -17,6 +18,9 @@ Reward = Callable[..., Any]
 Scores = list[float | None]
 Judges = Literal["answer", "form", "length"]
 """What a reward pays for, where it is one thing: set ``reward.judges`` on a function of your own."""
+
+Aim = Literal["answer", "thought", "both"]
+"""What of a completion a reward is about, by its attribute ``aim``; an audit judges it by that."""
 
 #: What TRL 1.15 passes to every reward besides the dataset's columns (``_calculate_rewards``).
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
@@ -53,6 +57,11 @@ def judges_of(*rewards: object) -> Judges | None:
     return said[0] if len(set(said)) == 1 else None
 
 
+def no_aim(aim: object, where: str) -> Exception:
+    """The error for an aim that is not one of :data:`Aim`."""
+    return invalid(f"There is no aim '{aim}'", f"{where}(aim=...)", f"choose one of {get_args(Aim)}")
+
+
 def columns_of(*rewards: object) -> tuple[str, ...]:
     """Columns of the dataset that rewards need, by their attribute ``columns``."""
     said = [said_by(reward, "columns", ()) for reward in rewards]
@@ -78,6 +87,16 @@ class Wrapped:
                 setattr(self, attribute, said[0])
 
 
+def members(reward: object) -> Iterator[object]:
+    """The rewards that a composition is made of, however deep; any other reward itself."""
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    if isinstance(reward, Wrapped):
+        yield from itertools.chain.from_iterable(map(members, reward.rewards))
+    else:
+        yield reward
+
+
 def is_async(reward: Reward) -> bool:
     """Whether calling the reward gives a coroutine: the rule by which TRL decides to await it."""
     while isinstance(reward, functools.partial):
@@ -95,7 +114,7 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 
 def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
-    """A column of a call's keywords; RewardValueError if the dataset lacks it."""
+    """A column of a call's keywords; RewardValueError if the dataset lacks it, or it has another length."""
     if column not in kwargs:
         held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
         raise RewardValueError(
@@ -103,7 +122,14 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
             reward_name=reward,
             todo=f"add the column, or tell {reward} another; the dataset has {held}",
         )
-    return kwargs[column]
+    values, count = kwargs[column], count_of((), kwargs)
+    if count is not None and hasattr(values, "__len__") and len(values) != count:
+        raise RewardValueError(
+            f"The column '{column}' has {len(values)} values for {count} completions",
+            reward_name=reward,
+            todo=f"pass a list with one value per completion: {column}=[...]",
+        )
+    return values
 
 
 def check_callable(reward: Reward) -> None:

@@ -220,8 +220,10 @@ def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
 
     Raises:
         ImportError: trl is not installed.
-        ValueError: a positive penalty.
+        ValueError: a positive penalty, or n-grams of no words.
     """
+    if ngram < 1:
+        raise invalid("ngram must be at least 1", f"repetition_reward({ngram})", "leave it at 3")
     from trl.rewards import get_repetition_penalty_reward
 
     penalty = get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)

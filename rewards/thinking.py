@@ -8,6 +8,7 @@ It does not judge whether the answer is right: ``rewards.answers`` does.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -42,10 +43,11 @@ class ThinkTokens:
     prompt_opens: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.open_id == self.close_id:
+        ids = (self.open_id, self.close_id)
+        if self.open_id == self.close_id or not all(isinstance(i, numbers.Integral) for i in ids):
             raise invalid(
-                "A thought needs two different tokens to open and to close",
-                f"ThinkTokens({self.open_id}, {self.close_id})",
+                "A thought needs the ids of two different tokens, to open and to close",
+                f"ThinkTokens({self.open_id!r}, {self.close_id!r})",
                 "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer",
             )
 
@@ -65,7 +67,7 @@ class ThinkTokens:
         eos = getattr(tokenizer, "eos_token_id", None)
         # Qwen3 generates until one of two tokens, and the tokenizer names only one of them.
         eos_ids = QWEN3.eos_ids if eos in QWEN3.eos_ids else () if eos is None else (int(eos),)
-        return cls(open_id, close_id, eos_ids, _prompt_opens(tokenizer, open_id, close_id, template))
+        return cls(open_id, close_id, eos_ids, prompt_opens(tokenizer, **template))
 
 
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
@@ -91,13 +93,13 @@ def _one_token(tokenizer: Any, marker: str) -> int:
     )
 
 
-def _prompt_opens(tokenizer: Any, open_id: int, close_id: int, template: Mapping[str, Any]) -> bool:
+def prompt_opens(tokenizer: Any, **template: Any) -> bool:
+    """Whether the tokenizer's chat template ends a prompt within a thought."""
     if not getattr(tokenizer, "chat_template", None):
         return False
     message = [{"role": "user", "content": "?"}]
     prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True, **template)
-    ids = encode(tokenizer, prompt)
-    return ids.count(open_id) > ids.count(close_id)
+    return bool(prompt.count(OPEN) > prompt.count(CLOSE))
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def test_an_answer_that_an_interruption_left_behind_is_not_the_next_ones(restart
                 raise KeyboardInterrupt
             return self.pipe.readline()
 
-    process = restarted._running()
-    process.stdout = Interrupted(process.stdout)
+    restarted._start()
+    restarted.process.stdout = Interrupted(restarted.process.stdout)
     with pytest.raises(KeyboardInterrupt):
         algebra.equal("e+f", "f+e")
     assert not algebra.equal("g+h", "h-g")

@@ -6,9 +6,10 @@ import pytest
 
 import rewards
 from rewards import CASES, FORMS, Case, ThinkTokens, audit
-from rewards.corpus import CONTESTED, NOTHING, PAYS, QUESTIONS
+from rewards.cases import CONTESTED, NOTHING, PAYS, QUESTIONS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
+WRITTEN = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "all listed")]
 REPORTED = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "negated")]
 
 
@@ -151,27 +152,46 @@ def test_a_composition_is_audited_as_its_members_say(compose):
     assert result.full > result.floor
 
 
-def test_a_reward_that_is_always_0_is_told_apart_from_one_without_exploits_and_none_judges_nothing():
-    result = audit(lambda completions, **kwargs: [0.0] * len(completions))
+@pytest.mark.parametrize("score", [0.0, 1.0, None])
+def test_a_reward_whose_every_score_is_equal_fails_with_a_line_that_says_so(score):
+    result = audit(lambda completions, **kwargs: [score] * len(completions), cases=REPORTED)
+    assert result.headline.endswith("completions. Every score is equal: nothing to learn from.")
+    assert (result.exploits, result.group_std) == ((), 0)
+    with pytest.raises(rewards.AuditFailed, match="every score is equal: nothing to learn from"):
+        result.raise_for(exploits=None)
+    mine = Case("mine", "right", "{think}{gold}{end}", PAYS, PAYS, "one case has one score")
+    audit(contains_gold, cases=[mine]).raise_for()
+
+
+def test_a_reward_that_pays_honest_answers_no_more_than_empty_ones_is_said_to():
+    result = audit(
+        lambda completions, **kwargs: [0.1 * (c[0]["content"].count("</think>") > 1) for c in completions]
+    )
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert "no more than one with nothing in it" in result.headline
     assert (result.share("refusal"), result.group_std) == (1.0, 0)
     assert "every advantage is 0" in str(result)
-    silent = audit(lambda completions, **kwargs: [None] * len(completions), cases=REPORTED)
-    assert "judged nothing" in silent.headline
-    assert not silent.exploits
 
 
-def test_a_reward_that_raises_is_reported_by_case_and_not_by_a_crash():
+def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
     def fragile(completions, answer, **kwargs):
         return [1 / len(completion[0]["content"]) for completion in completions]
 
+    def broken(completions, answer, **kwargs):
+        return [{}[gold] for gold in answer]
+
     result = audit(fragile, cases=REPORTED)
     assert {f.case.name for f in result.errors} >= {"empty"}
-    assert "ZeroDivisionError" in result.headline
-    with pytest.raises(rewards.AuditFailed, match="raised on"):
-        result.raise_for(exploits=None)
+    of = f"(on {len(result.errors)} of {len(result.findings)} completions, first on 'nothing: empty')"
+    assert result.headline == f"fragile raised ZeroDivisionError: division by zero {of}."
+    every = audit(broken, cases=REPORTED)
+    assert len(every.errors) == len(every.findings) > 100
+    for shown in (str(every), every.to_markdown()):
+        assert shown.count("KeyError") == 1
+    for one in (result, every):
+        with pytest.raises(rewards.AuditFailed, match="raised on"):
+            one.raise_for(exploits=None)
 
 
 def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can_be_audited():
@@ -219,18 +239,68 @@ def test_bands_are_shares_of_what_an_honest_completion_earns():
     assert [f.verdict for f in audit(reward, cases=[tenth]).findings] == ["ok"] * len(QUESTIONS["number"])
 
 
-def test_a_real_tokenizer_gives_the_same_verdicts():
+def bytes_tokenizer(*added):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     tokenizer.model = tokenizers.models.BPE({c: i for i, c in enumerate(alphabet)}, [])
-    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_tokens(list(added))
+    return tokenizer
+
+
+def test_a_real_tokenizer_gives_the_same_verdicts():
+    tokenizer = bytes_tokenizer("<think>", "</think>")
     reward = rewards.answer_reward(tokens=ThinkTokens.from_tokenizer(tokenizer), tokenizer=tokenizer)
     families = ("honest", "typed boundary", "many boundaries", "only in the thought", "look-alike")
     cases = [case for case in CASES if case.family in families]
     audit(reward, tokenizer, cases).raise_for(exploits=0, refusals=0.02)
+
+
+def last_word(completions, answer, **kwargs):
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    said = [text.rpartition("</think>")[2].strip(" .*$").split()[-1:] for text in texts]
+    return [float(words == [gold]) for words, gold in zip(said, answer, strict=True)]
+
+
+TYPED = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
+PLAIN = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in (41, 99)]
+CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
+OPENS = (
+    "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("rows", [PLAIN, CHAT, None], ids=["plain", "conversations", "no rows"])
+@pytest.mark.parametrize(
+    "template", [None, "{{ messages[0]['content'] }}", OPENS], ids=["no template", "chat", "opens"]
+)
+@pytest.mark.parametrize("reward", [last_word, rewards.answer_reward()], ids=["own", "answer_reward"])
+def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=bytes_tokenizer("<eos>"), eos_token="<eos>", chat_template=template
+    )
+    seen = []
+
+    def reads(completions, completion_ids, **kwargs):
+        seen.extend(zip(completions, completion_ids, strict=True))
+        return reward(completions=completions, completion_ids=completion_ids, **kwargs)
+
+    if reward is last_word:
+        result = audit(reads, tokenizer, TYPED, rows=rows)
+        for completion, ids in seen:
+            decoded = tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
+            said = completion if isinstance(completion, str) else completion[0]["content"]
+            assert said == decoded, "what a policy of this tokenizer samples"
+        thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
+        assert (True in thoughts) is (template is not OPENS)
+    else:
+        result = audit(reward, tokenizer, TYPED, rows=rows)
+        result.raise_for(exploits=0, refusals=0.02)
+    assert not result.errors
+    assert result.full > result.floor
 
 
 @pytest.mark.parametrize(
@@ -239,8 +309,83 @@ def test_a_real_tokenizer_gives_the_same_verdicts():
         ({"aim": "style"}, "no aim 'style'"),
         ({"rows": []}, "no rows"),
         ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
+        ({"rows": PLAIN, "limit": 0}, "limit must be at least 1"),
+        ({"rows": PLAIN, "limit": -1}, "limit must be at least 1"),
+        ({"tokenizer": "qwen"}, "needed, not its name"),
+        ({"cases": ["x"]}, r"must be a rewards.Case(.|\n)*'x'"),
+        ({"reward": "x"}, "must be callable, not str"),
+        ({"reward": None}, "must be callable, not NoneType"),
+        ({"reward": [contains_gold]}, "must be callable, not list"),
     ],
 )
 def test_an_audit_that_cannot_be_made_says_why(kwargs, says):
     with pytest.raises(ValueError, match=says):
-        audit(contains_gold, **kwargs)
+        audit(**{"reward": contains_gold, **kwargs})
+
+
+INVERTED = {
+    "right answers are punished": lambda gold, text: -float(gold in text),
+    "all but right answers are paid": lambda gold, text: float(gold not in text),
+    "only wrong ones are paid": lambda gold, text: float("answer is" in text and gold not in text),
+}
+
+
+@pytest.mark.parametrize("score", INVERTED.values(), ids=INVERTED)
+def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails(score):
+    def reward(completions, answer, **kwargs):
+        return [score(gold, c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
+
+    result = audit(reward, cases=WRITTEN)
+    assert any("a right completion earns" in fault for fault in result.faults(exploits=None))
+    with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
+        result.raise_for(exploits=None)
+
+
+def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing():
+    def repeats(completions, **kwargs):
+        texts = [completion[0]["content"].split() for completion in completions]
+        return [-float(len(words) > 3 * len(set(words))) for words in texts]
+
+    def long(completions, **kwargs):
+        return [-len(completion[0]["content"]) / 1000 for completion in completions]
+
+    repeats.judges, long.judges = "form", "length"
+    for penalty in (repeats, long):
+        audit(penalty, cases=WRITTEN).raise_for(exploits=None)
+
+
+def test_another_number_of_scores_than_completions_fails():
+    def first(completions, answer, **kwargs):
+        return [float(answer[0] in completions[0][0]["content"])]
+
+    result = audit(first, cases=REPORTED)
+    assert "It returned 1 values for" in result.headline
+    assert len(result.errors) == len(result.findings)
+    with pytest.raises(rewards.AuditFailed, match="raised on"):
+        result.raise_for(exploits=None)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list), (None, list)])
+def test_completions_are_of_the_kind_of_the_rows_prompts(rows, kind):
+    seen = set()
+
+    def reward(prompts, completions, **kwargs):
+        seen.update(map(type, (*prompts, *completions)))
+        return [0.0 for _ in completions]
+
+    audit(reward, cases=REPORTED, rows=rows)
+    assert seen == {kind}
+
+
+def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():
+    def of_the_tag(completions, answer, **kwargs):
+        texts = [c[0]["content"].split("<answer>")[-1].split("</answer>")[0].strip() for c in completions]
+        return [2.0 * (text == gold) for text, gold in zip(texts, answer, strict=True)]
+
+    unsaid, named = audit(of_the_tag), audit(of_the_tag, form="<answer>")
+    assert len(unsaid.refusals) > 0.9 * 310
+    assert 'name it: audit(reward, form="<answer>")' in str(unsaid)
+    assert named.exploits
+    assert len(named.refusals) < 40
+    with pytest.raises(ValueError, match="no form 'boxd'"):
+        audit(of_the_tag, form="boxd")

@@ -143,6 +143,7 @@ def test_the_parts_of_a_sum_are_logged_and_a_member_that_returns_nan_is_named():
         (lambda: weighted([A, B], [1.0]), "2 rewards need as many"),
         (lambda: weighted([]), "at least one"),
         (lambda: weighted([A], [float("nan")]), "finite weights"),
+        (lambda: weighted([A], ["1"]), "finite weights"),
         (lambda: clipped(A, 1.0, 1.0), "low must be below high"),
         (lambda: scaled(A, float("inf")), "finite"),
         (lambda: only_for(A), "No column"),

@@ -180,20 +180,27 @@ def test_a_column_that_a_reward_says_it_needs_is_named_before_any_call(reward, c
 
 
 def test_a_reward_edits_its_own_lists_and_its_own_state():
-    def edits(completions, completion_ids, answer, trainer_state, **kwargs):
+    def edits(prompts, completions, completion_ids, answer, embedding, tags, trainer_state, **kwargs):
         count = len(completions)
-        completions[0][0]["content"] = ""
+        prompts[0][0]["content"] = completions[0][0]["content"] = ""
         completion_ids[0].clear()
         answer.clear()
+        embedding[0][:] = 0
+        tags[0]["of"].append("edited")
         trainer_state.global_step = 0
+        trainer_state.log_history[0]["reward"] = 9.0
+        trainer_state.log_history.clear()
+        trainer_state.stateful_callbacks["mine"]["args"].clear()
         return [0.0] * count
 
-    state = SimpleNamespace(global_step=7)
-    given = {"completions": chats("4", "5"), "completion_ids": [[1], [2]], "answer": ["4", "5"]}
+    kept = {"mine": {"args": {"patience": 3}}}
+    state = SimpleNamespace(global_step=7, log_history=[{"reward": 0.5}], stateful_callbacks=kept)
+    given = {"prompts": chats("2 + 2?", "2 + 3?"), "completions": chats("4", "5")}
+    given |= {"completion_ids": [[1], [2]], "answer": ["4", "5"], "embedding": [np.ones(2), np.ones(2)]}
+    given |= {"tags": [{"of": ["sums"]}, {"of": []}], "trainer_state": state}
     before = repr(given)
-    assert guarded(edits)(**given, trainer_state=state) == [0.0, 0.0]
+    assert guarded(edits)(**given) == [0.0, 0.0]
     assert repr(given) == before
-    assert state.global_step == 7
 
 
 @pytest.mark.parametrize(

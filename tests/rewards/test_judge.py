@@ -41,6 +41,59 @@ def test_the_judge_reads_the_question_and_the_turns_before_it():
     assert asked == ["plain", "What is 1+1?", "user: What is 1+1?\n\nassistant: 2\n\nuser: Why?"]
 
 
+OPEN, CLOSE, EOS = 151667, 151668, 151645
+IDS: dict[str, list[int]] = {
+    "<think>so it is</think>\n42": [OPEN, 5, 6, CLOSE, 7, EOS],
+    "so it is</think>42": [5, 6, CLOSE, 7, EOS],  # the prompt has opened it
+    "<think>a typed </think> then </think>42": [OPEN, 5, 6, 8, CLOSE, 7, EOS],
+    "42": [7, EOS],
+    "<think>it goes on": [OPEN, 5, 6],
+    "<think>no answer</think>": [OPEN, 5, 6, CLOSE, EOS],
+}
+JUDGED = {  # of these texts, None where the judge is not asked
+    "thought": ["so it is", "so it is", "a typed", None, None, "no answer"],
+    "answer": ["42", "42", "42", "42", None, None],
+    "both": list(IDS),
+}
+
+
+@pytest.mark.parametrize("known", ["ids", "text"])
+@pytest.mark.parametrize("chat", [True, False], ids=["conversations", "plain"])
+@pytest.mark.parametrize("aim", JUDGED)
+def test_the_judge_is_shown_the_thought_the_answer_or_both(aim, chat, known):
+    rows = [row for row in zip(IDS.items(), JUDGED[aim], strict=True) if known == "ids" or 8 not in row[0][1]]
+    asked = []
+    reward = rubric_reward({"clear": "clear"}, lambda prompt, text, *_: asked.append(text) or 1.0, aim=aim)
+    completions = [[{"role": "assistant", "content": text}] if chat else text for (text, _), _ in rows]
+    ids = [ids for (_, ids), _ in rows] if known == "ids" else None
+    scores = reward(prompts=["?"] * len(rows), completions=completions, completion_ids=ids)
+    assert scores == [float(shown is not None) for _, shown in rows]
+    assert asked == [shown for _, shown in rows if shown is not None]
+
+
+def test_a_thought_that_a_parser_has_taken_out_of_the_text_is_judged_too():
+    message = {"role": "assistant", "reasoning_content": "so it is", "content": "42"}
+    seen = {}
+    for aim in JUDGED:
+        judge = lambda prompt, text, *_: seen.setdefault(aim, text) and 1.0  # noqa: E731, B023
+        rubric_reward({"clear": "clear"}, judge, aim=aim)(prompts=["?"], completions=[[message]])
+    assert seen == {"thought": "so it is", "answer": "42", "both": "<think>so it is</think>42"}
+
+
+def test_an_async_judge_of_the_thought_is_not_asked_where_there_is_none():
+    asked = []
+
+    async def marks(prompt, text, description):
+        asked.append(text)
+        return 1.0
+
+    reward = rubric_reward({"clear": "clear"}, marks, aim="thought")
+    assert asyncio.run(reward(prompts=["?"] * 2, completions=["<think>so</think>42", "42"])) == [1.0, 0.0]
+    assert asked == ["so"]
+    result = rewards.audit(rubric_reward({"clear": "clear"}, lambda *_: 1.0, aim="thought"))
+    assert result.aim == "thought"
+
+
 def test_an_async_judge_is_asked_about_everything_at_once():
     running, most = 0, 0
 
@@ -91,8 +144,12 @@ def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
     [{}, [Criterion("a", "x"), Criterion("a", "y")], [Criterion("a", "x", 0.0)], [Criterion("a", "x", -1.0)]],
 )
 def test_a_bad_rubric_is_refused(criteria):
+    with pytest.raises(ValueError, match=r"this one is a str(.|\n)*'is brief'(.|\n)*Criterion"):
+        rubric_reward(["is brief", *criteria], judge)
     with pytest.raises(ValueError, match="different names and positive weights"):
         rubric_reward(criteria, judge)
+    with pytest.raises(ValueError, match=r"(?s)no aim 'style'.*rubric_reward\(aim="):
+        rubric_reward(CRITERIA, judge, aim="style")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +185,7 @@ CHAT = {
 
 def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
@@ -137,6 +194,10 @@ def test_a_reward_model_scores_as_transformers_does_whatever_the_batch(folder):
     assert together == pytest.approx(reward_model(folder, batch_size=1, device="cpu")(**CHAT), abs=1e-5)
     assert len(set(together)) == 5
     assert together[0] == pytest.approx(expected, abs=1e-5)
+    loaded = reward_model(model, AutoTokenizer.from_pretrained(folder), device="cpu")
+    assert loaded(**CHAT) == pytest.approx(together, abs=1e-5), (
+        "a loaded model and its tokenizer, by position"
+    )
     plain = reward_model(folder, device="cpu")(prompts=["a "], completions=["good"])
     assert plain == [pytest.approx(expected, abs=1e-5)]
     assert torch.is_grad_enabled(), "gradients are off only inside"
@@ -166,3 +227,59 @@ def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
         reward_model(str(tmp_path), device="cpu")(**CHAT)
     with pytest.raises(ValueError, match="batch_size"):
         reward_model("no/such-model", batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("/nonexistent/x", "There is no such folder"),
+        ("./nonexistent", "There is no such folder"),
+        ("out/reward/x", "There is no such folder"),
+        (42, "not a reward model, but of type int"),
+    ],
+)
+def test_what_is_no_reward_model_is_refused_when_it_is_named(model, says):
+    with pytest.raises(ValueError, match=says):
+        reward_model(model)
+
+
+def test_a_folder_without_a_tokenizer_is_refused_and_not_scored(folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
+        reward_model(str(tmp_path), device="cpu")(**CHAT)
+
+
+@pytest.mark.parametrize("of_model", [0, None], ids=["the model knows one", "neither does"])
+def test_a_tokenizer_without_a_pad_token_takes_the_models_or_says_so(folder, of_model):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token, model.config.pad_token_id = None, of_model
+    reward = reward_model(model, tokenizer)
+    if of_model is None:
+        with pytest.raises(ValueError, match="needs a token for padding"):
+            reward(**CHAT)
+    else:
+        assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
+
+
+def test_a_tokenizers_pad_token_is_the_one_that_the_score_looks_past(folder):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.config.pad_token_id = 8  # not the tokenizer's
+    reward = reward_model(model, transformers.AutoTokenizer.from_pretrained(folder))
+    assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
+
+
+def test_a_text_longer_than_the_models_own_context_is_cut_to_its_end(folder, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=9, n_positions=8, n_embd=16, n_layer=1, n_head=2, num_labels=1, pad_token_id=0
+    )
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    reward = reward_model(str(tmp_path), device="cpu")
+    end = "good bad a b c good bad a"
+    long, short = reward(prompts=["", ""], completions=[f"{'c ' * 40}{end}", end])
+    assert long == pytest.approx(short, abs=1e-5)

@@ -49,6 +49,8 @@ def test_the_number_of_sentences_can_be_bounded_and_bad_settings_are_refused():
         rewards.sentence_reward(3, 1)
     with pytest.raises(ValueError, match="soft must lie"):
         rewards.overlong_reward(10, 20)
+    with pytest.raises(ValueError, match="ngram must be"):
+        rewards.repetition_reward(0)
 
 
 def test_overlong_and_repetition_are_trls_own():

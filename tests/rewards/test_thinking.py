@@ -203,8 +203,9 @@ def test_the_length_term_rises_to_its_end_and_no_further():
         thought_then_answer(full_at=0)
     with pytest.raises(ValueError, match="which ids end a completion"):
         thought_then_answer(ThinkTokens(1, 2))
-    with pytest.raises(ValueError, match="two different tokens"):
-        ThinkTokens(5, 5)
+    for pair in ((5, 5), ("a", "b")):
+        with pytest.raises(ValueError, match="two different tokens"):
+            ThinkTokens(*pair)
 
 
 def test_a_thought_copied_from_the_prompt_is_filler():

@@ -1,7 +1,7 @@
 """The audit's cases."""
 
 from rewards import CASES
-from rewards.corpus import fill, gold_forms
+from rewards.cases import fill, gold_forms
 
 
 def test_the_corpus_is_as_large_as_promised_and_each_case_has_a_name_and_a_reason():

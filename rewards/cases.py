@@ -1,8 +1,7 @@
-r"""The audit's cases: what a completion may look like, what it should earn, and why.
+r"""The audit's cases, read from ``cases.toml`` and written as completions: what they should earn, and why.
 
-For ``rewards.audit``.  The cases stand in ``cases.toml``.  They state what is right by the task, not what a reward of
-this package happens to do; where careful people could disagree the band is ``CONTESTED``, which is shown but not
-counted.
+They state what is right by the task, not what a reward of this package happens to do; where careful people could
+disagree the band is ``CONTESTED``, which is shown but not counted.
 
 A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
 stay, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer
@@ -23,19 +22,21 @@ that lacks the form (``{commas}`` needs a number of at least 1,000).
 ``{number}``       available only for numbers, ``{letter}`` for choices, ``{text}`` for other golds
 others             forms of a number: see :func:`number_forms`
 =================  ============================================================================
-
-It scores nothing and calls nothing; ``rewards.audit`` does.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rewards.answers import accepted, gold_text
+from rewards.text import question
+from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode, prompt_opens
 
 
 class Band(NamedTuple):
@@ -79,6 +80,12 @@ class Case:
         """Its family and name."""
         return f"{self.family}: {self.name}"
 
+    def band(self, aim: str) -> Band:
+        """What it should earn from a reward with this aim: "answer", "thought" or "both"."""
+        if aim != "both":
+            return self.answer if aim == "answer" else self.thought
+        return self.answer if self.answer == NOTHING or self.answer == self.thought == PAYS else CONTESTED
+
 
 _BANDS = {"pays": PAYS, "nothing": NOTHING, "contested": CONTESTED}
 _DATA = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
@@ -98,8 +105,12 @@ CASES: tuple[Case, ...] = tuple(
 )
 #: The questions that an audit asks where it is given none, by the kind of their answers.
 QUESTIONS: dict[str, list[dict[str, str]]] = _DATA["questions"]
-#: A group of eight as a policy writes it halfway through training.
-GROUP: list[str] = _DATA["group"]
+#: A group of eight as a policy writes it halfway through training, and one whose completions were all cut off.
+GROUP = tuple(case for case in CASES if case.label in _DATA["group"])
+CUT_OFF = tuple(
+    Case("cut off", str(n), "{open}" + "{thought}" * n, NOTHING, NOTHING, "a limit too short for the thought")
+    for n in range(1, 9)
+)
 _TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 
@@ -117,7 +128,7 @@ def number_forms(gold: str) -> dict[str, str]:
     above, below = double.numerator, double.denominator * 2
     mantissa, power = f"{float(value):.6e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
-    grouped = f"{int(digits):,}" if whole and abs(value) >= 1000 else ""
+    grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
     possible = {
         "number": "",
@@ -139,9 +150,9 @@ def number_forms(gold: str) -> dict[str, str]:
         "scientific": rf"{mantissa} \times 10^{{{int(power)}}}",
         "exponent": f"{mantissa}e{int(power)}",
         "decimal": gold + ".0" if whole else None,
-        "commas": sign + grouped if grouped else None,
-        "latex_commas": sign + grouped.replace(",", "{,}") if grouped else None,
-        "spaces": sign + grouped.replace(",", "\u202f") if grouped else None,
+        "commas": grouped,
+        "latex_commas": grouped and grouped.replace(",", "{,}"),
+        "spaces": grouped and grouped.replace(",", "\u202f"),
         "fullwidth": sign + _digits(digits, "０"),
         "arabic": sign + _digits(digits, "٠"),
         "superscript": sign + digits[:-1] + "⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digits[-1])] if several else None,
@@ -204,7 +215,6 @@ def in_form(case: Case, form: str) -> Case:
     return replace(case, completion=text, answer=CONTESTED if contested else case.answer)
 
 
-#: Names that stand for tokens, not text; ``rewards.audit`` turns them into ids.
 MARKERS = ("open", "close", "end", "typed_open", "typed_close")
 _MARKER = re.compile("({(?:" + "|".join(MARKERS) + ")})")
 # Every name that some gold answer has; other braces are a completion's own.
@@ -230,3 +240,76 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
         text = text.removeprefix("{open}")
     text = _NAME.sub(lambda match: values[match[1]], text)
     return [piece for piece in _MARKER.split(text) if piece]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A case for one row of the task: the ids that a policy would have sampled, and their decoded text."""
+
+    case: Case
+    row: int
+    prompt: str
+    gold: str
+    text: str
+    ids: tuple[int, ...]
+
+
+# Tokens where there is no tokenizer: a word, a sign, a run of white space; a character in scripts that write no spaces.
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]| ?[^\W\u3040-\u9fff\uac00-\ud7af]+|\s+| ?[^\w\s]"
+)
+
+
+class Writer:
+    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads.
+
+    ``tokens`` of None: it reads letters, whatever tokens they are.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        tokens: ThinkTokens | None,
+        rows: Sequence[Mapping[str, Any]],
+        column: str,
+        form: str,
+    ) -> None:
+        self.tokenizer, self.form = getattr(tokenizer, "tokenizer", tokenizer), form
+        self.words: dict[str, int] = {}
+        self.prompts = [question(row["prompt"]) for row in rows]
+        self.golds = [gold_text(str(next(iter(accepted(row[column])), ""))) for row in rows]
+        if tokens is None and tokenizer is None:
+            tokens = QWEN3
+        self.prompt_opens = tokens.prompt_opens if tokens else prompt_opens(self.tokenizer)
+        own = getattr(self.tokenizer, "eos_token_id", None)
+        ends = (tokens.eos_ids if tokens else ()) or (QWEN3.eos_ids if own is None else (own,))
+        self.markers = {
+            "{open}": ([tokens.open_id] if tokens else self._ids(OPEN), OPEN),
+            "{close}": ([tokens.close_id] if tokens else self._ids(CLOSE), CLOSE),
+            "{end}": ([ends[0]], ""),
+        }
+        if all(len(ids) == 1 for ids, _ in self.markers.values()):
+            # Typed piece by piece, because a tokenizer would encode the whole as the token.
+            for name, marker in (("{typed_open}", OPEN), ("{typed_close}", CLOSE)):
+                pieces = (marker[:2], marker[2:-1], marker[-1])
+                self.markers[name] = ([i for piece in pieces for i in self._ids(piece)], marker)
+
+    def _ids(self, text: str) -> list[int]:
+        if self.tokenizer is not None:
+            return encode(self.tokenizer, text)
+        return [self.words.setdefault(word, len(self.words)) for word in _WORD.findall(text)]
+
+    def samples(self, cases: Iterable[Case]) -> list[Sample]:
+        """Every case for every row that it applies to; none that types a marker which is typed anyway."""
+        written = [in_form(case, self.form) for case in cases]
+        made = (self._sample(case, row) for case in written for row in range(len(self.golds)))
+        return [sample for sample in made if sample is not None]
+
+    def _sample(self, case: Case, row: int) -> Sample | None:
+        prompt, gold = self.prompts[row], self.golds[row]
+        pieces = fill(case, gold_forms(gold, self.golds), prompt, prompt_opens=self.prompt_opens)
+        if pieces is None or {*pieces} & {"{typed_open}", "{typed_close}"} - self.markers.keys():
+            return None
+        parts = [self.markers.get(piece) or (self._ids(piece), piece) for piece in pieces]
+        ids = tuple(i for part, _ in parts for i in part)
+        return Sample(case, row, prompt, gold, "".join(text for _, text in parts), ids)
