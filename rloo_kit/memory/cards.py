@@ -1,14 +1,21 @@
-"""Which model fits which GPU: the table of docs/cards.md and of ``rloo-kit cards``, computed and not measured."""
+"""Which model fits which GPU: :func:`fit`, and the table of docs/cards.md and of ``rloo-kit cards``.
+
+Computed, and not measured.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rloo_kit.catalogue import CATALOGUE
-from rloo_kit.memory.hardware import device_of
-from rloo_kit.memory.planning import Plan, fit, longest_completion
-from rloo_kit.memory.reading import model_of
+from rloo_kit.catalogue import CATALOGUE, FOR_CPU
+from rloo_kit.memory.hardware import Device, device_of
+from rloo_kit.memory.plan import Plan, first, generation_batches
+from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
 from rloo_kit.session.show import GIB
+
+if TYPE_CHECKING:
+    import trl
 
 CARDS = {
     "RTX 3060 Ti, 4060": "rtx 4060",
@@ -20,34 +27,77 @@ CARDS = {
 MODELS = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b")
 ROWS = 8
 
+FIT_COMPLETION_TOKENS = 1024
+"""Completions that :func:`fit` leaves room for by default: shorter ones cut off a thinking model's thought."""
+
+
+def fit(
+    card: str | float | Device | None = None,
+    config: trl.RLOOConfig | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = Settings.lora_rank,
+    load_in_4bit: bool = Settings.four_bit,
+) -> Plan:
+    """The largest Qwen3 of the catalogue that fits with the whole batch sampled at once, the fastest; where none does,
+    the smallest with fewer at once, or else with a smaller generation batch.
+
+    Args:
+        card, prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
+        config: as for :func:`plan`; None takes the kit's defaults with completions of :data:`FIT_COMPLETION_TOKENS`.
+
+    Returns:
+        Its plan: ``.model.checkpoint.name``, ``.settings``.  Where nothing fits, that of the smallest model, whose
+        ``changes`` list what would.
+    """
+    device = device_of(card)
+    settings = settings_of(config, prompt_tokens)
+    if config is None:
+        settings = replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
+    settings = replace(settings, lora_rank=lora_rank, four_bit=load_in_4bit, **device_settings(device))
+    checkpoints = [found for name, found in CATALOGUE.items() if name not in FOR_CPU]
+    models = (model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes) for found in checkpoints)
+    plans = [Plan.of(model, settings, device) for model in models]
+    asked, batch = settings.generation_rows, settings.batch_rows
+    at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]
+    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in generation_batches(settings)]
+    return first([*at_once, plans[0], *fewer], "fits") or plans[0]
+
+
+def longest_completion(planned: Plan) -> int:
+    """The most tokens a completion may have for the plan to fit, all else unchanged; 0 where none does.
+
+    In steps of 64, up to 32,768 with the prompt, which Qwen3 was trained for.
+    """
+    low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
+    while low < high:
+        middle = (low + high + 1) // 2
+        longer = replace(planned.settings, completion_tokens=64 * middle)
+        fits = Plan.of(planned.model, longer, planned.device).fits == "fits"
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return 64 * low
+
 
 def cell(model: str, card: str) -> str:
     """Peak memory at the default lengths, and the longest completion that fits."""
-    base = fit(card)
-    whole = dataclasses.replace(base.settings, batch_rows=ROWS, generation_rows=ROWS)
-    settings = dataclasses.replace(whole, micro_rows=2, accumulation=ROWS // 2)
+    settings = replace(fit(card).settings, batch_rows=ROWS, generation_rows=ROWS)
+    settings = replace(settings, micro_rows=2, accumulation=ROWS // 2)
     found = Plan.of(model_of(CATALOGUE[model], settings.lora_rank, four_bit=True), settings, device_of(card))
     longest = longest_completion(found)
     return f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
 
 
 def table() -> str:
-    """A Markdown table of GPUs against models."""
-    lines = [
-        f"| card | usable | `load_policy()` takes | {' | '.join(MODELS)} |",
-        "|---|---:|---|" + "---|" * len(MODELS),
-    ]
+    """A Markdown table of GPUs against models, and what it assumes in a sentence."""
+    lines = [f"| card | usable | `load_policy()` takes | {' | '.join(MODELS)} |"]
+    lines.append("|---|---:|---|" + "---|" * len(MODELS))
     for label, name in CARDS.items():
-        usable = device_of(name).usable_bytes / GIB
-        cells = " | ".join(cell(model, name) for model in MODELS)
-        lines.append(f"| {label} | {usable:.1f} GiB | {fit(name).model.checkpoint.name} | {cells} |")
-    return "\n".join(lines)
-
-
-def rule() -> str:
-    """What the table assumes, in a sentence."""
-    s = fit("8GB").settings
-    return (
+        best, cells = fit(name), " | ".join(cell(model, name) for model in MODELS)
+        usable = f"{best.device.usable_bytes / GIB:.1f} GiB"
+        lines.append(f"| {label} | {usable} | {best.model.checkpoint.name} | {cells} |")
+    s = best.settings
+    rule = (
         f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "
         f"tokens; the peak is that of completions of {s.completion_tokens} tokens."
     )
+    return "\n".join([*lines, "", rule])

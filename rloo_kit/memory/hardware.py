@@ -1,7 +1,7 @@
-"""How much memory a run may take on a GPU that is named, or on this machine; and how fast a named GPU is at best.
+"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; and how fast it is.
 
-For :mod:`rloo_kit.memory`.  Tables of common GPUs, and what torch, NVML and psutil report of this machine.  It plans
-nothing, and imports torch only where this machine is asked about.
+Tables of common GPUs, and what torch, NVML and psutil report of this machine.  It plans nothing, and imports torch only
+where this machine is asked about.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.show import GIB, MIB
@@ -84,6 +84,15 @@ gives torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.
 driver's own count of free memory is used instead."""
 
 
+FAST_INFERENCE_SHARE, COLOCATE_SHARE = 0.5, 0.3
+"""vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
+
+STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.825), (14, 0.8), (10, 0.775), (0, 0.75))
+STANDBY_FACTOR = 0.95
+"""What unsloth_zoo's ``load_vllm`` puts in place of the share asked for in standby, by GiB of the GPU at least, and
+what it multiplies that by."""
+
+
 @dataclass(frozen=True)
 class Device:
     """What a plan is compared with: a GPU or CPU, and how much of its memory a run may take."""
@@ -91,6 +100,27 @@ class Device:
     name: str
     usable_bytes: int
     on_gpu: bool = True
+
+
+@dataclass(frozen=True)
+class Engine:
+    """vLLM on the GPU that trains: read in unsloth and TRL, and not measured, since vLLM was not run for this kit.
+
+    Attributes:
+        share_bytes: what it takes while it samples: weights, key-value cache, its activations.
+        shares_weights: whether the trainer's weights are vLLM's, so that they are part of the share.
+        standby: whether it lets go of its cache, and of weights of its own, while the trainer works.
+    """
+
+    share_bytes: int
+    shares_weights: bool
+    standby: bool
+
+    def beside(self, weights: int, asleep: bool) -> int:
+        """Bytes beside the trainer's own ``weights``, awake or asleep."""
+        if asleep and self.standby:
+            return 0
+        return max(0, self.share_bytes - (weights if self.shares_weights else 0))
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
@@ -205,3 +235,51 @@ def nvml_process_bytes() -> int | None:
         return None
     own = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
     return int(own[0]) if own and own[0] else None
+
+
+def engine_of(
+    usable_bytes: int,
+    config: Any = None,
+    model: Any = None,
+    fast_inference: bool = False,
+    share: float | None = None,
+) -> Engine | None:
+    """vLLM on the GPU that trains; None where it does not sample there.
+
+    By unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or TRL's ``vllm_mode="colocate"``,
+    which keeps its own.  Of a loaded ``model``, its ``vllm_engine`` says what it was given.  Shares are taken of the
+    ``usable_bytes``, as unsloth's are of what is free.
+    """
+    standby = bool(getattr(config, "vllm_enable_sleep_mode", False))
+    loaded = getattr(model, "vllm_engine", None)
+    if loaded is not None:
+        share, standby = _vllm_setting(loaded, "cache_config.gpu_memory_utilization"), sleeps(loaded)
+    elif fast_inference:
+        share = standby_share(usable_bytes) if standby else share
+    elif getattr(config, "use_vllm", False) and getattr(config, "vllm_mode", "colocate") == "colocate":
+        share = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE)
+        return Engine(int(share * usable_bytes), False, standby)
+    else:
+        return None
+    return Engine(int((FAST_INFERENCE_SHARE if share is None else share) * usable_bytes), True, standby)
+
+
+def sleeps(loaded: Any) -> bool:
+    """Whether a loaded engine was made with vLLM's sleep mode, which unsloth calls standby."""
+    return bool(_vllm_setting(loaded, "model_config.enable_sleep_mode"))
+
+
+def _vllm_setting(loaded: Any, path: str) -> Any:
+    """One of a loaded vLLM's settings, where unsloth looks for them; None where this release has it not."""
+    for name in ("llm_engine", "vllm_config", *path.split(".")):
+        loaded = getattr(loaded, name, None)
+    return loaded
+
+
+def standby_share(gpu_bytes: int) -> float:
+    """What unsloth gives vLLM in standby, whatever was asked for.
+
+    >>> round(standby_share(24 * 2**30), 3), round(standby_share(80 * 2**30), 3)
+    (0.784, 0.879)
+    """
+    return STANDBY_FACTOR * next(share for least, share in STANDBY_SHARES if gpu_bytes >= least * GIB)

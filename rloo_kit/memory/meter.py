@@ -1,14 +1,14 @@
-"""Measure the peak memory of each phase of a run.
+"""Measure the peak memory of each phase of a run, and set a plan beside it.
 
-For ``Plan.compare``.  On a GPU it reads CUDA's allocator and the driver, in microseconds; on a CPU, where torch keeps
-no count, tensors are counted only when asked for.  It plans nothing and changes nothing.
+On a GPU it reads CUDA's allocator and the driver, in microseconds; on a CPU, where torch keeps no count, tensors are
+counted only when asked for.  It plans nothing and changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Protocol
 
@@ -16,8 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rloo_kit.memory import formulas
 from rloo_kit.memory.hardware import cuda_process_bytes, where_computed
-from rloo_kit.memory.reading import standing_tensors
+from rloo_kit.memory.specs import bytes_of, is_lora, standing_tensors, weight_bytes
+from rloo_kit.session.show import MIB, html_table, text_table
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,11 @@ class Peak:
     process_bytes: int = 0
 
 
-class Gauge(Protocol):
-    """What a :class:`Meter` reads."""
-
-    def restart(self) -> None:
-        """Forget the peak so far."""
-
-    def read(self) -> Peak:
-        """The peak since :meth:`restart`."""
-
-
 class CudaGauge:
     """CUDA's allocator (``torch.cuda``) and, for the whole process, NVML."""
 
     def restart(self) -> None:
-        """Set the allocator's peaks to what is held now."""
+        """Forget the peaks so far."""
         torch.cuda.reset_peak_memory_stats()
 
     def read(self) -> Peak:
@@ -120,7 +112,7 @@ class Meter:
         gauge: what to read; None keeps no peaks.
     """
 
-    def __init__(self, gauge: Gauge | None = None) -> None:
+    def __init__(self, gauge: CudaGauge | TensorGauge | None = None) -> None:
         self.gauge = gauge
         self.peaks: dict[str, Peak] = {}
         self._open: list[str] = []
@@ -155,3 +147,97 @@ class Meter:
             name, peak = self._open[-1], self.gauge.read()
             self.peaks[name] = Peak(*map(max, astuple(peak), astuple(self.peaks.get(name, peak))))
         self.gauge.restart()
+
+
+# --- beside a plan ----------------------------------------------------------------------------------------------
+
+
+class Trained(Protocol):
+    """What this room reads of an :class:`rloo_kit.RLOOTrainer`."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer | None
+    memory: Meter | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a comparison; ``measured_bytes`` is None where nothing was measured."""
+
+    name: str
+    planned_bytes: int
+    measured_bytes: int | None
+
+    @property
+    def off_by(self) -> float | None:
+        """The plan's error as a share of what was measured."""
+        return self.planned_bytes / self.measured_bytes - 1 if self.measured_bytes else None
+
+
+@dataclass(frozen=True, repr=False)
+class Measured:
+    """A plan beside what a run took.
+
+    Attributes:
+        parts: what stands in memory after an update, part by part.
+        phases: peaks of tensors, without the plan's context and fragmentation.
+        process_bytes: the most that the driver counted for the process, beside the plan's peak; measured on a GPU only.
+    """
+
+    parts: tuple[Row, ...]
+    phases: tuple[Row, ...]
+    process_bytes: Row
+
+    def rows(self) -> list[list[str]]:
+        """The table, header first; in MiB."""
+        body = [["MiB", "planned", "measured", "plan is off by"]]
+        for row in (*self.parts, *self.phases, self.process_bytes):
+            measured = "not measured" if row.measured_bytes is None else f"{row.measured_bytes / MIB:.1f}"
+            share = "" if row.off_by is None else f"{100 * row.off_by:+.0f} %"
+            body.append([row.name, f"{row.planned_bytes / MIB:.1f}", measured, share])
+        return body
+
+    def __repr__(self) -> str:
+        return text_table(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows())
+
+
+def compare(phases: Mapping[str, Mapping[str, int]], trainer: Trained) -> Measured:
+    """What :meth:`Plan.compare` returns, of a plan's ``phases``."""
+    reference = getattr(trainer, "ref_model", None)
+    lora = {name: p for name, p in trainer.model.named_parameters() if is_lora(name)}
+    linear, rest = weight_bytes(trainer.model)
+    measured = {
+        formulas.WEIGHTS: linear,
+        formulas.REST: rest,
+        formulas.LORA: bytes_of(p for name, p in lora.items() if ".ref." not in name),
+        formulas.REFERENCE: bytes_of(p for name, p in lora.items() if ".ref." in name),
+        formulas.REFERENCE_MODEL: bytes_of(reference.parameters()) if reference is not None else 0,
+        formulas.OPTIMIZER: bytes_of(optimizer_tensors(trainer.optimizer)),
+    }
+    peaks = trainer.memory.peaks if trainer.memory else {}
+    parts = [Row(name, phases["optimizer"].get(name, 0), size) for name, size in measured.items()]
+    tensors: dict[str, int] = {}
+    for name, planned in phases.items():
+        merged = "train" if name in ("forward", "backward") else name  # a trainer does not tell them apart
+        beside = planned.get(formulas.CONTEXT, 0) + planned.get(formulas.FRAGMENTATION, 0)
+        tensors[merged] = max(tensors.get(merged, 0), sum(planned.values()) - beside)
+    del tensors["load"]
+    peak = max(sum(planned.values()) for planned in phases.values())
+    driver = max((found.process_bytes for found in peaks.values()), default=0)
+    return Measured(
+        tuple(row for row in parts if row.planned_bytes or row.measured_bytes),
+        tuple(
+            Row(f"peak in {name}", size, peaks[name].allocated_bytes if name in peaks else None)
+            for name, size in tensors.items()
+        ),
+        Row("process, by the driver", peak, driver or None),
+    )
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    entries = optimizer.state.values() if optimizer is not None else ()
+    return [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]

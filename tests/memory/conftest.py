@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.memory.footprint import Step
+from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.meter import Peak
-from rloo_kit.memory.planning import Plan
+from rloo_kit.memory.plan import Plan
 from rloo_kit.session.show import GIB
 
 CPU = Device("a CPU", 16 * GIB, on_gpu=False)
@@ -23,6 +23,14 @@ LARGE = SimpleNamespace(
     max_completion_length=3072,
 )
 """A configuration that does not fit on small cards; what it leaves out takes the kit's defaults."""
+
+ONE_GROUP = SimpleNamespace(
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    num_generations=8,
+    max_completion_length=4096,
+)
+"""One group a batch, so that there is no smaller one."""
 
 
 def tiny_plan(policy: Any, **config: Any) -> Plan:

@@ -1,12 +1,15 @@
-"""The meter: peaks by phase, and the gauges that it reads."""
+"""The meter: peaks by phase, the gauges that it reads, and a plan beside them."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from rloo_kit.memory import hardware
+from rloo_kit.memory import formulas, hardware
 from rloo_kit.memory.meter import CudaGauge, Meter, Peak, TensorGauge
 from rloo_kit.session.show import GIB
-from tests.memory.conftest import FakeGauge, fake_cuda
+from tests.memory.conftest import FakeGauge, fake_cuda, tiny_plan
 
 
 def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept() -> None:
@@ -41,3 +44,31 @@ def test_tensors_are_counted_once_from_birth_to_death() -> None:
     assert gauge.read() == Peak(8000)
     del b, c
     assert gauge.live_bytes == 4000
+
+
+def even_length(completions: Any, **kwargs: Any) -> list[float]:
+    return [float(len(completion[0]["content"]) % 2) for completion in completions]
+
+
+def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(make_trainer: Any) -> None:
+    rows = {"num_generations": 4, "per_device_train_batch_size": 8}
+    trainer = make_trainer(even_length, **rows, max_completion_length=24, max_steps=2, beta=0.05)
+    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
+    trainer.train()
+    found = trainer.memory_plan.compare(trainer)
+    exact = (formulas.WEIGHTS, formulas.REST, formulas.LORA, formulas.OPTIMIZER)
+    assert {row.name: row.off_by for row in found.parts} == dict.fromkeys(exact, 0), found
+    for row in found.phases:
+        assert row.planned_bytes == pytest.approx(row.measured_bytes, rel=0.1), f"{row.name}\n{found}"
+    phases = ("generate", "log-probs", "train", "optimizer")
+    assert [row.name for row in found.phases] == [f"peak in {name}" for name in phases]
+    assert "not measured" in str(found).splitlines()[-1], "no driver counts a process on a CPU"
+
+
+@pytest.mark.parametrize("memory", [Meter(), None], ids=["no gauge", "no meter"])
+def test_without_peaks_phases_are_said_to_be_unmeasured(policy: Any, memory: Meter | None) -> None:
+    trainer = SimpleNamespace(model=policy.model, optimizer=None, memory=memory)
+    found = tiny_plan(policy).compare(trainer)
+    assert found.parts[0].off_by == 0
+    assert all(row.measured_bytes is None for row in found.phases)
+    assert "<table>" in found._repr_html_()

@@ -8,12 +8,12 @@ from peft import LoraConfig, get_peft_model
 
 import rloo_kit
 from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
-from rloo_kit.memory import footprint, reading
-from rloo_kit.memory.footprint import Step
+from rloo_kit.memory import formulas, specs
+from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
-from rloo_kit.memory.meter import Meter, TensorGauge
-from rloo_kit.memory.planning import Plan
-from rloo_kit.memory.settings import Model, Settings
+from rloo_kit.memory.meter import Meter, TensorGauge, optimizer_tensors
+from rloo_kit.memory.plan import Plan
+from rloo_kit.memory.specs import Model, Settings
 from rloo_kit.session.imports import CPU_TILE_LOGITS
 from rloo_kit.train import head
 from tests.memory.conftest import CPU, tiny_plan, tiny_step
@@ -30,8 +30,8 @@ def batch(rows: int, tokens: int) -> dict[str, torch.Tensor]:
 
 def test_the_tiny_policys_parts_are_planned_to_the_byte_before_it_is_loaded(policy: Any) -> None:
     load = rloo_kit.plan("tiny", card=CPU).phases["load"]
-    assert (load[footprint.WEIGHTS], load[footprint.REST]) == reading.weight_bytes(policy.model)
-    assert load[footprint.LORA] == reading.bytes_of(p for p in policy.model.parameters() if p.requires_grad)
+    assert (load[formulas.WEIGHTS], load[formulas.REST]) == specs.weight_bytes(policy.model)
+    assert load[formulas.LORA] == specs.bytes_of(p for p in policy.model.parameters() if p.requires_grad)
 
 
 def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
@@ -45,13 +45,13 @@ def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
         parameter.grad = torch.ones_like(parameter)
     full.step()
     planned = Step(model, Settings(optimizer="adamw_torch_fused")).optimizer
-    assert planned == reading.bytes_of(reading.optimizer_tensors(full))
+    assert planned == specs.bytes_of(optimizer_tensors(full))
 
     small = AdamW8bit(parameters)
     for index, parameter in enumerate(parameters):
         small.init_state(small.param_groups[0], parameter, 0, index)
     planned = Step(model, Settings(optimizer="adamw_8bit")).optimizer
-    assert planned == reading.bytes_of(reading.optimizer_tensors(small))
+    assert planned == specs.bytes_of(optimizer_tensors(small))
     assert tiny_plan(policy, optim="adamw_8bit").parts == tiny_plan(policy).parts, "unsloth's choice on a CPU"
 
 
@@ -62,7 +62,7 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
         output = policy.model.generate(**batch(4, 40), **sampling, return_dict_in_generate=True)
     step = tiny_step(policy, generation_rows=4, completion_tokens=8)
     held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
-    assert step.cache(step.cached_tokens) == reading.bytes_of(held)
+    assert step.cache(step.cached_tokens) == specs.bytes_of(held)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_sampling_is_planned_to_a_hundredth(fast: bool, asked: dict[str, float],
     trainer.train()
     (generate,) = (row for row in trainer.memory_plan.compare(trainer).phases if "generate" in row.name)
     assert generate.measured_bytes <= generate.planned_bytes
-    later = trainer.memory_plan.phases["generate"][footprint.OPTIMIZER]  # the first step has none yet
+    later = trainer.memory_plan.phases["generate"][formulas.OPTIMIZER]  # the first step has none yet
     assert generate.planned_bytes - later == pytest.approx(generate.measured_bytes, rel=0.01)
 
 
@@ -137,7 +137,7 @@ def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) ->
         parameter.grad = None
         if parameter.requires_grad:
             parameter.data = parameter.data.to(model.dtype)  # one precision for the LoRA and its base
-    gauge = TensorGauge(reading.standing_tensors(model))
+    gauge = TensorGauge(specs.standing_tensors(model))
     before = gauge.live_bytes
     with gauge, torch.set_grad_enabled(backward):
         hidden = model.get_base_model().model(**batch(rows, tokens), use_cache=False).last_hidden_state
@@ -147,7 +147,7 @@ def peak_of_a_pass(model: Any, rows: int, tokens: int, backward: bool = True) ->
 
 
 def activations(step: Step) -> int:
-    return sum(step.backward()[part] for part in (footprint.CHECKPOINTS, footprint.LAYER, footprint.BUFFER))
+    return sum(step.backward()[part] for part in (formulas.CHECKPOINTS, formulas.LAYER, formulas.BUFFER))
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(4, 128), (2, 512), (8, 256)])
@@ -187,7 +187,7 @@ def test_activations_of_other_shapes(shape: tuple[int, ...], dtype: torch.dtype,
     peft_model = get_peft_model(model, LoraConfig(r=8, target_modules=list(PROJECTIONS))).train()
     size = {"prompt_tokens": 248, "completion_tokens": 8, "lora_rank": 8, "dtype_bytes": dtype.itemsize}
     settings = Settings(**size, four_bit=False, checkpointing=True, on_gpu=False)
-    step = Step(reading.model_of(card, 8, False, dtype.itemsize), settings)
+    step = Step(specs.model_of(card, 8, False, dtype.itemsize), settings)
     assert activations(step) == pytest.approx(peak_of_a_pass(peft_model, 4, 256), rel=0.1)
 
 
@@ -208,6 +208,6 @@ def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, .
     totals = []
     for value in values:
         settings = Settings(**{"batch_rows": 8, "micro_rows": 4, setting: value})
-        model = reading.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
+        model = specs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
         totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)

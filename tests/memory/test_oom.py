@@ -12,10 +12,10 @@ import torch
 import rloo_kit
 from rewards.errors import RewardCallError
 from rloo_kit.errors import OutOfMemoryError
-from rloo_kit.memory import shortage
+from rloo_kit.memory import oom
 from rloo_kit.memory.meter import Meter, Peak
-from rloo_kit.memory.planning import Plan
-from rloo_kit.memory.shortage import explain_out_of_memory
+from rloo_kit.memory.oom import explain_out_of_memory
+from rloo_kit.memory.plan import Plan
 from tests.memory.conftest import LARGE, FakeGauge
 
 
@@ -25,8 +25,8 @@ def too_large() -> Plan:
 
 
 def test_only_a_run_that_will_not_fit_is_warned_of(too_large: Plan, recwarn: pytest.WarningsRecorder) -> None:
-    shortage.warn_if_too_large(rloo_kit.plan("qwen3-0.6b", card="24GB"))
-    shortage.warn_if_too_large(too_large)
+    oom.warn_if_too_large(rloo_kit.plan("qwen3-0.6b", card="24GB"))
+    oom.warn_if_too_large(too_large)
     (warned,) = recwarn.list
     for part in (f"will probably not fit: it takes {too_large.takes}", str(too_large.changes[0])):
         assert part in str(warned.message)
@@ -96,9 +96,9 @@ def test_other_errors_and_explained_ones_pass_unchanged(error: Exception, too_la
 
 def test_a_stopped_run_names_the_checkpoint_to_go_on_from() -> None:
     error = OutOfMemoryError("memory ran out", where="generate", todo="less")
-    assert "less. No checkpoint was written" in str(shortage.with_way_on(error, None))
+    assert "less. No checkpoint was written" in str(oom.with_way_on(error, None))
     kept = Path("run/checkpoint-100")
-    assert f"less. {kept} is kept" in str(shortage.with_way_on(error, kept))
+    assert f"less. {kept} is kept" in str(oom.with_way_on(error, kept))
 
 
 def test_a_run_that_starves_keeps_its_last_step(fresh_policy: Any, make_trainer: Any, tmp_path: Path) -> None:
@@ -124,6 +124,6 @@ def test_a_trainers_phase_is_metered_where_it_can_be_and_explained(
     memory: Meter | None, peaks: dict[str, Peak] | None, too_large: Plan
 ) -> None:
     trainer = SimpleNamespace(memory=memory, memory_plan=too_large)
-    with pytest.raises(OutOfMemoryError, match="phase 'log-probs'"), shortage.phase(trainer, "log-probs"):
+    with pytest.raises(OutOfMemoryError, match="phase 'log-probs'"), oom.phase(trainer, "log-probs"):
         raise torch.OutOfMemoryError("CUDA out of memory.")
     assert memory is None or memory.peaks == peaks

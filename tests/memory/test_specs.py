@@ -12,8 +12,8 @@ import torch
 import rloo_kit
 from rloo_kit.catalogue import CATALOGUE, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.memory import footprint, reading
-from rloo_kit.memory.settings import Settings
+from rloo_kit.memory import formulas, specs
+from rloo_kit.memory.specs import Settings
 from rloo_kit.session import imports
 from tests.memory.conftest import CPU, tiny_plan
 
@@ -49,18 +49,18 @@ def test_the_reference_is_the_base_until_anything_is_trained(
     fresh_policy: Any, change: Callable[[Any], None], base: bool, why: str
 ) -> None:
     change(fresh_policy.model)
-    assert reading.reference_is_base(fresh_policy.model) == base, why
-    assert not reading.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
+    assert specs.reference_is_base(fresh_policy.model) == base, why
+    assert not specs.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
 
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
     before = tiny_plan(policy)
-    assert footprint.REFERENCE not in before.parts
+    assert formulas.REFERENCE not in before.parts
     first(policy.model, "lora_B").data.add_(1.0)
     after = tiny_plan(policy)
-    assert after.parts[footprint.REFERENCE] == before.phases["optimizer"][footprint.LORA]
-    assert after.parts[footprint.OPTIMIZER] == before.parts[footprint.OPTIMIZER]
-    assert footprint.REFERENCE not in tiny_plan(policy, beta=0.0).parts
+    assert after.parts[formulas.REFERENCE] == before.phases["optimizer"][formulas.LORA]
+    assert after.parts[formulas.OPTIMIZER] == before.parts[formulas.OPTIMIZER]
+    assert formulas.REFERENCE not in tiny_plan(policy, beta=0.0).parts
 
 
 def test_the_configuration_decides() -> None:
@@ -68,8 +68,8 @@ def test_the_configuration_decides() -> None:
     config = rloo_kit.RLOOConfig(**batch, num_generations=4, max_completion_length=300, beta=0.0, top_k=20)
     rows = {"micro_rows": 2, "accumulation": 8, "batch_rows": 8}
     asked = {"num_generations": 4, "prompt_tokens": 100, "completion_tokens": 300, "beta": 0.0}
-    assert reading.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
-    assert reading.settings_of(None) == reading.settings_of(rloo_kit.RLOOConfig()) == Settings()
+    assert specs.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
+    assert specs.settings_of(None) == specs.settings_of(rloo_kit.RLOOConfig()) == Settings()
     with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
         rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
     with pytest.raises(ConfigError, match="generation_rows must be at least 1"):
@@ -79,10 +79,10 @@ def test_the_configuration_decides() -> None:
 def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:
     import trl
 
-    settings = reading.settings_of(trl.RLOOConfig(output_dir="out"))
+    settings = specs.settings_of(trl.RLOOConfig(output_dir="out"))
     assert (settings.single_pass, settings.fast_sampling) == (False, False)
     # arguments for generate switch the kit's sampling off, and their processors on
-    settings = reading.settings_of(SimpleNamespace(fast_sampling=True, generation_kwargs={"top_k": 5}))
+    settings = specs.settings_of(SimpleNamespace(fast_sampling=True, generation_kwargs={"top_k": 5}))
     assert (settings.fast_sampling, settings.processors) == (False, ("top_k",))
 
 
@@ -92,13 +92,13 @@ def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling
 )
 def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why: str) -> None:
     config = SimpleNamespace(max_completion_length=900)
-    assert reading.settings_of(config, None, longest).prompt_tokens == prompt, why
+    assert specs.settings_of(config, None, longest).prompt_tokens == prompt, why
 
 
 def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert reading.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
+    assert specs.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
     monkeypatch.setenv(imports.CPU_TILE_LOGITS, "1000")
-    assert reading.device_settings(CPU)["cpu_tile_logits"] == 1000
+    assert specs.device_settings(CPU)["cpu_tile_logits"] == 1000
 
 
 @pytest.fixture
@@ -122,7 +122,12 @@ def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_p
     planned = rloo_kit.plan(tmp_path, card="8GB")
     assert planned.model.checkpoint is CATALOGUE["qwen3-4b"]
     assert planned.settings.lora_rank == 32
-    assert planned.parts[footprint.REFERENCE] == planned.parts[footprint.LORA]
+    assert planned.parts[formulas.REFERENCE] == planned.parts[formulas.LORA]
+
+
+def test_a_configuration_in_the_policys_place_is_named() -> None:
+    with pytest.raises(ConfigError, match="the first argument is the policy, and it is a RLOOConfig"):
+        rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")
 
 
 def test_a_name_without_a_shape_gets_its_neighbours() -> None:
@@ -135,12 +140,12 @@ def test_a_name_without_a_shape_gets_its_neighbours() -> None:
 def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = CATALOGUE["qwen3-0.6b"]
     plain = card.linear_bytes()
-    unknown = reading.model_of(card, 16, four_bit=True)
+    unknown = specs.model_of(card, 16, four_bit=True)
     assert unknown.linear_bytes == plain
-    assert unknown.kept_bytes == int(footprint.KEPT_SHARE * (plain + unknown.rest_bytes))
+    assert unknown.kept_bytes == int(specs.KEPT_SHARE * (plain + unknown.rest_bytes))
 
-    monkeypatch.setattr(reading, "_config_file", lambda name: folder / "config.json")
-    known = reading.model_of(card, 16, four_bit=True)
+    monkeypatch.setattr(specs, "_config_file", lambda name: folder / "config.json")
+    known = specs.model_of(card, 16, four_bit=True)
     kept = [card.projections[name] for name in ("gate_proj", "up_proj", "down_proj", "q_proj")]
     extra = sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in kept)
     assert (known.linear_bytes, known.kept_bytes) == (plain + extra, 0)

@@ -9,11 +9,9 @@ Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x 
 F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
 """
 
-from collections.abc import Collection
 from functools import cached_property
 
-from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint
-from rloo_kit.memory.settings import PROCESSORS, Model, Settings
+from rloo_kit.memory.specs import PROCESSORS, Model, Settings
 from rloo_kit.passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.session.show import GIB, MIB
 
@@ -21,50 +19,30 @@ WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, n
 LORA, REFERENCE = "LoRA", "LoRA, reference copy"
 REFERENCE_MODEL, HEAD_GRADIENT = "reference model", "gradient of lm_head"
 GRADIENTS, OPTIMIZER = "gradients", "optimizer state"
-CACHE, DECODING = "key-value cache", "decoding and sampling"
-VLLM = "vLLM's share"
+CACHE, DECODING, VLLM = "key-value cache", "decoding and sampling", "vLLM's share"
 CHECKPOINTS, LAYER = "checkpointed activations", "one layer's activations"
 HIDDEN, TILE = "final hidden states", "log-probability tile"
 BUFFER, OFFLOAD, ROTARY = "one weight, dequantised", "offload buffers", "rotary table"
 WORKSPACES, CONTEXT, FRAGMENTATION = "cuBLAS workspaces", "context", "fragmentation"
-
-PARTS = (
-    *(
-        WEIGHTS,
-        KEPT,
-        REST,
-        LORA,
-        REFERENCE,
-        REFERENCE_MODEL,
-        OPTIMIZER,
-        GRADIENTS,
-        HEAD_GRADIENT,
-        VLLM,
-        CACHE,
-        DECODING,
-        CHECKPOINTS,
-        LAYER,
-    ),
-    *(HIDDEN, TILE, BUFFER, OFFLOAD, ROTARY, WORKSPACES, CONTEXT, FRAGMENTATION),
-)
-"""Every part, in the order in which a table shows them."""
+_HELD = (WEIGHTS, KEPT, REST, LORA, REFERENCE, REFERENCE_MODEL, OPTIMIZER, GRADIENTS, HEAD_GRADIENT, VLLM)
+_MOVING = (CACHE, DECODING, CHECKPOINTS, LAYER, HIDDEN, TILE, BUFFER, OFFLOAD, ROTARY)
+PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order in which a table shows them
+ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
 CUDA_CONTEXT_BYTES = 512 * MIB
 """What a process holds on a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate:
 published out-of-memory messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100, the only
 GPU that ``make gpu-check`` has run on, it was 0.82."""
 
-KEPT_SHARE = 0.1
-"""Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost below 10 % of what plain
-bitsandbytes takes.  An estimate, for repositories whose config.json, which lists them, is not in the hub's cache."""
-
 LIBRARIES_BYTES = 530 * MIB
 """What a process on a CPU holds beside tensors: resident memory after ``load_policy("tiny")`` less the policy's own
 bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
 
+Parts = dict[str, int]  # part -> bytes
 
-class Step:
-    """The terms of one training step of a model under some settings, all in bytes."""
+
+class _Held:
+    """What is held in every phase, and the sizes that other terms are made of."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self.model, self.settings = model, settings
@@ -75,34 +53,23 @@ class Step:
         self.scored_tokens = settings.micro_rows * settings.completion_tokens
         self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
         self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
+        self.head = shape.vocabulary * self.hidden  # elements of lm_head
+
+    @property
+    def weights(self) -> int:
+        """Of the model as stored."""
+        return self.model.linear_bytes + self.model.kept_bytes + self.model.rest_bytes
 
     @property
     def lora(self) -> int:
-        """As it is trained, in float32 (:meth:`load`)."""
+        """As it is trained, in float32: unsloth_zoo's ``prepare_model_for_training`` and PEFT's
+        ``autocast_adapter_dtype`` upcast it, and the kit's trainer leaves it so."""
         return 4 * sum(self.model.lora_sizes)
 
     @property
     def gradients(self) -> int:
         """Of the LoRA or of all weights, in the type of what is trained."""
         return self.lora + self.settings.dtype_bytes * sum(self.model.full_sizes)
-
-    @property
-    def head(self) -> int:
-        """Elements of lm_head; its gradient is summed up over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
-        return self.checkpoint.vocabulary * self.hidden
-
-    @property
-    def head_gradient(self) -> int:
-        """In the backward pass, beside what is kept: the embedding's gradient, all rows; where it is lm_head's weight
-        too, that one's and from the second micro-batch on their sum."""
-        copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
-        return copies * self.head * self.settings.dtype_bytes
-
-    @property
-    def reference_model(self) -> int:
-        """The weights once more, where all are trained: TRL's trainer loads a second model for beta > 0."""
-        weights = self.model.linear_bytes + self.model.rest_bytes
-        return weights if self.settings.full_finetuning and self.settings.beta else 0
 
     @property
     def optimizer(self) -> int:
@@ -120,26 +87,6 @@ class Step:
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
         return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
 
-    @cached_property
-    def standing(self) -> dict[str, int]:
-        """What is held in every phase after the first update."""
-        s = self.settings
-        found = {
-            WEIGHTS: self.model.linear_bytes,
-            KEPT: self.model.kept_bytes,
-            REST: self.model.rest_bytes,
-            LORA: self.lora,
-            REFERENCE: self.lora if s.reference_copy and s.beta else 0,
-            REFERENCE_MODEL: self.reference_model,
-            OPTIMIZER: self.optimizer,
-            WORKSPACES: self.workspaces,
-            CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
-            BUFFER: self.buffer if s.on_gpu else 0,
-            OFFLOAD: 2 * self.layer_input if self.offloads else 0,
-            ROTARY: self.rotary,
-        }
-        return {part: size for part, size in found.items() if size}
-
     @property
     def buffer(self) -> int:
         """The largest projection in full: unsloth's ``fast_dequantize`` keeps one buffer of that size for all
@@ -148,25 +95,54 @@ class Step:
         return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
 
     @property
-    def workspaces(self) -> int:
-        """cuBLAS's, which torch allocates: three, by what an H100 held beside all other tensors (two on the smallest
-        shape).  32 MiB each on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's ``getChosenWorkspaceSize``)."""
-        each = (4096 * 2 + 16 * 8) * 1024 if self.settings.small_card else 32 * MIB
-        return 3 * each if self.settings.on_gpu else 0
+    def offloads(self) -> bool:
+        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
+        (unsloth_zoo, gradient_checkpointing.py)."""
+        s = self.settings
+        return s.checkpointing == "unsloth" and s.on_gpu and self.layer_input > 2 * MIB
+
+    @cached_property
+    def standing(self) -> Parts:
+        """What is held in every phase after the first update.
+
+        Where all weights are trained, the reference is a second model, which TRL's trainer loads for beta > 0.
+        """
+        s = self.settings
+        whole = self.model.linear_bytes + self.model.rest_bytes
+        # 32 MiB on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's getChosenWorkspaceSize).
+        workspace = (4096 * 2 + 16 * 8) * 1024 if s.small_card else 32 * MIB
+        positions = -(-self.checkpoint.positions // 8192) * 8192
+        found = {
+            WEIGHTS: self.model.linear_bytes,
+            KEPT: self.model.kept_bytes,
+            REST: self.model.rest_bytes,
+            LORA: self.lora,
+            REFERENCE: self.lora if s.reference_copy and s.beta else 0,
+            REFERENCE_MODEL: whole if s.full_finetuning and s.beta else 0,
+            OPTIMIZER: self.optimizer,
+            # cuBLAS's: three, by what an H100 held beside all other tensors (two on the smallest shape).
+            WORKSPACES: 3 * workspace * s.on_gpu,
+            CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
+            BUFFER: self.buffer if s.on_gpu else 0,
+            OFFLOAD: 2 * self.layer_input if self.offloads else 0,
+            # Unsloth's LlamaModel_fast_forward builds the cosines and sines of all positions where some are given, as
+            # in sampling.
+            ROTARY: 2 * positions * self.checkpoint.head_dim * s.dtype_bytes * s.on_gpu,
+        }
+        return {part: size for part, size in found.items() if size}
+
+
+class _Sampling(_Held):
+    """Terms of the rows sampled at once."""
 
     @property
-    def rotary(self) -> int:
-        """Cosines and sines of every position that the checkpoint knows, in multiples of 8192: unsloth's
-        ``LlamaModel_fast_forward`` builds them all where positions are given, as in sampling.  None on a CPU."""
-        if not self.settings.on_gpu:
-            return 0
-        rows = -(-self.checkpoint.positions // 8192) * 8192
-        return 2 * rows * self.checkpoint.head_dim * self.settings.dtype_bytes
+    def token_cache(self) -> int:
+        """Bytes of one token's keys and values in all layers: 2 L G."""
+        return 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
 
     def cache(self, tokens: int) -> int:
-        """Keys and values of the rows sampled at once, ``tokens`` per row: rows x tokens x 2 L G."""
-        per_token = 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
-        return self.settings.sampled_rows * tokens * per_token
+        """Keys and values of the rows sampled at once, ``tokens`` per row."""
+        return self.settings.sampled_rows * tokens * self.token_cache
 
     @property
     def cached_tokens(self) -> int:
@@ -180,9 +156,9 @@ class Step:
     def buffer_sizes(self) -> list[int]:
         """Tokens a row that unsloth allocates on a GPU, first to last: multiples of 256, from prompt + 513 on, doubling
         up to prompt + completion + 1 (models/_decode_graphs.py, which RL generation uses)."""
-        most, sizes = self.settings.row_tokens, [_buffer(self.settings.prompt_tokens + 513)]
+        most, sizes = self.settings.row_tokens, [_in_blocks(self.settings.prompt_tokens + 513)]
         while sizes[-1] < most:
-            sizes.append(_buffer(min(2 * sizes[-1], most + 1)))
+            sizes.append(_in_blocks(min(2 * sizes[-1], most + 1)))
         return sizes
 
     @property
@@ -199,7 +175,7 @@ class Step:
 
         With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
         the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
-        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.sampling`): logits, exponentials of a tile of
+        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.generate`): logits, exponentials of a tile of
         them and sums of 128; lm_head's output beside its float32 copy, and while processors work, in 16 bit.
         """
         s = self.settings
@@ -218,8 +194,7 @@ class Step:
         attention scores over the cache (``alloc_decode_buffers``); one layer's activations and mask; and the LoRA in
         16 bit (kernels/utils.py, ``_fast_lora_weights``)."""
         s = self.settings
-        projections = 3 * self.attention + 2 * self.keys + self.hidden
-        per_layer = projections + self.checkpoint.heads * tokens
+        per_layer = 3 * self.attention + 2 * self.keys + self.hidden + self.checkpoint.heads * tokens
         token = 4 * self.hidden + 4 * self.attention + 2 * self.ffn + 4 * tokens
         buffers = s.sampled_rows * (self.checkpoint.layers * per_layer + token) * s.dtype_bytes
         return buffers + s.dtype_bytes * sum(self.model.lora_sizes)
@@ -231,45 +206,9 @@ class Step:
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
-    @property
-    def weights(self) -> int:
-        """Of the model as stored."""
-        return self.model.linear_bytes + self.model.kept_bytes + self.model.rest_bytes
 
-    @property
-    def token_cache(self) -> int:
-        """Bytes of one token's keys and values in all layers, as vLLM keeps them."""
-        return 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
-
-    def engine(self, asleep: bool) -> dict[str, int]:
-        """vLLM's share beside the trainer's weights (:mod:`.engine`)."""
-        engine = self.settings.engine
-        return {} if engine is None else {VLLM: engine.beside(self.weights, asleep)}
-
-    def generate(self) -> dict[str, int]:
-        """With vLLM, its share.  Else the largest of three moments: all prompts in a layer; on a GPU the first decode
-        step, which copies the prompts' keys and values into buffers; the last token.
-
-        On a GPU a decode step holds the logits of its graph, and the scores and probabilities of the token before.
-        """
-        s = self.settings
-        if s.engine is not None:
-            return self._phase(self.engine(asleep=False), 0)
-        layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
-        prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
-        whole, growth = self.cache(self.cached_tokens), self.cache_growth
-        if not s.on_gpu:
-            return self._phase(_largest(prompts, {CACHE: whole + growth, DECODING: self.sampling}), 0)
-        held = s.sampled_rows * self.checkpoint.vocabulary * s.dtype_bytes
-        drawing, before = held + self.sampling, 2 * held + s.sampled_rows * self.checkpoint.vocabulary * 8
-        first, beside = self.buffer_sizes[0], before + self.decode_attention(s.prompt_tokens + 1)
-        copying = {
-            CACHE: self.cache(s.prompt_tokens + first),
-            DECODING: self.decode_scratch(first) + max(drawing, beside),
-        }
-        beside = before + max(growth, self.decode_attention(s.row_tokens - 1))
-        last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, beside)}
-        return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
+class _Passes(_Held):
+    """Terms of forward and backward passes."""
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
@@ -345,22 +284,14 @@ class Step:
         s = self.settings
         if not s.on_gpu:
             per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn
-            per_token += 7 * s.lora_rank + self.statistics
-            return self.pass_tokens * per_token * s.dtype_bytes
+            return self.pass_tokens * (per_token + 7 * s.lora_rank + self.statistics) * s.dtype_bytes
         heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
         saved = self.pass_tokens * (4 * self.hidden + heads + 2 * self.ffn) * s.dtype_bytes
         return saved + self.pass_tokens * self.statistics + self.mask(s.micro_rows, s.row_tokens)
 
     @property
-    def offloads(self) -> bool:
-        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
-        (unsloth_zoo, gradient_checkpointing.py)."""
-        s = self.settings
-        return s.checkpointing == "unsloth" and s.on_gpu and self.layer_input > 2 * MIB
-
-    @property
     def offloaded(self) -> int:
-        """What "unsloth" checkpointing puts there: all inputs but the last."""
+        """What is moved there: all inputs but the last."""
         return (self.checkpoint.layers - 1) * self.layer_input if self.offloads else 0
 
     @property
@@ -382,8 +313,8 @@ class Step:
         lm_head's output; four times from the second tile on, since those of the previous tile are still held.
         GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
         ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, for the gradient
-        a float32 accumulator of 4096 x H, and 8 statistics of each 16384 of a row; on larger ones whole rows, 512 or
-        as many as n H / V, at most 2 GiB.
+        a float32 accumulator of 4096 x H, and 8 statistics of each 16384 of a row, twice from the second tile on; on
+        larger ones whole rows, 512 or as many as n H / V, at most 2 GiB.
         """
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu and s.dtype_bytes == 4 and not (s.full_finetuning and with_gradient):
@@ -394,9 +325,7 @@ class Step:
             return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
         if s.small_card or scored >= 4096:
             rows = min(scored, 4096)
-            statistics = (
-                8 * -(-vocabulary // 16384) * (1 if scored <= rows else 2)
-            )  # with those of the rows before
+            statistics = 8 * -(-vocabulary // 16384) * (1 if scored <= rows else 2)
             accumulator = self.hidden if with_gradient else 0
             return 4 * rows * (min(vocabulary, 16384) + accumulator + statistics)
         rows = min(scored, max(512, scored * self.hidden // vocabulary))
@@ -410,24 +339,6 @@ class Step:
         hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
         return hidden + self.pass_tokens * (80 if self.settings.on_gpu else 0)
 
-    def log_probs(self) -> dict[str, int]:
-        """Log-probabilities before the update, without gradient: a layer, or the head."""
-        layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
-        tile = self.tile(with_gradient=False)
-        moving = _largest(layer, {HIDDEN: self.final_hidden(with_gradient=False), TILE: tile})
-        return self._phase(moving, tile if TILE in moving else self.widest_activation)
-
-    def forward(self) -> dict[str, int]:
-        """The update's forward pass: on a GPU the last layer, or as on a CPU its end, everything kept and the head's
-        tile."""
-        head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
-        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}]
-        if self.settings.on_gpu:
-            moments.append({LAYER: self.last_layer})
-        moving = _largest(*moments)
-        block = self.tile() if TILE in moving else self.widest_activation
-        return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
-
     @property
     def last_layer(self) -> int:
         """The last layer's forward pass on a GPU, beside what is kept: its input, the embedding's output and the mask,
@@ -440,7 +351,73 @@ class Step:
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
         return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
 
-    def backward(self) -> dict[str, int]:
+    @property
+    def head_gradient(self) -> int:
+        """In the backward pass, beside what is kept: the embedding's gradient, all rows; where it is lm_head's weight
+        too, that one's and from the second micro-batch on their sum."""
+        copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
+        return copies * self.head * self.settings.dtype_bytes
+
+
+class Step(_Sampling, _Passes):
+    """One training step of a model under some settings: its terms, and their sums by phase, in bytes."""
+
+    def phases(self) -> dict[str, Parts]:
+        """Phase -> part -> bytes, in the order of a run."""
+        found = {"load": self._load(), "generate": self._generate()}
+        if self.settings.passes.before_update:
+            found["log-probs"] = self._log_probs()
+        return {**found, "forward": self._forward(), "backward": self.backward(), "optimizer": self._update()}
+
+    def _load(self) -> Parts:
+        """Before the first step; a matrix is held in full while it is quantised."""
+        held = {part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing}
+        return {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
+
+    def _generate(self) -> Parts:
+        """With vLLM, its share.  Else the largest of three moments: all prompts in a layer; on a GPU the first decode
+        step, which copies the prompts' keys and values into buffers; the last token.
+
+        On a GPU a decode step holds the logits of its graph, and the scores and probabilities of the token before.
+        """
+        s = self.settings
+        if s.engine is not None:
+            return self._phase(self._engine(asleep=False), 0)
+        layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
+        prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
+        whole, growth = self.cache(self.cached_tokens), self.cache_growth
+        if not s.on_gpu:
+            return self._phase(_largest(prompts, {CACHE: whole + growth, DECODING: self.sampling}), 0)
+        held = s.sampled_rows * self.checkpoint.vocabulary * s.dtype_bytes
+        drawing, before = held + self.sampling, 2 * held + s.sampled_rows * self.checkpoint.vocabulary * 8
+        first, beside = self.buffer_sizes[0], before + self.decode_attention(s.prompt_tokens + 1)
+        copying = {
+            CACHE: self.cache(s.prompt_tokens + first),
+            DECODING: self.decode_scratch(first) + max(drawing, beside),
+        }
+        beside = before + max(growth, self.decode_attention(s.row_tokens - 1))
+        last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, beside)}
+        return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
+
+    def _log_probs(self) -> Parts:
+        """Log-probabilities before the update, without gradient: a layer, or the head."""
+        layer = {LAYER: self.layer_without_gradient(self.settings.micro_rows, self.settings.row_tokens)}
+        tile = self.tile(with_gradient=False)
+        moving = _largest(layer, {HIDDEN: self.final_hidden(with_gradient=False), TILE: tile})
+        return self._phase(moving, tile if TILE in moving else self.widest_activation)
+
+    def _forward(self) -> Parts:
+        """The update's forward pass: on a GPU the last layer, or as on a CPU its end, everything kept and the head's
+        tile.  lm_head's gradient is summed up over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
+        head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
+        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}]
+        if self.settings.on_gpu:
+            moments.append({LAYER: self.last_layer})
+        moving = _largest(*moments)
+        block = self.tile() if TILE in moving else self.widest_activation
+        return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
+
+    def backward(self) -> Parts:
         """The update's backward pass, in the layer that comes first: everything kept, and one layer in full.  On a GPU
         a weight is dequantised beside the buffer for them (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         buffers = (2 if self.settings.on_gpu else 1) * self.buffer
@@ -448,58 +425,25 @@ class Step:
         layers |= {HEAD_GRADIENT: self.head_gradient} if self.settings.full_finetuning else {}
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
-    def load(self) -> dict[str, int]:
-        """Weights and LoRA, before the first step; a matrix is held in full while it is quantised.
+    def _update(self) -> Parts:
+        """The fused kernels need nothing beside gradients and state; clipping, a norm of each tensor, twice."""
+        gradients = self.gradients + 8 * len(self.model.trained_sizes) + 8
+        return {**self.standing, **self._engine(asleep=True), GRADIENTS: gradients}
 
-        The LoRA is float32: unsloth_zoo's ``prepare_model_for_training`` and PEFT's ``autocast_adapter_dtype`` upcast
-        what is trained, and the kit's trainer leaves it so (train/precision.py).
-        """
-        loaded = {
-            part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing
-        }
-        return {**loaded, LORA: self.lora, BUFFER: self.buffer, **self.engine(asleep=False)}
+    def _engine(self, asleep: bool) -> Parts:
+        engine = self.settings.engine
+        return {} if engine is None else {VLLM: engine.beside(self.weights, asleep)}
 
-    def _phase(self, moving: dict[str, int], block: int) -> dict[str, int]:
-        """A phase's parts.  On a GPU with fragmentation, estimated as its largest block once more, which does not go
-        into the holes that smaller ones left."""
+    def _phase(self, moving: Parts, block: int) -> Parts:
+        """On a GPU with fragmentation, estimated as the largest block once more, which does not go into the holes that
+        smaller ones left."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
-        return {**self.standing, **self.engine(asleep=True), **moving, **fragmentation}
-
-    def phases(self) -> dict[str, dict[str, int]]:
-        """Phase -> part -> bytes, in the order of a run."""
-        found = {"load": self.load(), "generate": self.generate()}
-        if self.settings.passes.before_update:
-            found["log-probs"] = self.log_probs()
-        # The optimizer's fused kernels need nothing beside gradients and state; clipping, a norm of each, twice.
-        update = {
-            **self.standing,
-            **self.engine(asleep=True),
-            GRADIENTS: self.gradients + 8 * len(self.model.trained_sizes) + 8,
-        }
-        return {**found, "forward": self.forward(), "backward": self.backward(), "optimizer": update}
+        return {**self.standing, **self._engine(asleep=True), **moving, **fragmentation}
 
 
-def lora_sizes(checkpoint: Checkpoint, rank: int, modules: Collection[str] = PROJECTIONS) -> tuple[int, ...]:
-    """Elements of each LoRA matrix on the projections of every layer: A is rank x inputs, B outputs x rank
-    (Hu et al. 2021)."""
-    shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
-    layer = [rank * size for rows, columns in shapes for size in (columns, rows)]
-    return tuple(layer * checkpoint.layers)
-
-
-def all_sizes(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Elements of each weight of a checkpoint: projections and norms of every layer, embedding, last norm, lm_head."""
-    layer = [rows * columns for rows, columns in checkpoint.projections.values()]
-    layer += [checkpoint.hidden_size] * 2
-    layer += [checkpoint.head_dim] * 2 if checkpoint.family in HEAD_NORMS else []
-    embeddings = [checkpoint.vocabulary * checkpoint.hidden_size] * (1 if checkpoint.tied else 2)
-    return (*layer * checkpoint.layers, *embeddings, checkpoint.hidden_size)
-
-
-def _buffer(tokens: int) -> int:
-    """The multiple of 256 that holds so many."""
+def _in_blocks(tokens: int) -> int:
     return -(-tokens // 256) * 256
 
 
-def _largest(*moments: dict[str, int]) -> dict[str, int]:
+def _largest(*moments: Parts) -> Parts:
     return max(moments, key=lambda parts: sum(parts.values()))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rewards.errors import RewardValueError
 from rloo_kit.errors import OutOfMemoryError
-from rloo_kit.memory.planning import Plan
+from rloo_kit.memory.plan import Plan
 from rloo_kit.session import processes
 from rloo_kit.session.release import clear_frames
 
@@ -34,7 +34,6 @@ def warn_if_too_large(planned: Plan) -> None:
         processes.warn(
             f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
             f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
-            stacklevel=3,
         )
 
 

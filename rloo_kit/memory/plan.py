@@ -1,0 +1,449 @@
+"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.
+
+For users with one consumer GPU.  Arithmetic only: no weights are loaded, and a plan for a named GPU does not import
+torch.  What a run does with its plan is in :mod:`.oom`.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+
+from rloo_kit.catalogue import CATALOGUE, FOR_CPU, PROJECTIONS
+from rloo_kit.memory import seconds, specs
+from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
+from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
+from rloo_kit.memory.specs import Model, Settings, model_of, settings_of
+from rloo_kit.session.show import GIB, html_table, scale_of, text_table
+
+if TYPE_CHECKING:
+    import trl
+
+    from rloo_kit.memory.meter import Measured, Trained
+    from rloo_kit.memory.specs import Plannable
+
+Verdict = Literal["fits", "tight", "does not fit"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
+Arguments: TypeAlias = dict[str, int | str | bool | None]
+
+
+def largest_slice(rows: int, at_most: int) -> int:
+    """Rows of the largest slice, where as few slices of ``at_most`` rows as do are as even as may be.
+
+    >>> largest_slice(8, 5)  # 4 and 4, as many rounds as 5 and 3
+    4
+    """
+    return -(-rows // -(-rows // at_most))
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Bytes of a run before it begins, on a device; what would make it fit; and a range of seconds.
+
+    Attributes:
+        phases: phase -> part -> bytes.
+        sampled_rows: completions sampled at once: as ``settings.generation_rows`` asks, or as many as fit.
+    """
+
+    model: Model
+    settings: Settings
+    device: Device
+    phases: dict[str, Parts]
+    sampled_rows: int
+
+    @classmethod
+    def of(cls, model: Model, settings: Settings, device: Device) -> Self:
+        """The plan of a model under settings on a device."""
+        whole = cls(model, settings, device, {}, settings.batch_rows)
+        return whole._sampling(whole.rows_at_once(settings.batch_rows))
+
+    def _sampling(self, rows: int) -> Self:
+        phases = Step(self.model, replace(self.settings, generation_rows=rows)).phases()
+        return replace(self, phases=phases, sampled_rows=rows)
+
+    def rows_at_once(self, wanted: int) -> int:
+        """How many of the ``wanted`` completions are sampled at once, in slices as even as may be.
+
+        At most ``settings.generation_rows``.  Where that is None: the most with which the run fits; where it does not
+        fit even with one at a time, the most that make it no worse.
+        """
+        asked = self.settings.generation_rows
+        if self.settings.engine is not None:  # vLLM schedules its completions itself
+            return wanted
+        if asked is not None:
+            return largest_slice(wanted, asked)
+        if self._sampling(wanted).fits == "fits":
+            return wanted
+        least = self._sampling(1)._shortage
+        sizes = dict.fromkeys(largest_slice(wanted, rows) for rows in range(wanted, 0, -1))
+        return next(rows for rows in sizes if self._sampling(rows)._shortage <= least)
+
+    @property
+    def _shortage(self) -> tuple[int, int]:
+        return VERDICTS.index(self.fits), self.peak_bytes if self.fits == "does not fit" else 0
+
+    @property
+    def parts(self) -> Parts:
+        """The most that each part takes in any phase, in bytes."""
+        most = {part: max(found.get(part, 0) for found in self.phases.values()) for part in PARTS}
+        return {part: size for part, size in most.items() if size}
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Phase -> bytes."""
+        return {name: sum(parts.values()) for name, parts in self.phases.items()}
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase with the largest total."""
+        return max(self.totals, key=lambda name: self.totals[name])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The total of that phase."""
+        return self.totals[self.peak_phase]
+
+    @property
+    def estimated_bytes(self) -> int:
+        """How much of the peak has no formula; on a GPU also one layer's activations, beside which kernels allocate
+        what no trace counts."""
+        unsure = ESTIMATED | ({LAYER} if self.settings.on_gpu else set())
+        return sum(size for part, size in self.phases[self.peak_phase].items() if part in unsure)
+
+    @property
+    def fits(self) -> Verdict:
+        """ "does not fit" above the usable memory, or where vLLM's share holds no whole completion; "tight" where
+        estimated parts 50 % larger would not fit."""
+        usable = self.device.usable_bytes
+        if self.peak_bytes > usable or self._starves:
+            return "does not fit"
+        return "tight" if self.peak_bytes + self.estimated_bytes // 2 > usable else "fits"
+
+    @property
+    def engine_tokens(self) -> float:
+        """Tokens that vLLM's cache holds, at most, since its activations take some of it; no limit where it does not
+        sample on this GPU."""
+        engine, step = self.settings.engine, Step(self.model, self.settings)
+        return math.inf if engine is None else max(0, engine.share_bytes - step.weights) // step.token_cache
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """What "unsloth" checkpointing moves to the computer's own memory."""
+        return Step(self.model, self.settings).offloaded
+
+    @property
+    def _starves(self) -> bool:
+        return self.engine_tokens < self.settings.row_tokens
+
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """What would make it fit, cheapest in quality first; empty where it fits.
+
+        First a smaller generation batch with more accumulation, which leaves every update as it is; then shorter
+        completions, then K, then the model.  Each value is the largest that fits, found by planning again.  Until
+        some change suffices, each one is combined with those before it at their smallest; after that, only changes
+        that suffice alone are listed.
+        """
+        return () if self.fits == "fits" else tuple(_changes(self))
+
+    @cached_property
+    def seconds_per_step(self) -> tuple[float, float] | None:
+        """Seconds of a step, at best and in a slow case: :mod:`.seconds`, never timed.
+
+        None with vLLM, whose speed nothing here estimates; on a CPU, where a run's own first steps tell (``step_time``
+        in its log); and on a GPU whose speed is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`.
+        """
+        speed = None if self.settings.engine else speed_of(self.device)
+        if speed is None:
+            return None
+        return seconds.of_step(self.model, replace(self.settings, generation_rows=self.sampled_rows), *speed)
+
+    def compare(self, trainer: Trained) -> Measured:
+        """The plan beside what a run took.
+
+        Args:
+            trainer: an ``RLOOTrainer`` that has trained at least one step.  Peaks by phase are measured on a GPU
+                always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
+        """
+        from rloo_kit.memory.meter import compare
+
+        return compare(self.phases, trainer)
+
+    @property
+    def takes(self) -> str:
+        """The peak, what is usable, and the phase."""
+        scale, unit = scale_of(self.peak_bytes)
+        peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
+        return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        return f"{self.fits}: {'its share is too small for vLLM to start; ' * self._starves}{self.takes}"
+
+    @property
+    def title(self) -> str:
+        """What was planned, in two lines."""
+        s, rows, at_once = self.settings, self.settings.batch_rows, self.sampled_rows
+        weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
+        trained = "all weights trained" if s.full_finetuning else f"LoRA rank {s.lora_rank}"
+        sampled = (
+            f"{rows} completions at once" if rows == at_once else f"{rows} completions, {at_once} at once"
+        )
+        return (
+            f"{self.model.checkpoint.name} in {weights}, {trained}, on {self.device.name}\n"
+            f"{sampled}, {s.micro_rows} per pass, "
+            f"{s.prompt_tokens} + {s.completion_tokens} tokens, K {s.num_generations}, beta {s.beta:g}, {s.optimizer}"
+        )
+
+    @property
+    def sliced(self) -> str:
+        """A sentence, where fewer completions are sampled at once because all would not fit; else empty."""
+        if self.settings.generation_rows is not None or self.sampled_rows == self.settings.batch_rows:
+            return ""
+        return (
+            f"{self.settings.batch_rows} completions are sampled {self.sampled_rows} at once, since all would not fit: "
+            "it takes longer and changes nothing else (generation_rows)"
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about the figures, and what to change."""
+        found = ["* an estimate" + "; no figure has been measured on a consumer card" * self.settings.on_gpu]
+        found += [self._time] if self.settings.on_gpu else []
+        if self.offloaded_bytes:
+            size = f"{self.offloaded_bytes / GIB:.2f} GiB"
+            found.append(f"{size} of activations go to the computer's own memory")
+        found += [self.sliced] if self.sliced else []
+        found += [self._engine] if self.settings.engine else []
+        if self.changes:
+            found.append("to make it fit, cheapest in quality first:")
+            found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
+        elif self.fits != "fits":
+            found.append("no model, batch or length of the catalogue fits")
+        return found
+
+    @property
+    def _time(self) -> str:
+        if self.seconds_per_step is None:
+            unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
+            return f"seconds: not estimated, {unknown}"
+        found, n = self.seconds_per_step, self.settings.steps
+        step, run = (" to ".join(seconds.spelled(steps * each) for each in found) for steps in (1, n))
+        return (
+            f"a step takes {step}{f', {n} steps {run}' if n else ''}: an estimate, never timed; from full bandwidth "
+            f"and peak to {seconds.BANDWIDTH_SHARE:.0%} and {seconds.PEAK_SHARE:.0%} of them, or launches of "
+            f"{1e6 * seconds.LAUNCH_SECONDS:.0f} µs a kernel"
+        )
+
+    @property
+    def _engine(self) -> str:
+        engine, s = self.settings.engine, self.settings
+        assert engine is not None
+        room = f"weights, and a cache of at most {self.engine_tokens:.0f} tokens"
+        if self._starves:
+            room += f", where a completion with its prompt has {s.row_tokens}: give it more (gpu_memory_utilization)"
+        return (
+            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}"
+            + "; asleep while the trainer works (standby), it gives back what is not the trainer's"
+            * engine.standby
+            + "; read in unsloth and TRL, never measured, and without its CUDA graphs"
+        )
+
+    def rows(self) -> list[list[str]]:
+        """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
+        scale, unit = scale_of(self.peak_bytes)
+        table = [[unit, *self.phases]]
+        for part in self.parts:
+            sizes = [found.get(part, 0) / scale for found in self.phases.values()]
+            mark = " *" if part in ESTIMATED else ""
+            table.append([part + mark, *(f"{size:.2f}" if size else "" for size in sizes)])
+        return [*table, ["total", *(f"{size / scale:.2f}" for size in self.totals.values())]]
+
+    def __repr__(self) -> str:
+        return f"Plan({self.model.checkpoint.name} on {self.device.name}: {self.summary})"
+
+    def __str__(self) -> str:
+        return "\n".join([self.title, "", text_table(self.rows(), total=True), "", self.summary, *self.notes])
+
+    def _repr_html_(self) -> str:
+        notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
+        title = html.escape(self.title).replace("\n", "<br>")
+        return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One way to make a plan fit.
+
+    Attributes:
+        config, policy: arguments of ``RLOOConfig`` and of ``load_policy``, with their new values.
+        peak_bytes, fits: of the plan with the change.
+    """
+
+    knob: str
+    config: Arguments
+    policy: Arguments
+    peak_bytes: int
+    fits: Verdict
+
+    def __str__(self) -> str:
+        values = [f"{name}={value!r}" for name, value in self.config.items()]
+        loaded = ", ".join(f"{name}={value!r}" for name, value in self.policy.items())
+        values += [f"load_policy({loaded})"] if loaded else []
+        scale, unit = scale_of(self.peak_bytes)
+        return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
+
+
+def generation_batches(settings: Settings) -> Iterator[Settings]:
+    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
+    effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
+    for rows in range(settings.batch_rows, 0, -1):
+        if rows % k or effective % rows:
+            continue
+        for micro in range(min(settings.micro_rows, rows), 0, -1):
+            smaller = (rows, micro) != (settings.batch_rows, settings.micro_rows)
+            if smaller and rows % micro == 0 and effective % micro == 0:
+                yield replace(settings, batch_rows=rows, micro_rows=micro, accumulation=effective // micro)
+
+
+def _smaller_groups(settings: Settings) -> Iterator[Settings]:
+    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
+    groups = settings.batch_rows // settings.num_generations
+    updates = max(1, settings.micro_rows * settings.accumulation // settings.batch_rows)
+    for k in range(settings.num_generations - 1, 1, -1):
+        rows = groups * k
+        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
+        fewer = replace(settings, num_generations=k, batch_rows=rows)
+        yield replace(fewer, micro_rows=micro, accumulation=updates * rows // micro)
+
+
+Knob = Callable[[Settings], Iterable[Settings]]
+KNOBS: dict[str, Knob] = {
+    "completions at once": lambda s: [replace(s, generation_rows=None)] if s.generation_rows else [],
+    "gradient checkpointing": lambda s: (
+        [replace(s, checkpointing="unsloth")] if s.checkpointing != "unsloth" else []
+    ),
+    "generation batch": generation_batches,
+    "completion length": lambda s: (
+        replace(s, completion_tokens=tokens) for tokens in range((s.completion_tokens - 1) // 64 * 64, 0, -64)
+    ),
+    "K": _smaller_groups,
+    "model": lambda s: [],
+}
+"""Smaller plans, largest first.  Cheapest in quality first: sampling fewer at once, recomputing and cutting the batch
+take time and leave every update as it is; shorter completions may cut answers; a smaller K makes the baseline noisier;
+a smaller model knows less."""
+
+
+def _smaller(knob: str, before: Plan) -> Iterator[Plan]:
+    s, smallest = before.settings, before.model.checkpoint.parameters
+    for settings in KNOBS[knob](s):
+        yield Plan.of(before.model, settings, before.device)
+    for checkpoint in reversed(CATALOGUE.values()) if knob == "model" else ():
+        if checkpoint.name not in FOR_CPU and checkpoint.parameters < smallest:
+            smallest = checkpoint.parameters
+            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
+
+
+def _changes(before: Plan) -> Iterator[Change]:
+    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
+    least, fits_already = before, False
+    for knob in KNOBS:
+        tried = [*_smaller(knob, before), *(() if fits_already else _smaller(knob, least))]
+        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
+        if found is not None:
+            (old, old_policy), (config, policy) = _arguments(before), _arguments(found)
+            changed = {name: value for name, value in config.items() if old[name] != value}
+            if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
+                changed["steps_per_generation"] = config["steps_per_generation"]
+            if "generation_rows" in changed:  # on another device None would be another number
+                changed["generation_rows"] = found.sampled_rows
+            loaded = {name: value for name, value in policy.items() if old_policy[name] != value}
+            yield Change(knob, changed, loaded, found.peak_bytes, found.fits)
+            fits_already = True
+        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
+
+
+def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
+    """The first with that verdict."""
+    return next((planned for planned in plans if planned.fits == verdict), None)
+
+
+def _arguments(planned: Plan) -> tuple[Arguments, Arguments]:
+    """Those of ``RLOOConfig`` and of ``load_policy`` that lead to a plan."""
+    settings = planned.settings
+    return {
+        "num_generations": settings.num_generations,
+        "max_completion_length": settings.completion_tokens,
+        "per_device_train_batch_size": settings.micro_rows,
+        "gradient_accumulation_steps": settings.accumulation,
+        "steps_per_generation": settings.batch_rows // settings.micro_rows,
+        "generation_rows": settings.generation_rows,
+    }, {"name": planned.model.checkpoint.name, "gradient_checkpointing": settings.checkpointing}
+
+
+def plan(
+    policy: Plannable,
+    config: trl.RLOOConfig | None = None,
+    card: str | float | Device | None = None,
+    *,
+    prompt_tokens: int | None = None,
+    lora_rank: int = Settings.lora_rank,
+    load_in_4bit: bool | None = None,
+    gradient_checkpointing: bool | str = Settings.checkpointing,
+    full_finetuning: bool = False,
+    target_modules: Collection[str] | None = None,
+    fast_inference: bool = False,
+    gpu_memory_utilization: float | None = None,
+) -> Plan:
+    """Add up the memory of a run, and say whether it fits.
+
+    For training a LoRA or all weights, with completions sampled by transformers, unsloth, or vLLM on the same GPU: its
+    share, and in standby (``config.vllm_enable_sleep_mode``) what it gives back.  A vLLM server's GPU is not counted.
+
+    Args:
+        policy: a loaded :class:`~rloo_kit.policy.policy.Policy` or PEFT model; or, with nothing loaded, a catalogue
+            name, a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
+        config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
+        card: a GPU's name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
+        prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
+        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules: as for ``load_policy``.  On a
+            GPU the activations of a run that trains all weights are taken to be those of a LoRA.  A policy that is
+            loaded on the kind of device that is planned for is counted as it is, byte by byte.
+        fast_inference, gpu_memory_utilization: as for ``load_policy``; a loaded policy's engine says both itself, and
+            in standby unsloth sets the share.
+
+    Raises:
+        ConfigError: an unknown GPU, or a length or batch out of range.
+        PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
+    """
+    device = device_of(card)
+    loaded, checkpoint, own = specs.taken_apart(policy)
+    found = specs.device_settings(device) | {
+        "four_bit": (checkpoint.four_bit if load_in_4bit is None else load_in_4bit) and not full_finetuning,
+        "lora_rank": 0 if full_finetuning else lora_rank,
+        "checkpointing": gradient_checkpointing,
+        "full_finetuning": full_finetuning,
+    }
+    found |= own
+    if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
+        model, own = specs.loaded_model(loaded, checkpoint)
+        found |= own
+    else:
+        modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules
+        model = model_of(checkpoint, found["lora_rank"], found["four_bit"], found["dtype_bytes"], modules)
+    if device.on_gpu:
+        found["engine"] = engine_of(
+            device.usable_bytes, config, loaded, fast_inference, gpu_memory_utilization
+        )
+    elif getattr(config, "gradient_checkpointing", False):
+        # transformers' Trainer switches it on; on a GPU unsloth keeps to what the policy was loaded with.
+        found["checkpointing"] = found["checkpointing"] or True
+    settings = settings_of(config, prompt_tokens, getattr(loaded, "max_seq_length", None))
+    return Plan.of(model, replace(settings, **found), device)

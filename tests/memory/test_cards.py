@@ -1,0 +1,68 @@
+"""The largest model and the longest completion that fit a card."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+import rloo_kit
+from rloo_kit.catalogue import CATALOGUE
+from rloo_kit.memory import hardware, specs
+from rloo_kit.memory.cards import longest_completion
+from rloo_kit.memory.plan import Plan
+from rloo_kit.session.show import GIB
+from tests.memory.conftest import fake_cuda
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [(GIB, "qwen3-0.6b"), ("8GB", "qwen3-4b"), ("rtx 3060 12GB", "qwen3-8b"), ("rtx 4080", "qwen3-14b")],
+)
+def test_fit_gives_the_largest_model_that_fits(card: str | int, name: str) -> None:
+    best = rloo_kit.fit(card)
+    assert best.model.checkpoint.name == name
+    for found in CATALOGUE.values():
+        if found.parameters > best.model.checkpoint.parameters:
+            model = specs.model_of(found, 16, four_bit=True)
+            assert Plan.of(model, best.settings, best.device).fits != "fits"
+
+
+@pytest.mark.parametrize(
+    ("card", "at_once", "micro", "why"),
+    [
+        (3.4, 8, 4, "the batch as it is"),
+        (2.6, 4, 4, "sampled in slices"),
+        (2.0, 2, 2, "and smaller micro-batches"),
+    ],
+)
+def test_fit_takes_time_before_it_gives_up_on_the_smallest(
+    card: float, at_once: int, micro: int, why: str
+) -> None:
+    small = rloo_kit.fit(int(card * GIB))
+    assert (small.fits, small.model.checkpoint.name) == ("fits", "qwen3-0.6b")
+    settings = small.settings
+    assert (small.sampled_rows, settings.micro_rows, settings.batch_rows) == (at_once, micro, 8), why
+
+
+def test_fit_takes_no_larger_model_at_the_price_of_slices() -> None:
+    best, config = rloo_kit.fit(6 * GIB), SimpleNamespace(max_completion_length=1024)
+    assert (best.model.checkpoint.name, best.sampled_rows) == ("qwen3-1.7b", best.settings.batch_rows)
+    larger = rloo_kit.plan("qwen3-4b", config, 6 * GIB)
+    assert (larger.fits, larger.sampled_rows) == ("fits", 4)
+
+
+def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_cuda(monkeypatch, mem_get_info=(int(11.5 * GIB), 12 * GIB))
+    monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: None)
+    assert rloo_kit.fit(load_in_4bit=True).model.checkpoint.name == "qwen3-8b"
+    assert rloo_kit.fit(load_in_4bit=False).model.checkpoint.name == "qwen3-4b"
+
+
+def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
+    planned = rloo_kit.plan("qwen3-4b", card="12GB")
+    longest = longest_completion(planned)
+    for tokens, fits in ((longest, True), (longest + 64, False)):
+        settings = dataclasses.replace(planned.settings, completion_tokens=tokens)
+        assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits

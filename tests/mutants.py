@@ -1,0 +1,52 @@
+"""Put each bug of mutants.toml into the code by itself, and say which ones the tests notice.
+
+Run:  python tests/mutants.py [words of "why" ...]; it works in a copy of the folder, and takes a minute a bug.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def is_noticed(folder: Path, mutant: dict[str, str]) -> bool:
+    """Whether a test fails with the bug.
+
+    Raises:
+        ValueError: the old text is not there exactly once.
+    """
+    file = folder / mutant["file"]
+    text = file.read_text()
+    if text.count(mutant["old"]) != 1:
+        raise ValueError(f"{mutant['old']!r} is not once in {mutant['file']}: change it in mutants.toml")
+    file.write_text(text.replace(mutant["old"], mutant["new"]))
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:warnings", *mutant["tests"].split()]
+        env = {**os.environ, "PYTHONPATH": str(folder)}
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, check=False).returncode == 1
+    finally:
+        file.write_text(text)
+
+
+def main() -> None:
+    """Try them all, or those that are asked for."""
+    mutants = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]
+    asked = [one for one in mutants if all(word in one["why"] for word in sys.argv[1:])]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "copy"
+        shutil.copytree(
+            ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(".git", "out", "__pycache__")
+        )
+        found = [is_noticed(folder, mutant) for mutant in asked]
+    for mutant, noticed in zip(asked, found, strict=True):
+        print("noticed " if noticed else "NOT SEEN", mutant["file"], "-", mutant["why"])
+    print(f"{sum(found)} of {len(found)} are noticed")
+
+
+if __name__ == "__main__":
+    main()
