@@ -1,4 +1,4 @@
-"""What chance alone does to completions that are right or wrong: tails, dead groups, shares.
+"""What chance alone does to completions that are right or wrong: changes, tails, dead groups, shares.
 
 For :mod:`.log` and :mod:`.rules`.  Numbers in, numbers out; nothing here knows a log.
 """
@@ -9,6 +9,7 @@ import functools
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 ALIKE = 0.3
@@ -17,6 +18,30 @@ weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
 SURE = 3.0
 """Standard errors for a change to count.  One look in 700 errs by chance, and a run has about 100."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A metric's mean before and after, and the standard error of their difference."""
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def gain(self) -> float:
+        """After - before."""
+        return self.after - self.before
+
+    @property
+    def sigmas(self) -> float:
+        """The gain in standard errors: infinite without any noise, and 0 where the gain is a rounding error."""
+        if math.isclose(self.before, self.after, abs_tol=1e-9):
+            return 0.0
+        return self.gain / self.error if self.error else math.copysign(math.inf, self.gain)
+
+    def __str__(self) -> str:
+        return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
 
 
 def surely_above(share: float, count: float, threshold: float) -> bool:

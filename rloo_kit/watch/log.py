@@ -2,7 +2,7 @@
 
 For :mod:`rloo_kit.watch.rules`, which judge them.  A log is ``state.log_history`` of a TRL trainer (the kit's and
 unsloth's included).  What a log does not say, such as how many completions a step has and what each reward judges, is
-in :class:`Known`.  Nothing is judged here, and no file is read.
+in :class:`Known`, by its config or by what the log alone gives away.  Nothing is judged here, and no file is read.
 """
 
 from __future__ import annotations
@@ -12,34 +12,24 @@ import itertools
 import math
 import operator
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rloo_kit.watch.chance import share_of_hits
-from rloo_kit.watch.known import Known
-from rloo_kit.watch.published import PUBLISHED
-from rloo_kit.watch.table import RATIO, Entry, Figure, Rows, Table, rounds, spread_name, term, term_names
+from rloo_kit.watch.chance import ALIKE, Change, share_of_hits
 
 if TYPE_CHECKING:
+    import trl
+
     from rewards.signature import Judges
 
-__all__ = [
-    "DEAD_SHARE",
-    "LONG",
-    "MEMORY",
-    "RATIO",
-    "WINDOW",
-    "Change",
-    "Entry",
-    "Known",
-    "Log",
-    "Rows",
-    "Table",
-    "rounds",
-    "term",
-]
-__all__ += ["term_names"]
+Entry = dict[str, Any]
+"""One entry of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
+
+Figure = Callable[[Entry], float | None]
+RATIO = "clip_ratio/region_mean"
+CUT_SHARE = "completions/clipped_ratio"
+DEAD_SHARE = "share of dead groups"
 
 WINDOW = 5
 """Log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15."""
@@ -53,13 +43,193 @@ STEADY = 1.2
 for which it is c in every batch."""
 
 MEMORY = 100
-"""Entries that a rule looks back, besides the run's first :data:`WINDOW`: the cost of a look does not grow with the
-run."""
+"""Entries that a rule looks back, besides the run's first :data:`WINDOW`, so that a look's cost does not grow."""
+
+PUBLISHED: dict[str, Judges] = {
+    # trl.rewards
+    "accuracy_reward": "answer",
+    "reasoning_accuracy_reward": "answer",
+    "think_format_reward": "form",
+    "soft_overlong_punishment_reward": "length",
+    # open-r1
+    "format_reward": "form",
+    "tag_count_reward": "form",
+    "len_reward": "length",
+    # unsloth's notebooks
+    "correctness_reward_func": "answer",
+    "strict_format_reward_func": "form",
+    "soft_format_reward_func": "form",
+    "xmlcount_reward_func": "form",
+    "match_format_exactly": "form",
+    "match_format_approximately": "form",
+    "check_answer": "answer",
+    "check_numbers": "answer",
+}
+"""What published reward functions judge, by the name under which TRL logs them, for logs whose functions do not say it.
+Nothing is concluded from a name that only sounds alike."""
 
 
-EMPTY: Mapping[str, Judges] = {}
+def is_step(entry: Entry) -> bool:
+    """Whether an entry is of a batch of completions: it has a reward, or says that none of them got one."""
+    none = "reward" in entry and entry.get("dead_groups", entry.get("frac_reward_zero_std")) is not None
+    return none or entry.get("reward") is not None
 
-DEAD_SHARE = "share of dead groups"
+
+class Table:
+    """A run's entries, one per batch of completions, and a column for each metric that was asked for: what a look costs
+    does not grow with the run.
+
+    A column has a figure for each entry, NaN where it is missing or not finite.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = list(entries)
+        self._columns: dict[Hashable, list[float]] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Take in an entry of a log.
+
+        Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that are
+        not 0, are taken into the batch's entry.  Batches in which no completion got a score count where the run has no
+        others.
+        """
+        if is_step(entry):
+            unscored = not self.entries or self.entries[-1]["reward"] is None
+            if unscored and entry["reward"] is not None:
+                self.entries, self._columns = [], {}
+            if unscored or entry["reward"] is not None:
+                self.entries.append(entry)
+        elif self.entries and RATIO in entry:
+            last = self.entries[-1]
+            self.entries[-1] = {**last, RATIO: max(last.get(RATIO) or 0.0, entry[RATIO] or 0.0)}
+            for column in self._columns.values():
+                del column[len(self.entries) - 1 :]
+
+    def column(self, key: Hashable, figure: Figure) -> list[float]:
+        """The column of this key, whose figures ``figure`` reads off an entry, each once."""
+        column = self._columns.setdefault(key, [])
+        for entry in self.entries[len(column) :]:
+            value = figure(entry)
+            column.append(math.nan if value is None or not math.isfinite(value) else value)
+        return column
+
+
+def rounds(history: Iterable[Entry]) -> list[Entry]:
+    """One entry per batch of completions; see :meth:`Table.add`."""
+    table = Table()
+    for entry in history:
+        table.add(entry)
+    return table.entries
+
+
+def term_names(entry: Entry) -> list[str]:
+    """The reward functions in an entry."""
+    means = (key for key in entry if key.startswith("rewards/") and key.endswith("/mean"))
+    return [key.removeprefix("rewards/").removesuffix("/mean") for key in means]
+
+
+def term(name: str) -> str:
+    """The metric of a reward function's mean."""
+    return f"rewards/{name}/mean"
+
+
+def spread_name(name: str) -> str:
+    """The metric with the standard deviation that goes with a mean."""
+    return "reward_std" if name == "reward" else name.removesuffix("/mean") + "/std"
+
+
+COMPLETIONS = (
+    8  # per step where the config is not known: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
+)
+# Groups and completions per step that a log alone is believed to have; the shares in it fit any large number.
+MOST_GROUPS, MOST_COMPLETIONS = 32, 512
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run besides its log.
+
+    Attributes:
+        completions: per update, or per generation batch where that is more.
+        groups: likewise.
+        weights: of the reward functions, in the log's order; None where unknown.
+        args: the run's config, or None.
+        updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
+        batches: generation batches per update, where it gathers several; a reward's logged spread is that within one.
+        judges: metric name of a reward function -> "answer", "form" or "length"; the rules that need it are silent
+            about reward functions that are not in it.
+    """
+
+    completions: int = COMPLETIONS
+    groups: int = 1
+    weights: tuple[float, ...] | None = None
+    args: trl.RLOOConfig | None = None
+    updates: int = 1
+    batches: int = 1
+    judges: Mapping[str, Judges] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, args: trl.RLOOConfig, judges: Mapping[str, Judges] | None = None) -> Known:
+        """From the config of a TRL trainer."""
+        step = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+        completions = max(step, args.generation_batch_size or 0)
+        return cls(
+            completions=completions,
+            groups=max(1, completions // args.num_generations),
+            weights=tuple(args.reward_weights) if args.reward_weights else None,
+            args=args,
+            updates=completions // step * args.num_iterations,
+            batches=max(1, completions // (args.generation_batch_size or completions)),
+            judges=judges or {},
+        )
+
+    @classmethod
+    def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
+        """From a log alone: as many groups as make each share of dead groups a whole number of them, and as many
+        completions as the spread of a reward of 0 or one value tells, with two or more in each group.
+
+        Of a step's completions, 8 are assumed where the log does not tell.
+        """
+        shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
+        counts = range(1, MOST_GROUPS + 1)
+        fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
+        stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
+        # A mean over several batches has shares that fit several times as many groups.
+        groups = max(1, next(fits, 1) // max(1, stride))
+        told = told_completions(entries) if stride <= 1 else None
+        if told and told % groups:
+            groups = 1
+        return cls(told or max(COMPLETIONS, 2 * groups), groups, judges=judges or {})
+
+    @property
+    def alike(self) -> float:
+        """How many completions of a prompt weigh as one independent one."""
+        return 1 + (self.completions / self.groups - 1) * ALIKE
+
+    def now(self, setting: str, value: float | None = None) -> str:
+        """``(now 0.001)`` after a setting's name, where its value is known."""
+        value = getattr(self.args, setting, value)
+        return "" if value is None else f" (now {value:g})"
+
+
+def told_completions(entries: Sequence[Entry]) -> int | None:
+    """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
+
+    Of n completions a share p has the mean m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2, so that
+    s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n, and on which a reward of other
+    values does not lie.
+    """
+    for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
+        pairs = [(entry.get(name), entry.get(spread_name(name))) for entry in entries]
+        known = [(m, s**2 / m) for m, s in pairs if m and s and m > 0.0 and abs(s) < 1e6 and math.isfinite(m)]
+        if len({round(m, 9) for m, _ in known}) < 3:
+            continue
+        slope, intercept = statistics.linear_regression(*zip(*known, strict=True))
+        off = max(abs(y - intercept - slope * m) for m, y in known)
+        count = round(slope / (slope + 1)) if slope < -1.0 else 0
+        if off <= 1e-3 * abs(intercept) / max(1, count) and 2 <= count <= MOST_COMPLETIONS:
+            return count
+    return None
 
 
 def dead_share(entry: Entry) -> float | None:
@@ -71,89 +241,56 @@ def dead_share(entry: Entry) -> float | None:
     return 1.0 if entry.get("reward_std") == 0.0 else share
 
 
-@functools.lru_cache(maxsize=256)
-def _figure(name: str) -> Figure:
-    """What reads a metric off an entry; the share of dead groups is read off several."""
-    return dead_share if name == DEAD_SHARE else operator.methodcaller("get", name)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A metric's mean before and after, and the standard error of their difference."""
-
-    before: float
-    after: float
-    error: float
-
-    @property
-    def gain(self) -> float:
-        """After - before."""
-        return self.after - self.before
-
-    @property
-    def sigmas(self) -> float:
-        """The gain in standard errors: infinite without any noise, and 0 where the gain is a rounding error."""
-        if math.isclose(self.before, self.after, abs_tol=1e-9):
-            return 0.0
-        return self.gain / self.error if self.error else math.copysign(math.inf, self.gain)
-
-    def __str__(self) -> str:
-        return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
-
-
 @dataclass(frozen=True, eq=False)
 class Log:
     """Entries of training steps, oldest first, each as TRL logs it; a part of a run's log is a ``Log`` too."""
 
-    entries: Sequence[Entry]
+    rows: Table | Sequence[Entry]
     known: Known = field(default_factory=Known)
-    rows: Rows = field(init=False, repr=False)
-    """The entries as rows of a table, whose columns the parts of a log share."""
-    _parts: dict[tuple[int, int], Log] = field(default_factory=dict, init=False, repr=False)
+    spans: tuple[tuple[int, int], ...] = ()
+    """Which of the rows, from each first place up to the last; all of them if empty."""
+    table: Table = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        rows = self.entries if isinstance(self.entries, Rows) else Rows.of(self.entries)
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "entries", rows)
+        table = self.rows if isinstance(self.rows, Table) else Table(self.rows)
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "spans", self.spans or ((0, len(table.entries)),))
 
     def __len__(self) -> int:
-        return self.rows.size
+        return sum(stop - start for start, stop in self.spans)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """As TRL logs them."""
+        return [entry for start, stop in self.spans for entry in self.table.entries[start:stop]]
+
+    def _part(self, start: int, stop: int) -> Log:
+        if len(self.spans) > 1:
+            return Log(Table(self.entries[start:stop]), self.known)
+        first = self.spans[0][0]
+        return Log(self.table, self.known, ((first + start, first + stop),))
 
     def first(self, count: int) -> Log:
         """The first entries."""
-        return self._part(0, min(count, self.rows.size))
+        return self._part(0, min(count, len(self)))
 
     def last(self, count: int) -> Log:
         """The last entries."""
-        size = self.rows.size
-        return self._part(size - count if size > count else 0, size)
-
-    def _part(self, start: int, stop: int) -> Log:
-        """Made once: the rules ask for the same few windows."""
-        if (part := self._parts.get((start, stop))) is None:
-            part = self._parts[start, stop] = Log(self.rows.part(start, stop), self.known)
-        return part
+        return self._part(max(0, len(self) - count), len(self))
 
     def highest(self, name: str, count: int) -> Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
-        count, values = min(count, len(self)), self.values(name)
-        if len(values) == len(self):
-            sums = [sum(values[i : i + count]) for i in range(len(self) - count + 1)]
-            best = max(range(len(sums)), key=sums.__getitem__)
-        else:
-            means = [self.rows.part(i, i + count) for i in range(len(self) - count + 1)]
-            best = max(range(len(means)), key=lambda i: Log(means[i], self.known).mean(name))
-        return Log(self.rows.part(best, best + count), self.known)
+        count = min(count, len(self))
+        parts = [self._part(i, i + count) for i in range(len(self) - count + 1)]
+        return max(parts, key=lambda part: part.mean(name))
 
     @property
     def remembered(self) -> Log:
         """The first and the last entries, which figures of the whole run are taken from; see :data:`MEMORY`."""
-        middle = max(WINDOW, len(self) - MEMORY)
-        if len(self.rows.spans) != 1:
-            return Log([*self.entries[:WINDOW], *self.entries[middle:]], self.known)
-        start, stop = self.rows.spans[0]
-        spans = (start, min(stop, start + WINDOW)), (min(stop, start + middle), stop)
-        return Log(Rows(self.rows.table, *spans), self.known)
+        if len(self) <= WINDOW + MEMORY or len(self.spans) > 1:
+            return self
+        start, stop = self.spans[0]
+        return Log(self.table, self.known, ((start, start + WINDOW), (stop - MEMORY, stop)))
 
     @property
     def steps(self) -> str:
@@ -184,12 +321,11 @@ class Log:
 
     def values(self, name: str) -> list[float]:
         """A metric's finite values."""
-        return self.rows.values(name, _figure(name))
+        return self._finite(name, dead_share if name == DEAD_SHARE else operator.methodcaller("get", name))
 
-    def earliest(self, name: str) -> float:
-        """A metric's first finite value in the run so far, NaN where there is none."""
-        figures = self.rows.table.column(name, _figure(name)).figures
-        return figures[0] if figures else math.nan
+    def _finite(self, key: Hashable, figure: Figure) -> list[float]:
+        column = self.table.column(key, figure)
+        return [v for start, stop in self.spans for v in column[start:stop] if not math.isnan(v)]
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
@@ -235,9 +371,9 @@ class Log:
         """The reward functions' names."""
         return term_names(self.entries[-1])
 
-    def judging(self, what: Judges, also: Mapping[str, Judges] = EMPTY) -> list[str]:
-        """The reward functions that are known to judge this, by what is said of them or else by ``also``."""
-        judges = {**also, **self.known.judges}
+    def judging(self, what: Judges, published: bool = False) -> list[str]:
+        """The reward functions that are known to judge this, by what is said of them or else by :data:`PUBLISHED`."""
+        judges = {**(PUBLISHED if published else {}), **self.known.judges}
         return [name for name in self.names if judges.get(name) == what]
 
     def best(self, names: Iterable[str], window: Log) -> tuple[float, str] | None:
@@ -268,7 +404,7 @@ class Log:
             mean, spread = entry.get(name) or 0.0, entry.get(spread_of)
             return None if spread is None or not mean > 0.0 else mean + part * spread * (spread / mean)
 
-        return self.rows.values(("largest", name, part), figure)
+        return self._finite(("largest", name, part), figure)
 
     def terms(self) -> dict[str, float]:
         """The reward functions' names with their weights; empty where the weights are not known.
@@ -297,7 +433,7 @@ class Log:
         low, high = min(0.0, *means), max(1.0, *means)
         if low == 0.0:
             high = max([high, *run.largest("reward")])
-        right = self.best(self.judging("answer", PUBLISHED), now)
+        right = self.best(self.judging("answer", published=True), now)
         return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)
 
     @property

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.table import Entry
+from rloo_kit.watch.log import Entry
 
 READ = (
     "step",

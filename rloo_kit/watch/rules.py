@@ -1,9 +1,9 @@
-"""Rules that find what is wrong with a run in its log, with the likely cause and the setting to change first.
+"""Rules for updates that are too large, and for completions and rewards that teach little.
 
-For :mod:`.symptoms`, which names them and puts them in order.  A rule is a function from the log so far to a
-:class:`Sign` or None.  It compares windows of steps, never two steps, and a difference counts against its standard
-error; the numbers are in :mod:`.thresholds`.  No rule reads the loss, which is about 0 in every on-policy run of RLOO,
-since advantages sum to 0.
+For :mod:`.symptoms`, which names them and puts them in order; :mod:`.lost` has those for what is sampled for nothing.
+A rule is a function from the log so far to a :class:`Sign`, with the likely cause and the setting to change first, or
+None.  It compares windows of steps, never two steps, and a difference counts against its standard error.  No rule reads
+the loss, which is about 0 in every on-policy run of RLOO, since advantages sum to 0.
 """
 
 from __future__ import annotations
@@ -12,12 +12,121 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import NormalDist
 
-from rloo_kit.watch import thresholds as at
-from rloo_kit.watch.chance import SURE, share_of_hits, surely_above
+from rloo_kit.watch.chance import SURE, Change, share_of_hits, surely_above
 from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Log, term
-from rloo_kit.watch.published import PUBLISHED
-from rloo_kit.watch.sign import Sign, lower
+
+# Thresholds, each with its reason: published results, standard errors, or the recorded runs of tests/data/health;
+# tests/watch checks the figures that are quoted from those runs.  How often chance alone passes them together:
+# benchmarks/results/health_alarms.md.
+
+SHORT = 2
+"""Entries for what moves by orders of magnitude, where waiting for :data:`.log.WINDOW` would waste
+steps."""
+
+FEW = 3
+"""The fewest entries that anything else is told from."""
+
+ENOUGH = 0.2
+"""The share of cut completions in a run's first batch up to which the limit was long enough for the policy then."""
+
+OVERFLOWS = 17
+"""As often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1: to overflow less often is its
+search for a scale.  (The kit's own runs start with a lower scale and stop when it is used up:
+:mod:`rloo_kit.train.gradients`.)"""
+
+COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
+"""Standard errors, 4.8, where the best window of many is compared with the last: the best one was lucky too, and it is
+compared again at every entry.  All pairs of windows, of two sizes, in MEMORY entries together err in at most one run of
+100 (Bonferroni), as far as their means are near normal; those of two completions a step are not."""
+
+LIKELY = 1.5
+"""Standard errors for high variance: fewer than :data:`.chance.SURE`, since the mend does no harm."""
+
+COLLAPSE = 0.5
+"""Share of its best level, and of a single completion's standard deviation, that the reward has lost: half."""
+
+KL_PER_TOKEN = 1.0
+"""Nats per token: the policy gives every token that it writes e times the reference's probability, so that a
+completion of 20 tokens is e^20 times likelier than before.  Healthy runs of tests/data/health: at most 0.31."""
+
+KL_NEGATIVE = -0.02
+"""Nats per token.  KL is not negative; its estimate k1 = log policy - log reference can be by chance: with a true
+KL of e, the mean over n tokens has a standard error of about sqrt(2e/n), so e - 4 x error is lowest at -8/n,
+which is -0.02 for 400 tokens, what ten steps of 8 completions have at five tokens each."""
+
+ENTROPY_LEFT = 0.2
+"""Share of its first value that the entropy has fallen to.  Cui et al. 2025 (arXiv 2505.22617) fit reward to
+-a exp(entropy) + b: what can be gained is paid for with entropy, and at a fifth of it four fifths are spent.  Healthy
+runs of tests/data/health keep half of it until they are good."""
+
+ENTROPY_GROWN = 5.0
+"""Times its first value that the entropy has grown to, and above one nat: the policy dissolves into noise.  In
+tests/data/health it went from 0.17 to 11.93, which is log(151936), all tokens of the vocabulary equally likely."""
+
+LONGER = 1.1
+"""Growth of the mean length that counts, where it is beyond noise too: a tenth."""
+
+DROWNED = 10.0
+"""Ratio of two terms' weighted spreads.  The smaller one's share of the advantage's variance is 1 %, and it takes
+100 times the completions to be seen."""
+
+IN_PLAY = (0.1, 0.9)
+"""Shares of completions that a reward function pays, between which it has something left to teach."""
+
+REACHED, MISSED = 0.8, 0.15
+"""Shares of completions with the format, and surely at most with the right answer."""
+
+EFFECTIVE = 2.0
+"""Independent completions that a step is worth, below which there are too few: leave-one-out needs two."""
+
+CLIPPED = 0.3
+"""Share of completions whose ratio left the clip range.  They give no gradient (Schulman et al. 2017), so a
+third of the sampling is lost, and PPO's usual share is 0.1 to 0.2."""
+
+GRADIENT = 10.0
+"""Growth of the gradient's median norm, while the reward does not rise.  Healthy runs of tests/data/health: up to
+5, with the reward, as groups become rare in which completions differ."""
+
+SPIKE, SPIKE_OVER_HIGH = 20.0, 5.0
+"""Times the median of the gradients before it, and times their ninth decile, that a gradient is a spike.  Norms of
+healthy runs are log-normal with a deviation of about 0.6: e^(0.6 x 5) is 20, five deviations.  The second is for norms
+that alternate, as where steps without a live group have the KL term's small gradient alone."""
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a rule has seen.
+
+    Attributes:
+        evidence: figures and the steps they are from.
+        cause: the likely one.
+        setting: what to change first: an argument of ``RLOOConfig`` or of the trainer.
+        change: how to change it.
+        window: the entries that it was seen in.
+    """
+
+    evidence: str
+    cause: str
+    setting: str
+    change: str
+    window: Log
+
+
+def worsened(log: Log) -> Change | None:
+    """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
+    any update."""
+    windows = [(log.first(a), log.last(b)) for a in (1, FEW) for b in (WINDOW, 2 * WINDOW)]
+    fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
+    return fall if fall.sigmas <= -2.0 else None
+
+
+def lower(log: Log, factor: int) -> str:
+    """What to do to the learning rate."""
+    part = {3: "a third", 10: "a tenth"}[factor]
+    return f"{part} of it" + ("" if log.rate is None else f" (now {log.rate:g})")
 
 
 def non_finite(log: Log) -> Sign | None:
@@ -26,7 +135,7 @@ def non_finite(log: Log) -> Sign | None:
     The gradient's norm counts only where it is so for FEW entries in a row, in fp16 for OVERFLOWS: there the loss
     scaler finds its scale by overflowing, and skips those steps.
     """
-    few = at.OVERFLOWS if getattr(log.known.args, "fp16", False) else at.FEW
+    few = OVERFLOWS if getattr(log.known.args, "fp16", False) else FEW
     entry, window = log.entries[-1], log.last(few)
     bad = [name for name in entry if name != "grad_norm" and is_bad(entry[name])]
     gradient = len(window) == few and all(is_bad(one.get("grad_norm")) for one in window.entries)
@@ -53,8 +162,8 @@ def is_bad(value: float | None) -> bool:
 
 def kl_explosion(log: Log) -> Sign | None:
     """The policy has left the reference altogether."""
-    window = log.last(at.SHORT)
-    if not window.mean("kl") >= at.KL_PER_TOKEN:
+    window = log.last(SHORT)
+    if not window.mean("kl") >= KL_PER_TOKEN:
         return None
     return Sign(
         f"kl {log.first(1).mean('kl'):.3f} -> {window.mean('kl'):.2f} nats per token ({window.steps}), "
@@ -68,9 +177,9 @@ def kl_explosion(log: Log) -> Sign | None:
 
 def entropy_explosion(log: Log) -> Sign | None:
     """The policy dissolves into noise."""
-    start, window = log.earliest("entropy"), log.last(at.SHORT)
+    start, window = next(iter(log.first(MEMORY).values("entropy")), math.nan), log.last(SHORT)
     now = window.mean("entropy")
-    if not (now >= at.ENTROPY_GROWN * start and now >= 1.0):
+    if not (now >= ENTROPY_GROWN * start and now >= 1.0):
         return None
     return Sign(
         f"entropy {start:.3f} -> {now:.2f} nats per token ({window.steps}), reward now {window.mean('reward'):.3f}",
@@ -85,7 +194,7 @@ def clipped_ratios(log: Log) -> Sign | None:
     """Too many completions leave the clip range between two updates on one batch."""
     window = log.last(WINDOW)
     share = window.mean(RATIO)
-    if len(window) < at.FEW or not surely_above(share, window.completions, at.CLIPPED):
+    if len(window) < FEW or not surely_above(share, window.completions, CLIPPED):
         return None
     return Sign(
         f"{share:.0%} of the ratios clipped ({window.steps})",
@@ -102,7 +211,7 @@ def growing_gradient(log: Log) -> Sign | None:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)
     start, now = (median_norm(part) for part in (before, window))
-    if not now >= at.GRADIENT * start or (rise := log.change("reward", before, window)).sigmas >= 1.0:
+    if not now >= GRADIENT * start or (rise := log.change("reward", before, window)).sigmas >= 1.0:
         return None
     return Sign(
         f"median grad_norm {start:.2g} -> {now:.2g}, reward {rise} ({window.steps})",
@@ -116,17 +225,17 @@ def growing_gradient(log: Log) -> Sign | None:
 def median_norm(log: Log) -> float:
     """Of the gradients that are not 0, which a step of dead groups has; NaN for fewer than FEW."""
     norms = [value for value in log.values("grad_norm") if value]
-    return statistics.median(norms) if len(norms) >= at.FEW else math.nan
+    return statistics.median(norms) if len(norms) >= FEW else math.nan
 
 
 def gradient_spikes(log: Log) -> Sign | None:
     """One batch pulls many times as hard as the others."""
     norms = [norm for norm in log.last(MEMORY).values("grad_norm") if norm]
     last = log.entries[-1].get("grad_norm") or 0.0
-    if len(norms) <= 2 * WINDOW or not math.isfinite(last) or last < at.SPIKE * statistics.median(norms[:-1]):
+    if len(norms) <= 2 * WINDOW or not math.isfinite(last) or last < SPIKE * statistics.median(norms[:-1]):
         return None
     usual, high = statistics.median(norms[:-1]), statistics.quantiles(norms[:-1], n=10)[-1]
-    if last < at.SPIKE_OVER_HIGH * high:
+    if last < SPIKE_OVER_HIGH * high:
         return None
     window = log.last(1)
     return Sign(
@@ -142,14 +251,14 @@ def reward_collapse(log: Log) -> Sign | None:
     """The reward has fallen from its best, by more than noise and by more than a little."""
     recent = log.last(MEMORY)
     values = recent.values("reward")
-    lowest, now = min(0.0, *values), log.last(at.FEW * WINDOW).values("reward")
+    lowest, now = min(0.0, *values), log.last(FEW * WINDOW).values("reward")
     # No window is better than its best entry, nor worse than its worst: most looks end here.
-    if at.COLLAPSE * (max(values) - lowest) > max(values) - min(now):
+    if COLLAPSE * (max(values) - lowest) > max(values) - min(now):
         return None
     for before, window, sure in compared(log, recent):
         fall = log.change("reward", before, window)
         spread = before.spread("reward")
-        lost = at.COLLAPSE * max(fall.before - lowest, 0.0 if math.isnan(spread) else spread)
+        lost = COLLAPSE * max(fall.before - lowest, 0.0 if math.isnan(spread) else spread)
         if -fall.sigmas >= sure and -fall.gain >= lost:
             return Sign(
                 f"reward {fall}, {before.steps} against {window.steps}",
@@ -171,9 +280,9 @@ def compared(log: Log, recent: Log) -> Iterator[tuple[Log, Log, float]]:
     for size in (WINDOW, 2 * WINDOW):
         window = log.last(min(size, len(recent) // 2))
         earlier = recent.first(len(recent) - len(window))
-        if len(window) >= at.FEW:
-            yield earlier.highest("reward", size), window, at.COLLAPSE_SURE
-        if len(window) >= at.FEW and len(earlier) <= WINDOW:
+        if len(window) >= FEW:
+            yield earlier.highest("reward", size), window, COLLAPSE_SURE
+        if len(window) >= FEW and len(earlier) <= WINDOW:
             yield log.first(1), window, SURE
 
 
@@ -184,7 +293,7 @@ def kl_negative(log: Log) -> Sign | None:
     """A KL that is negative beyond chance, which no divergence can be."""
     window = log.last(2 * WINDOW)
     mean = window.mean("kl")
-    if len(window) < 2 * WINDOW or not mean <= at.KL_NEGATIVE:
+    if len(window) < 2 * WINDOW or not mean <= KL_NEGATIVE:
         return None
     if not mean + SURE * (error := log.error("kl", window)) < 0:
         return None
@@ -202,9 +311,9 @@ def format_only(log: Log) -> Sign | None:
     window = log.last(2 * WINDOW)
     reached = log.best(log.judging("form"), log.last(WINDOW))
     right = log.best(log.judging("answer"), window)
-    if len(window) < WINDOW or reached is None or right is None or reached[0] < at.REACHED:
+    if len(window) < WINDOW or reached is None or right is None or reached[0] < REACHED:
         return None
-    if not surely_above(1 - right[0], window.independent, 1 - at.MISSED):
+    if not surely_above(1 - right[0], window.independent, 1 - MISSED):
         return None
     return Sign(
         f"{reached[1]} in {reached[0]:.0%} of the completions, {right[1]} in {right[0]:.0%} ({window.steps})",
@@ -220,8 +329,8 @@ def entropy_collapse(log: Log) -> Sign | None:
     if len(log) < 2 * WINDOW:
         return None
     window = log.last(WINDOW)
-    start, now = log.first(at.FEW).mean("entropy"), window.mean("entropy")
-    if not now <= at.ENTROPY_LEFT * start or log.height() >= 2 / 3:
+    start, now = log.first(FEW).mean("entropy"), window.mean("entropy")
+    if not now <= ENTROPY_LEFT * start or log.height() >= 2 / 3:
         return None
     return Sign(
         f"entropy {start:.3f} -> {now:.3f} nats per token, reward {window.mean('reward'):.3f} ({window.steps})",
@@ -234,12 +343,12 @@ def entropy_collapse(log: Log) -> Sign | None:
 
 def length_hacking(log: Log) -> Sign | None:
     """The reward rises with the length, and the answers get no better."""
-    answers = log.judging("answer", PUBLISHED)
+    answers = log.judging("answer", published=True)
     if len(log) < 2 * WINDOW or not answers:
         return None
     before, window = log.first(WINDOW), log.last(WINDOW)
     start, now = (part.mean("completions/mean_length") for part in (before, window))
-    if not now >= at.LONGER * start:
+    if not now >= LONGER * start:
         return None
     length = log.change("completions/mean_length", before, window)
     paid = log.change("reward", before, window)
@@ -263,11 +372,11 @@ def drowned_term(log: Log) -> Sign | None:
     weighted = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
     spreads = {name: spread for name, spread in weighted.items() if spread > 0.0}
     paid = {n: share_of_hits(abs(window.mean(term(n))), window.spread(term(n))) for n in spreads}
-    learning = [name for name, share in paid.items() if at.IN_PLAY[0] <= share <= at.IN_PLAY[1]]
-    if len(window) < at.FEW or not learning:
+    learning = [name for name, share in paid.items() if IN_PLAY[0] <= share <= IN_PLAY[1]]
+    if len(window) < FEW or not learning:
         return None
     large, small = max(spreads, key=spreads.__getitem__), min(learning, key=spreads.__getitem__)
-    if spreads[large] < at.DROWNED * spreads[small]:
+    if spreads[large] < DROWNED * spreads[small]:
         return None
     return Sign(
         f"weighted spread {spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small} ({window.steps})",
@@ -293,8 +402,8 @@ def high_variance(log: Log) -> Sign | None:
         return None
     noise = math.sqrt(statistics.fmean((b - a) ** 2 / 2 for a, b in itertools.pairwise(values)))
     within = (1 - known.batches / known.completions) * spread**2
-    at_most = math.exp(at.LIKELY * math.sqrt(3 / len(values)))
-    if noise == 0.0 or known.batches + at_most * within / noise**2 >= at.EFFECTIVE:
+    at_most = math.exp(LIKELY * math.sqrt(3 / len(values)))
+    if noise == 0.0 or known.batches + at_most * within / noise**2 >= EFFECTIVE:
         return None
     worth = known.batches + within / noise**2
     return Sign(

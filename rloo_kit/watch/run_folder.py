@@ -1,12 +1,13 @@
 """What a run leaves in its folder: checkpoints, each with the log up to its step.
 
-For the trainer, when it starts or resumes, and for :mod:`.plots` and :mod:`.health`, which read the log of any run:
+For the trainer, when it starts or resumes, and for :mod:`.plots` and :mod:`.diagnose`, which read the log of any run:
 the kit's, plain TRL's or unsloth's.  Which checkpoint is whole is :mod:`.checkpoint`'s; to read a log, its
 ``trainer_state.json`` is enough.  :mod:`.log` interprets the entries.  Nothing here writes, moves or deletes.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import arguments
 from rloo_kit.watch.checkpoint import NAME, STATE, UNREADABLE, fault, is_ours, saved_step, step_of
-from rloo_kit.watch.log import Entry
+from rloo_kit.watch.log import Entry, is_step
 from rloo_kit.watch.reading import entries_of
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
 
-RECIPE = "run.json"
-"""What a run of the kit's was started with; :mod:`rloo_kit.train.recipe` writes it."""
+RECIPE = "_run.json"
+"""What a run of the kit's was started with; :mod:`rloo_kit.train.run_record` writes it."""
 
 NOTEBOOK = "notebook.py"
 """In it, the file of functions that were written in a notebook."""
@@ -94,7 +95,7 @@ def _place(source: str | os.PathLike[str]) -> Path:
 
 def training_steps(history: Sequence[Entry]) -> list[Entry]:
     """The entries of training steps, without evaluations and summaries."""
-    return [entry for entry in history if entry.get("reward") is not None]
+    return [entry for entry in history if is_step(entry)]
 
 
 def _log_in(path: Path, caller: str) -> object:
@@ -134,18 +135,8 @@ def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, 
         The newest whole checkpoint or None; and each one looked at before it, with what is wrong with it.
     """
     passed_over: list[tuple[Path, str]] = []
-    plain: list[Path] = []
-    for folder in reversed(checkpoints(output_dir)):
-        if not is_ours(folder):
-            plain.append(folder)
-        elif not (wrong := fault(folder)):
-            others = [
-                (one, fault(one) or "no run of the kit's wrote it; name it to take it") for one in plain
-            ]
-            return folder, passed_over + others
-        else:
-            passed_over.append((folder, wrong))
-    for folder in plain:
+    newest_first = checkpoints(output_dir)[::-1]
+    for folder in sorted(newest_first, key=is_ours, reverse=True):
         if not (wrong := fault(folder)):
             return folder, passed_over
         passed_over.append((folder, wrong))
@@ -178,19 +169,32 @@ def check(folder: Path, output_dir: str | Path | None = None) -> None:
 
     Raises:
         ConfigError: there is no such folder, it is not a checkpoint, or one that is damaged; names the whole ones
-            inside it, beside it or in the run's ``output_dir``, where that is known.
+            inside it, beside it, in the run's ``output_dir``, or in a folder of much the same name.
     """
     if not (wrong := fault(folder)):
         return
     missing = "does not exist"
     if folder.exists():
         missing = f"is not a checkpoint that can be resumed from: {wrong}"
-    places = {"inside it": folder, "beside it": folder.parent}
-    if output_dir:
-        places[f"in {output_dir}"] = Path(output_dir)
     todo = "call train() without it to start at step 0"
-    for place, there in places.items():
-        if whole := [checkpoint.name for checkpoint in checkpoints(there) if not fault(checkpoint)]:
-            todo = f"take one of those {place}: {', '.join(whole)}"
+    for place in (folder, folder.parent, *([Path(output_dir)] if output_dir else []), *alike(folder.parent)):
+        if whole := [checkpoint.name for checkpoint in checkpoints(place) if not fault(checkpoint)]:
+            todo = f"take one of those in {place}: {', '.join(whole)}"
             break
     raise ConfigError(f"{folder} {missing}", where="train(resume_from_checkpoint=...)", todo=todo)
+
+
+def alike(output_dir: Path) -> list[Path]:
+    """Folders beside a run's that are called much like it and have checkpoints, for one that was mistyped."""
+    near = difflib.get_close_matches(
+        output_dir.name, (path.name for path in _folders(output_dir.parent)), n=4
+    )
+    places = [output_dir.with_name(name) for name in near if name != output_dir.name]
+    return [place for place in places if last_whole_checkpoint(place)]
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.iterdir() if path.is_dir()]
+    except OSError:
+        return []

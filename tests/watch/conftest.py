@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 import rloo_kit
-from rloo_kit.watch import live
+from rloo_kit.watch import callbacks
 from tests.conftest import SMALL, right_after_thought
 
 
@@ -21,9 +21,9 @@ class Notebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.draw_seconds = 1000.0, 0.0
         self.pictures: list[Any] = []
-        monkeypatch.setattr(live.cell, "shows_pictures", lambda: True)
-        monkeypatch.setattr(live.cell, "show", self.show)
-        monkeypatch.setattr(live.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(callbacks.cell, "shows_pictures", lambda: True)
+        monkeypatch.setattr(callbacks.cell, "show", self.show)
+        monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
 
     def show(self, picture: Any) -> None:
         self.pictures.append(picture)

@@ -7,8 +7,8 @@ from typing import Any
 
 from benchmarks.health_runs import DATA
 from rloo_kit.watch.chance import ALIKE
-from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import Entry, Known, Log, rounds
+from rloo_kit.watch.symptoms import episodes
 
 JUDGES = {"correct": "answer", "answer": "answer", "format": "form"}
 KNOWN = Known(completions=32, groups=4, judges=JUDGES)

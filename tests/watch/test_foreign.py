@@ -6,10 +6,8 @@ import pytest
 
 from benchmarks import foreign_logs
 from benchmarks.foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind
-from rloo_kit.watch.health import episodes
-from rloo_kit.watch.known import Known, told_completions
-from rloo_kit.watch.log import Log, rounds
-from rloo_kit.watch.symptoms import SYMPTOMS
+from rloo_kit.watch.log import Known, Log, rounds, told_completions
+from rloo_kit.watch.symptoms import SYMPTOMS, episodes
 from tests.watch import logs
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms
 from tests.watch.test_symptoms import FOREIGN
@@ -93,11 +91,6 @@ def test_sixty_per_cent_of_dead_groups_are_found_where_they_last() -> None:
         shares = lambda step: (0.5, 0.75, 0.5, 0.75, 0.5)[step % 5]  # noqa: E731
         columns = {"reward": 0.5, "reward_std": 0.5, "dead_groups": shares}
         assert [one for one in symptoms(history(steps, **columns)) if one.startswith("dead")] == found, steps
-
-
-def test_a_reward_that_no_completion_differs_in_is_dead_though_the_kl_term_hides_it() -> None:
-    columns = {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 0.0}
-    assert symptoms(history(30, **columns)) == ["dead groups, too hard"]
 
 
 @pytest.mark.parametrize(("prompts", "k"), [(4, 8), (2, 4), (1, 16), (16, 16)])

@@ -14,7 +14,9 @@ import trl
 import rewards
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch import health
+from rloo_kit.watch import callbacks
+from rloo_kit.watch import symptoms as symptoms_of
+from rloo_kit.watch.diagnose import judged_by
 from rloo_kit.watch.log import WINDOW, Entry, Log, rounds
 from tests.conftest import SMALL, WHOLE
 from tests.watch.logs import KNOWN, from_step, history, symptoms, terms, trl_config
@@ -28,7 +30,7 @@ def test_an_episode_lasts_while_the_symptom_does_though_it_flickers_and_ends_wit
     assert symptoms(flickers) == ["truncation"]
     cut = [*[0.0] * 5, *[0.6] * 10, *[0.0] * 20, *[0.6] * 10]
     entries = history(45, completions__clipped_ratio=lambda step: cut[step - 1])
-    first, second = health.episodes(Log(rounds(entries), KNOWN)).found
+    first, second = symptoms_of.episodes(Log(rounds(entries), KNOWN)).found
     assert first.symptom == second.symptom == "truncation"
     assert 15 <= first.last_step < second.first_step + WINDOW
     assert second.last_step == 45
@@ -49,30 +51,30 @@ def play(entries: list[Entry], callback: Any, main: bool = True, seen: int = 0) 
 
 
 def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys: Any) -> None:
-    play(history(20, **CUT), health.HealthCallback())
+    play(history(20, **CUT), callbacks.HealthCallback())
     (line,) = capsys.readouterr().out.splitlines()
     start = "unhealthy: truncation: 60% of the completions cut at 32 tokens (steps 1-3). Likely: "
     assert line.startswith(start)
     assert "Change first: max_completion_length" in line
-    play(history(30), health.HealthCallback())
-    play(history(20, **CUT), health.HealthCallback(), seen=10)  # a resumed run has reported it before
-    play(history(20, **CUT), health.HealthCallback("warn", lambda: ["truncation"]))  # the trainer has
+    play(history(30), callbacks.HealthCallback())
+    play(history(20, **CUT), callbacks.HealthCallback(), seen=10)  # a resumed run has reported it before
+    play(history(20, **CUT), callbacks.HealthCallback("warn", lambda: ["truncation"]))  # the trainer has
     assert capsys.readouterr() == ("", "")
 
 
 def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_weights(capsys: Any) -> None:
     for main in (True, False):
-        ran = play(history(20, **CUT), health.HealthCallback("stop", lambda: ["truncation"]), main)
+        ran = play(history(20, **CUT), callbacks.HealthCallback("stop", lambda: ["truncation"]), main)
         assert ran == (3, True, True)
         assert ("unhealthy" in capsys.readouterr().out) is main
-    ran = play(history(20, entropy=from_step(8, 0.3, math.nan)), health.HealthCallback("stop"))
+    ran = play(history(20, entropy=from_step(8, 0.3, math.nan)), callbacks.HealthCallback("stop"))
     assert ran == (8, True, False), "weights that are not finite"
 
 
 def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys: Any) -> None:
-    found: list[health.Finding] = []
+    found: list[symptoms_of.Finding] = []
     entries = history(40, completions__clipped_ratio=from_step(20, 0.0, 0.7), kl=from_step(30, 0.0, 4.0))
-    play(entries, health.HealthCallback(found.append))
+    play(entries, callbacks.HealthCallback(found.append))
     assert [one.symptom for one in found] == symptoms(entries) == ["truncation", "KL explosion"]
     assert capsys.readouterr().out == ""
 
@@ -81,11 +83,11 @@ def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys: A
 def test_another_value_of_on_unhealthy_is_refused_where_it_was_given(value: Any) -> None:
     refused = r"(?s)must be \"warn\", \"stop\" or a function.*"
     with pytest.raises(ConfigError, match=rf"{refused}HealthCallback\(on_un"):
-        health.HealthCallback(value)
+        callbacks.HealthCallback(value)
     with pytest.raises(ConfigError, match=rf"{refused}RLOOConfig\(on_unhealthy="):
-        health.checked(value, "RLOOConfig")
+        callbacks.checked(value, "RLOOConfig")
     for choice in ("warn", "stop", print):
-        assert health.checked(choice, "RLOOConfig") is choice
+        assert callbacks.checked(choice, "RLOOConfig") is choice
 
 
 def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:
@@ -114,8 +116,8 @@ JUDGED: dict[str | None, list[Any]] = {
 
 @pytest.mark.parametrize(("judges", "reward"), [(what, one) for what, many in JUDGED.items() for one in many])
 def test_a_reward_and_a_wrapper_of_one_thing_say_what_they_judge(judges: str | None, reward: Any) -> None:
-    assert health.judged_by([reward], ["name"]) == ({"name": judges} if judges else {})
-    assert health.judged_by([judging("form"), right]) == {"reward": "form"}, "by their own names"
+    assert judged_by([reward], ["name"]) == ({"name": judges} if judges else {})
+    assert judged_by([judging("form"), right]) == {"reward": "form"}, "by their own names"
 
 
 def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from_no_name() -> None:
@@ -128,8 +130,8 @@ def test_what_rewards_judge_is_taken_from_the_trainer_or_from_a_mapping_and_from
         (rloo_kit.diagnose(SimpleNamespace(**trainer), judges), "a trainer with a mapping"),
     ):
         assert [one.symptom for one in report.findings] == ["format without answers"], why
-    seen: list[health.Finding] = []
-    play(entries, health.HealthCallback(seen.append, judges=judges))
+    seen: list[symptoms_of.Finding] = []
+    play(entries, callbacks.HealthCallback(seen.append, judges=judges))
     assert [one.symptom for one in seen] == ["format without answers"]
     assert rloo_kit.diagnose(entries).healthy, "without judges the rules that need them are silent"
 
@@ -150,6 +152,12 @@ def test_a_healthy_report_says_so_with_figures() -> None:
     assert str(report).startswith("healthy: nothing found, steps 1 to 30")
     assert report.figures["completions/clipped_ratio"] == (0.03, 0.03)
     assert DisplayFormatter().format(report)[0]["text/plain"] == str(report), "as a cell's value too"
+
+
+def test_few_steps_without_a_gradient_are_not_called_healthy() -> None:
+    few = rloo_kit.diagnose(history(3, frac_reward_zero_std=1.0, reward_std=0.0))
+    assert few.healthy, "nothing was found"
+    assert str(few).startswith("nothing learned, and too few steps to say why")
 
 
 def test_a_report_has_each_episode_with_cause_and_setting_however_the_log_is_given(tmp_path: Path) -> None:
@@ -176,13 +184,13 @@ def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
     least: float, found: list[str], fresh_policy: Any, task: Any, tmp_path: Path
 ) -> None:
     """The kit's own trainer refuses it before it reaches a weight."""
-    seen: list[health.Finding] = []
+    seen: list[symptoms_of.Finding] = []
     trl.RLOOTrainer(
         model=fresh_policy.model,
         processing_class=fresh_policy.tokenizer,
         reward_funcs=lambda **given: [0.0 if score else least for score in right(**given)],
         args=trl.RLOOConfig(str(tmp_path), **SMALL, logging_steps=1, bf16=False, disable_tqdm=True),
         train_dataset=task.train,
-        callbacks=[health.HealthCallback(seen.append)],
+        callbacks=[callbacks.HealthCallback(seen.append)],
     ).train()
     assert [one.symptom for one in seen] == found

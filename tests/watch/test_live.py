@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rloo_kit
-from rloo_kit.watch import live, plots
+from rloo_kit.watch import callbacks, plots
 from rloo_kit.watch.log import Entry
 from tests.watch.conftest import Notebook
 from tests.watch.logs import step
@@ -33,7 +33,7 @@ class Drawn(list[Entry]):
 class Run:
     """A trainer's calls to its callback, without a trainer."""
 
-    def __init__(self, callback: live.LivePlot, folder: Path, main: bool = True) -> None:
+    def __init__(self, callback: callbacks.LivePlot, folder: Path, main: bool = True) -> None:
         state = SimpleNamespace(log_history=[], is_world_process_zero=main)
         self.callback, self.given = callback, (SimpleNamespace(output_dir=str(folder)), state, None)
         self.callback.on_train_begin(*self.given)
@@ -47,7 +47,7 @@ class Run:
 
 
 def test_one_figure_is_shown_then_updated_in_place_and_saved(notebook: Notebook, tmp_path: Path) -> None:
-    callback = live.LivePlot(seconds=5)
+    callback = callbacks.LivePlot(seconds=5)
     run = Run(callback, tmp_path)
     for number in range(1, 5):
         run.log(step(number))
@@ -65,7 +65,7 @@ def test_it_redraws_every_five_seconds_and_spends_at_most_three_per_cent_on_it(
     draw_seconds: float, steps: int, least: int, most: int, notebook: Notebook, tmp_path: Path
 ) -> None:
     notebook.draw_seconds, started = draw_seconds, notebook.now
-    run = Run(live.LivePlot(seconds=5, share=0.03), tmp_path)
+    run = Run(callbacks.LivePlot(seconds=5, share=0.03), tmp_path)
     for number in range(1, steps + 1):
         run.log(step(number))
         notebook.now += 1
@@ -75,8 +75,8 @@ def test_it_redraws_every_five_seconds_and_spends_at_most_three_per_cent_on_it(
 
 def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path, monkeypatch: Any) -> None:
     for shown, main, logged in ((True, False, [step(1)]), (True, True, []), (False, True, [step(1)])):
-        monkeypatch.setattr(live.cell, "shows_pictures", lambda shown=shown: shown)
-        run = Run(live.LivePlot(), tmp_path, main)
+        monkeypatch.setattr(callbacks.cell, "shows_pictures", lambda shown=shown: shown)
+        run = Run(callbacks.LivePlot(), tmp_path, main)
         for entry in logged:
             run.log(entry)
         run.end()
@@ -85,7 +85,7 @@ def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path
 
 def test_a_plot_that_fails_is_disabled(notebook: Notebook, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(plots, "draw", lambda history: 1 / 0)
-    run = Run(live.LivePlot(seconds=0), tmp_path)
+    run = Run(callbacks.LivePlot(seconds=0), tmp_path)
     with pytest.warns(UserWarning, match="Live plot disabled: ZeroDivisionError: division by zero"):
         run.log(step(1))
     with warnings.catch_warnings():

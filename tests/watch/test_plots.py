@@ -1,6 +1,7 @@
 """plot: a run as a picture that reads in grey too, and as lines of text."""
 
 import io
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import plots
+from rloo_kit.watch.log import Entry
 from tests.watch.logs import LOG, TITLES, step
 
 
@@ -138,27 +140,155 @@ def test_what_holds_no_step_is_refused(source: Any, message: str) -> None:
             look(source)
 
 
-def test_in_a_terminal_every_curve_is_a_line_of_bars_between_its_ends() -> None:
-    text = plots.as_text(LOG, width=100)
-    rows = text.splitlines()
+def test_as_text_every_curve_is_a_line_from_its_first_figure_to_its_last() -> None:
+    rows = plots.as_text(LOG).splitlines()
     assert len(rows) == 9, "the terms are two, and the reward has its spread"
-    assert rows[0].startswith("mean reward")
-    assert "0.100 ▁▂▃▃▄▅▆▆▇█ 1.000" in rows[0]
-    assert rows[-1].split() == ["cut", "5", "▁" * 10, "5", "%", "of", "completions"]
-    assert all(len(line) <= 100 for line in rows)
-    assert str(plots.plot(LOG)).splitlines()[0].split() == rows[0].split()
+    assert rows[0].split() == ["mean", "reward", "0.100", "->", "1.000", "reward"]
+    assert rows[-1].split() == ["cut", "5", "->", "5", "%", "of", "completions"]
+    assert str(plots.plot(LOG)).splitlines() == rows
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def without(*metrics: str) -> list[Entry]:
+    return [{key: value for key, value in entry.items() if key not in metrics} for entry in LOG]
+
+
+def titles(history: list[Entry]) -> list[str]:
+    return [panel.title for panel in plots.panels(history)]
+
+
+def panel_of(history: list[Entry], title: str) -> plots.Panel:
+    return next(panel for panel in plots.panels(history) if panel.title.startswith(title))
+
+
+def test_a_run_has_seven_panels_with_their_units_and_shares_in_per_cent() -> None:
+    assert titles(LOG) == TITLES
+    units = "reward/mean, unweighted/% of groups/nats per token/nats per token/tokens/% of completions"
+    assert [panel.unit for panel in plots.panels(LOG)] == units.split("/")
+    assert set(panel_of(LOG, "Dead").curves[0].values) == {25.0}
+    assert set(panel_of(LOG, "Cut").curves[0].values) == {5.0}
 
 
 @pytest.mark.parametrize(
-    ("values", "bars"),
+    ("missing", "gone"),
     [
-        ([1.0], "▁"),
-        ([2.0, 2.0], "▁▁"),
-        ([0.0, 1.0], "▁█"),
-        ([0.0, math.nan, 1.0], "▁ █"),
-        ([math.nan], " "),
-        ([*[0.0] * 40, *[1.0] * 40], "▁" * 20 + "█" * 20),
+        (["kl"], "KL to the reference"),  # beta 0
+        (["completions/mean_length"], "Length, grey: shortest to longest"),
+        (["dead_groups", "frac_reward_zero_std"], "Dead groups: all K rewards equal"),
+        (["rewards/right/mean", "rewards/closed/mean"], "Reward terms"),
     ],
 )
-def test_a_sparkline_never_passes_its_width(values: list[float], bars: str) -> None:
-    assert plots.sparkline(values, width=40) == bars
+def test_a_panel_whose_metric_is_missing_or_never_finite_is_left_out(missing: list[str], gone: str) -> None:
+    for history in (without(*missing), [{**entry, **dict.fromkeys(missing, math.nan)} for entry in LOG]):
+        assert titles(history) == [title for title in TITLES if title != gone]
+
+
+def test_a_log_of_plain_trl_shows_the_groups_that_trl_counts_and_one_of_rewards_has_their_panel() -> None:
+    assert titles(without("dead_groups"))[2] == "Dead groups, as TRL counts them"
+    assert titles([{"step": 1, "reward": 0.5}]) == ["Reward"]
+
+
+@pytest.mark.parametrize(("weighted", "drawn"), [(1.0, False), (0.8, True)])
+def test_a_single_reward_that_is_the_reward_itself_is_not_drawn_twice(weighted: float, drawn: bool) -> None:
+    log = without("rewards/closed/mean")[:-1]
+    history = [{**entry, "rewards/right/mean": entry["reward"] / weighted} for entry in log]
+    assert ("Reward terms" in titles(history)) == drawn
+
+
+def test_a_term_of_another_size_has_a_panel_of_its_own() -> None:
+    sizes = {"right": 0.5, "never": 0.0, "closed": 1.0, "tokens": 300.0, "characters": 900.0}
+    terms = {f"rewards/{name}/mean": size for name, size in sizes.items()}
+    found = [panel for panel in plots.panels([step(1, **terms)]) if panel.title.startswith("Reward terms")]
+    small, large = ([curve.label for curve in panel.curves] for panel in found)
+    assert (small, large) == (["never", "right", "closed"], ["tokens", "characters"])
+    assert found[1].title == "Reward terms, larger ones"
+
+
+def test_the_reward_has_its_spread_and_the_held_out_rewards_of_a_run_that_evaluates() -> None:
+    history = [*LOG, {"step": 5, "eval_reward": 0.7}, {"step": 10, "eval_reward": 0.9}]
+    panel = panel_of(history, "Reward")
+    assert panel.curves[0].values == pytest.approx([number / 10 for number in range(1, 11)])
+    assert panel.band is not None
+    assert (panel.band[0].values[0], panel.band[1].values[-1]) == pytest.approx((0.0, 1.1))
+    assert panel.points is not None
+    assert (panel.points.steps, panel.points.values) == ((5, 10), (0.7, 0.9))
+
+
+def test_a_step_without_a_finite_figure_leaves_a_gap() -> None:
+    history = [step(1), step(2, entropy=math.inf), step(3, entropy=None), step(4, entropy=1.0)]
+    curve = panel_of(history, "Entropy").curves[0]
+    assert [math.isnan(value) for value in curve.values] == [False, True, True, False]
+
+
+def test_the_running_mean_is_that_of_a_loop_over_finite_neighbours_in_a_tenth_of_the_run() -> None:
+    for n_logs, window in ((1, 1), (19, 1), (20, 3), (100, 11), (1000, 101)):
+        assert plots.window_of(n_logs) == window, n_logs
+    values = [math.nan if i % 7 == 3 else math.sin(i) for i in range(200)]
+    for index, mean in enumerate(plots.running_mean(values, 21)):
+        near = [v for v in values[max(0, index - 10) : index + 11] if not math.isnan(v)]
+        assert math.isnan(mean) if math.isnan(values[index]) else mean == pytest.approx(sum(near) / len(near))
+
+
+# --- how a curve looks ----------------------------------------------------------------------------
+
+KINDS = {
+    "protan": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
+}
+"""Machado, Oliveira and Fernandes (2009), table of severity 1.0: what is seen of linear red, green and blue."""
+
+XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+WHITE = (0.9505, 1.0, 1.089)
+Three = tuple[float, ...]
+
+
+def linear(colour: str) -> Three:
+    parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return tuple(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+
+
+def times(matrix: tuple[Three, ...], vector: Three) -> Three:
+    return tuple(sum(a * b for a, b in zip(row, vector, strict=True)) for row in matrix)
+
+
+def lab(rgb: Three) -> Three:
+    """CIE 1976 L*a*b*, in which equal distances look about equal; 2.3 is just noticed."""
+    xyz = (max(0.0, v) / w for v, w in zip(times(XYZ, rgb), WHITE, strict=True))
+    x, y, z = (v ** (1 / 3) if v > 0.008856 else 7.787 * v + 16 / 116 for v in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+@pytest.mark.parametrize("kind", ["none", *KINDS])
+def test_the_colours_are_told_apart_in_every_kind_of_colour_blindness(kind: str) -> None:
+    seen = [linear(colour) for colour in (*plots.COLOURS, plots.PLAIN.colour.replace("black", "#000000"))]
+    seen = [times(KINDS[kind], rgb) for rgb in seen] if kind in KINDS else seen
+    assert min(math.dist(lab(a), lab(b)) for a, b in itertools.combinations(seen, 2)) > 8
+
+
+def test_the_colours_stand_out_from_white() -> None:
+    for colour in plots.COLOURS:
+        assert 1.05 / (times(XYZ, linear(colour))[1] + 0.05) > 2, colour
+
+
+def test_no_two_styles_are_alike_in_grey_before_all_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "_given", {})
+    given = [plots.style_of(f"reward {n}") for n in range(plots.COUNT)]
+    assert len({(one.dash, one.mark, one.marked) for one in given}) == plots.COUNT
+    assert plots.style_of("reward 2") is given[2]
+    assert not any(one.marked for one in given[:4])
+    assert plots.style_of("one more") not in given

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.watch import progress
-from rloo_kit.watch.health import HealthCallback
-from rloo_kit.watch.live import LivePlot
+from rloo_kit.watch import callbacks
+from rloo_kit.watch.callbacks import HealthCallback, LivePlot
 
 USUAL = {
     "reward": 0.5,
@@ -23,14 +22,14 @@ LENGTHS = {"eval_completions/mean_length": 18.4, "eval_completions/clipped_ratio
 
 
 def test_figures_of_the_usual_size_have_their_decimals() -> None:
-    assert progress.header() == "     step  reward spread dead      kl length  cut s/step    left"
-    line = progress.line(2, 30, USUAL, 62)
+    assert callbacks.header() == "     step  reward spread dead      kl length  cut s/step    left"
+    line = callbacks.line(2, 30, USUAL, 62)
     assert line == "     2/30  +0.500  0.250 100%  0.0123     18 100%   12.3    1:02"
 
 
 @pytest.mark.parametrize(("seconds", "left"), [(125.6, "2:06"), (3725, "1:02:05"), (None, "-")])
 def test_a_line_ends_with_the_time_left_and_has_a_dash_for_what_is_missing(seconds: Any, left: str) -> None:
-    assert progress.line(1, 30, {"reward": 0.5}, seconds).split() == ["1/30", "+0.500", *["-"] * 6, left]
+    assert callbacks.line(1, 30, {"reward": 0.5}, seconds).split() == ["1/30", "+0.500", *["-"] * 6, left]
 
 
 @pytest.mark.parametrize(
@@ -47,16 +46,16 @@ def test_a_line_ends_with_the_time_left_and_has_a_dash_for_what_is_missing(secon
     ],
 )
 def test_a_large_figure_gives_up_decimals_and_not_its_blank(name: str, value: float, shown: str) -> None:
-    line = progress.line(2, 2, {**USUAL, name: value}, 0)
+    line = callbacks.line(2, 2, {**USUAL, name: value}, 0)
     assert f" {shown} " in line
-    assert len(line) == len(progress.header())
-    assert len(line.split()) == len(progress.header().split())
+    assert len(line) == len(callbacks.header())
+    assert len(line.split()) == len(callbacks.header().split())
 
 
 @pytest.mark.parametrize("max_steps", [30, 9999, 10_000, 1_000_000])
 def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
-    line = progress.line(max_steps, max_steps, USUAL, 0)
-    assert len(line) == len(progress.header(max_steps))
+    line = callbacks.line(max_steps, max_steps, USUAL, 0)
+    assert len(line) == len(callbacks.header(max_steps))
     assert line.startswith((" ", f"{max_steps}/{max_steps} "))
 
 
@@ -72,14 +71,14 @@ def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
 def test_an_evaluation_has_a_line_of_its_own(logs: dict[str, float], printed: str, capsys: Any) -> None:
     for main, said in ((True, printed), (False, "")):
         state = SimpleNamespace(is_world_process_zero=main, global_step=25, max_steps=100)
-        progress.ProgressCallback().on_log(None, state, None, logs=logs)
+        callbacks.ProgressCallback().on_log(None, state, None, logs=logs)
         assert capsys.readouterr().out == said
 
 
 def test_an_update_on_completions_of_an_earlier_step_has_a_line_and_the_summary_of_a_run_has_none(
     capsys: Any,
 ) -> None:
-    callback = progress.ProgressCallback()
+    callback = callbacks.ProgressCallback()
     state = SimpleNamespace(is_world_process_zero=True, global_step=0, max_steps=4)
     callback.on_train_begin(None, state, None)
     state.global_step = 2
@@ -94,11 +93,11 @@ def test_a_run_without_progress_says_nothing_and_draws_nothing(
 ) -> None:
     """For many runs in one cell; what goes wrong is still said: HealthCallback is there."""
     quiet, usual = make_trainer(progress=False), make_trainer()
-    shown = (progress.ProgressCallback, LivePlot)
+    shown = (callbacks.ProgressCallback, LivePlot)
     for trainer, count in ((quiet, 0), (usual, 2)):
-        callbacks = trainer.callback_handler.callbacks
-        assert sum(isinstance(one, shown) for one in callbacks) == count
-        assert any(isinstance(one, HealthCallback) for one in callbacks)
+        there = trainer.callback_handler.callbacks
+        assert sum(isinstance(one, shown) for one in there) == count
+        assert any(isinstance(one, HealthCallback) for one in there)
     capsys.readouterr()
     quiet.train()
     assert capsys.readouterr().out == ""

@@ -9,10 +9,10 @@ import pytest
 
 import rloo_kit
 from benchmarks.health_runs import file_of, read
-from rloo_kit.watch import health
-from rloo_kit.watch.health import episodes
+from rloo_kit.watch import callbacks
+from rloo_kit.watch.diagnose import cost_of, course_of
 from rloo_kit.watch.log import Log, rounds
-from rloo_kit.watch.report import cost_of, course_of
+from rloo_kit.watch.symptoms import episodes
 from tests.watch.logs import KNOWN, from_step, history, trl_config
 
 
@@ -80,7 +80,7 @@ class Counted(dict[str, Any]):
 def asked_in(steps: int, **columns: Any) -> int:
     """How often figures are read while a run of so many steps is followed."""
     entries = [Counted(entry) for entry in history(steps, kl=0.01, **columns)]
-    callback, given = health.HealthCallback(lambda finding: None), args()
+    callback, given = callbacks.HealthCallback(lambda finding: None), args()
     state: Any = SimpleNamespace(log_history=[], is_world_process_zero=True)
     callback.on_train_begin(given, state, None)
     Counted.asked = 0

@@ -5,24 +5,45 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.watch.health import episodes
+import rloo_kit
+from rloo_kit.errors import ConfigError
 from rloo_kit.watch.log import WINDOW, Known, Log, rounds
+from rloo_kit.watch.symptoms import episodes
 from tests.watch import logs
 from tests.watch.logs import KNOWN, chance_rewards, from_step, history, level, rising, symptoms, terms
 
-ALL_DEAD = {"reward_std": 0.0, "dead_groups": 1.0}
+ALL_EQUAL = {"reward_std": 0.0, "dead_groups": 1.0}
 CERTAIN = {"entropy": lambda step: 0.3 * 0.7**step}
 LONGER = {"completions__mean_length": rising(15, 1)}
 STEEPER = {"grad_norm": lambda step: 1.5 * 1.2**step}
 FALL = {"reward": from_step(15, 0.9, 0.0), "reward_std": None}
 WORSE = {"reward": from_step(6, 0.7, 0.45), "completions__clipped_ratio": 0.6}
-TRL_DEAD = {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 1.0}
-FORM_ALONE = {"reward": 0.95, **ALL_DEAD, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
+TRL_DEAD = {"reward": 0.05, "dead_groups": None, "frac_reward_zero_std": 0.9}
+TRL_EQUAL = {"reward": 0.0, "reward_std": 0.0, "dead_groups": None, "frac_reward_zero_std": 1.0}
+FORM_ALONE = {"reward": 0.95, "dead_groups": 1.0, **terms(format=(0.95, 0.2), answer=(0.0, 0.0))}
 LATE_START = {"entropy": lambda step: None if step == 1 else 0.2 if step < 8 else 3.0}
 
 # What the log shows, the symptom, the setting to change; plain cases of each are recorded runs: test_symptoms.py.
 FOUND: dict[str, tuple[dict[str, Any], str, str]] = {
     "as plain TRL counts them": (TRL_DEAD, "dead groups, too hard", "train_dataset"),
+    "nothing is right, from the start": ({"reward": 0.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
+    "all is right, from the start": ({"reward": 1.0, **ALL_EQUAL}, "constant reward", "reward_funcs"),
+    "the same in plain TRL": (TRL_EQUAL, "constant reward", "reward_funcs"),
+    "the same under a KL term": (
+        {**TRL_EQUAL, "frac_reward_zero_std": 0.0},
+        "constant reward",
+        "reward_funcs",
+    ),
+    "with the format's reward": (
+        {"reward": 1.0, **ALL_EQUAL, **terms(format=(1.0, 0.0), answer=(0.0, 0.0))},
+        "constant reward",
+        "reward_funcs",
+    ),
+    "with all cut": (
+        {"reward": 0.0, **ALL_EQUAL, "completions__clipped_ratio": 1.0},
+        "truncation",
+        "max_completion_length",
+    ),
     "no spread logged": (FALL, "reward collapse", "learning_rate"),
     "a first step without a live group has no entropy": (LATE_START, "entropy explosion", "learning_rate"),
     "cut from the start, and worse since": (WORSE, "truncation", "max_completion_length"),
@@ -74,6 +95,34 @@ def test_nothing_is_said_where_nothing_is_wrong(columns: dict[str, Any]) -> None
     entries = history(30, **columns)
     assert symptoms(entries) == []
     assert symptoms(entries, Known()) == [], "nor where the settings are not known"
+
+
+def test_a_run_without_a_single_reward_is_read_and_one_with_some_is_read_by_those() -> None:
+    none = {"reward": None, "reward_std": None, "rewards/judge/mean": None}
+    entries = [{**entry, **none} for entry in history(12)[:-1]]
+    (found,) = rloo_kit.diagnose(entries).findings
+    assert (found.symptom, found.setting, found.first_step) == ("unscored completions", "reward_funcs", 1)
+    assert found.cause.startswith("judge returned None for every one")
+    assert "reward" not in rloo_kit.diagnose(entries).figures
+    assert symptoms(entries[:2]) == [], "too early to tell"
+    later = [{**entry, "step": 12 + entry["step"]} for entry in history(12)[:-1]]
+    assert rounds([*entries, *later]) == later == rounds([*later, *entries])
+    table = [{**entry, **none, "dead_groups": None} for entry in entries]
+    with pytest.raises(ConfigError, match="no training step"):
+        rloo_kit.diagnose(table)
+
+
+def test_a_reward_is_constant_where_that_is_so_since_the_start_and_of_forty_completions() -> None:
+    late = {"reward": from_step(10, 0.5, 0.0), "reward_std": from_step(10, 0.45, 0.0)}
+    assert "constant reward" not in symptoms(history(40, **late, dead_groups=from_step(10, 0.1, 1.0)))
+    between = lambda some, none: lambda step: some if step in range(6, 20) else none  # noqa: E731
+    again = {"reward": between(0.5, 0.0), "reward_std": between(0.45, 0.0), "dead_groups": between(0.1, 1.0)}
+    assert "constant reward" not in symptoms(history(140, **again))[1:], "it was paid in between"
+    never = history(20, reward=0.0, **ALL_EQUAL)
+    assert symptoms(never[:4]) == []
+    assert symptoms(never[:19], Known(2, 1)) == []
+    assert symptoms(never[:20], Known(2, 1)) == ["constant reward"]
+    assert symptoms(history(20, reward=lambda step: step % 2, **ALL_EQUAL)) != ["constant reward"]
 
 
 def test_a_long_run_that_is_level_because_it_is_good_has_not_failed_to_learn() -> None:

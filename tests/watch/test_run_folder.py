@@ -1,6 +1,7 @@
 """Which checkpoint is whole, what is said of a path that is none, and where the log is read from."""
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,6 +82,19 @@ def test_a_manifest_tells_a_flipped_bit_and_a_file_of_an_older_step(tmp_path: Pa
     assert fault(folder) == f"{part} is not what was saved"
 
 
+def test_a_card_that_the_user_has_edited_or_deleted_damages_no_checkpoint(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "checkpoint-4", '{"global_step": 4}')
+    (folder / "README.md").write_text("ours")
+    seal(folder, {})
+    named = json.loads((folder / MANIFEST).read_text())
+    named["files"]["README.md"] = {"bytes": 4, "sha256": "of an earlier release"}
+    (folder / MANIFEST).write_text(json.dumps(named))
+    (folder / "README.md").write_text("my own words")
+    assert fault(folder) == ""
+    (folder / "README.md").unlink()
+    assert fault(folder) == ""
+
+
 def test_a_large_file_of_an_older_step_is_told_by_its_ends(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "checkpoint-4", '{"global_step": 4}')
     (folder / "optimizer.pt").write_bytes(bytes(3 * 2**20))
@@ -110,12 +124,13 @@ def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs(tmp_pat
     assert others == [f"checkpoint-{n}" for n in ("10", "6", "7", "8", "notes-2024")] + ["my-checkpoint-12"]
     found, passed_over = run_folder.newest_whole(tmp_path)
     assert found == tmp_path / "checkpoint-5-2", "step 5 is newer than 4, and 10 is not the kit's"
-    assert {folder.name: reason for folder, reason in passed_over} == {
-        "checkpoint-10": "no run of the kit's wrote it; name it to take it",
-        "checkpoint-8": "is not a folder",
-        "checkpoint-7": "is not a folder",
-        "checkpoint-6": "its trainer_state.json is of step 4",
-    }
+    assert passed_over == []
+    (found / MANIFEST).unlink()
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    shutil.rmtree(tmp_path / "checkpoint-10")
+    found, passed_over = run_folder.newest_whole(tmp_path)
+    assert found == tmp_path / "checkpoint-5-2", "without any of the kit's, the newest whole one"
+    assert [folder.name for folder, _ in passed_over] == ["checkpoint-8", "checkpoint-7", "checkpoint-6"]
 
 
 def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tmp_path: Path) -> None:
@@ -127,10 +142,11 @@ def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tm
         (
             run / "checkpoint-9",
             None,
-            r"-9 does not exist\..*beside it: checkpoint-2, checkpoint-10\.",
+            r"-9 does not exist\..*take one of those in .*run: checkpoint-2, checkpoint-10\.",
         ),
-        (run, None, "run is not a checkpoint .*one of those inside it: checkpoint-2, checkpoint-10"),
-        (misspelt, None, r"call train\(\) without it to start at step 0"),
+        (run, None, "run is not a checkpoint .*one of those in .*run: checkpoint-2, checkpoint-10"),
+        (tmp_path / "other" / "checkpoint-2", None, r"call train\(\) without it to start at step 0"),
+        (misspelt, None, "one of those in .*run: checkpoint-2, checkpoint-10"),
         (misspelt, run, "one of those in .*run: checkpoint-2, checkpoint-10"),
     ):
         with pytest.raises(ConfigError, match=f"(?s){said}"):

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.health_runs import DATA, ROOT, file_of, read
-from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import Known, Log
-from rloo_kit.watch.symptoms import SYMPTOMS
+from rloo_kit.watch.symptoms import SYMPTOMS, episodes
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
 LIVE = {"non-finite figures"}
@@ -17,7 +16,12 @@ LIVE = {"non-finite figures"}
 FOREIGN = {"gradient spikes", "length grows", "learning rate 0", "one reward stands still", "plateau"}
 """On simulated logs of plain TRL's shape: test_foreign.py."""
 
-WORDS = {"level": "train_dataset", "operands": "train_dataset", "stale_sampler": "use_vllm"}
+WORDS = {
+    "level": "train_dataset",
+    "operands": "train_dataset",
+    "stale_sampler": "use_vllm",
+    "rewards": "reward_funcs",
+}
 """What the recorded runs call a setting that has another name in the trainer."""
 
 FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 / 3}

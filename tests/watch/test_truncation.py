@@ -11,7 +11,7 @@ import trl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rloo_kit.watch.truncation import BATCHES, KNOWN, REACH, Watch, length_for
+from rloo_kit.watch.callbacks import BATCHES, KNOWN, REACH, TruncationWatch, length_for
 from tests.conftest import random_rewards
 
 MEDIAN = 500
@@ -67,7 +67,7 @@ def test_a_length_is_a_multiple_of_64_in_reach_and_grows_with_what_is_cut(ended:
         assert 0 < fewer < REACH * max(ended) + 64
 
 
-def feed(watch: Watch, batches: int, ended: int, cut: int) -> list[str | None]:
+def feed(watch: TruncationWatch, batches: int, ended: int, cut: int) -> list[str | None]:
     """Batches of completions of which some end after 10, 11, ... tokens and some are cut."""
     lengths = [10 + i for i in range(ended)] + [watch.limit] * cut
     return [watch.see(lengths, [False] * ended + [True] * cut) for _ in range(batches)]
@@ -79,15 +79,15 @@ def spoken(said: list[str | None]) -> list[bool]:
 
 def test_it_warns_once_where_more_than_half_of_the_last_batches_were_cut() -> None:
     for ended, warned in ((8, False), (4, False), (3, True), (0, True)):
-        said = feed(Watch(limit=32, masked=False), 5 * BATCHES, ended, cut=8 - ended)
+        said = feed(TruncationWatch(limit=32, masked=False), 5 * BATCHES, ended, cut=8 - ended)
         assert spoken(said) == [warned and batch == BATCHES for batch in range(1, 5 * BATCHES + 1)]
-    watch = Watch(limit=32, masked=False)
+    watch = TruncationWatch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
     assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], "two of three, then once"
 
 
 def test_a_length_that_would_be_enough_is_named() -> None:
-    watch = Watch(limit=500, masked=False)
+    watch = TruncationWatch(limit=500, masked=False)
     for seed in range(BATCHES):
         lengths = log_normal(64, 0.5, seed)
         said = watch.see([min(length, 400) for length in lengths], [length > 400 for length in lengths])
@@ -105,12 +105,12 @@ def test_a_length_that_would_be_enough_is_named() -> None:
     ],
 )
 def test_where_no_length_is_known_the_double_is_tried_first(limit: int, ended: int, said: str) -> None:
-    assert said in str(feed(Watch(limit, masked=False), BATCHES, ended, cut=5)[-1])
+    assert said in str(feed(TruncationWatch(limit, masked=False), BATCHES, ended, cut=5)[-1])
 
 
 def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_limit() -> None:
     """A policy that a learning rate has wrecked no longer ends, at any length."""
-    watch = Watch(limit=32, masked=False)
+    watch = TruncationWatch(limit=32, masked=False)
     feed(watch, 1, ended=19, cut=1)
     said = str(feed(watch, BATCHES, ended=1, cut=19)[-2])
     assert "and 5% of the first batch. The policy has come to write longer" in said
@@ -118,8 +118,10 @@ def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_l
 
 
 def test_a_batch_that_is_masked_whole_gives_a_warning_at_once_and_once() -> None:
-    assert feed(Watch(limit=32, masked=True), 1, ended=1, cut=7) == [None], "masked in part, it still teaches"
-    watch = Watch(limit=32, masked=True)
+    assert feed(TruncationWatch(limit=32, masked=True), 1, ended=1, cut=7) == [None], (
+        "masked in part, it still teaches"
+    )
+    watch = TruncationWatch(limit=32, masked=True)
     said = feed(watch, 2 * BATCHES, ended=0, cut=8)
     assert "this step changes nothing: every completion was cut and masked at 32 tokens" in str(said[0])
     assert not any(said[1:])

@@ -1,0 +1,228 @@
+"""What was wrong with a run, read off its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
+
+:mod:`.symptoms` says what counts as a symptom and what to change first.  Of every run, sick or not, a report has what
+was sampled for nothing and how wide chance is.  No setting is changed here; the user decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from rewards.signature import Judges, judges_of, reward_name
+from rloo_kit.errors import ConfigError
+from rloo_kit.session.show import shortened
+from rloo_kit.watch.chance import Change
+from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Entry, Known, Log, rounds, term
+from rloo_kit.watch.rules import COLLAPSE_SURE
+from rloo_kit.watch.run_folder import Source, read_history, settings_of
+from rloo_kit.watch.symptoms import Finding, episodes
+
+if TYPE_CHECKING:
+    from IPython.lib.pretty import RepresentationPrinter
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are any."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Completions that were sampled and gave no gradient, since all of their group were rewarded alike.
+
+    Attributes:
+        share: of the completions of the run.
+        seconds, total_seconds: what they took of its steps, in proportion, and all of them; None where steps were not
+            timed.
+    """
+
+    share: float
+    seconds: float | None = None
+    total_seconds: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.share:.0%} of the completions were in dead groups and gave no gradient of the reward"
+        if self.seconds is None or self.total_seconds is None:
+            return text
+        return f"{text}; about {clock(self.seconds)} of {clock(self.total_seconds)}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """The reward at the end, the best before it, and what chance alone does.
+
+    Attributes:
+        one: standard error of one entry.
+        last: entries that stand for the end, their steps, and the standard error of their mean.
+        fall: from the best as many entries before them, where it is one.
+        best: the steps of those.
+    """
+
+    one: float
+    last: tuple[int, str, float]
+    fall: Change | None = None
+    best: str = ""
+
+    def __str__(self) -> str:
+        count, steps, error = self.last
+        text = f"chance alone moves a step's reward by +-{self.one:.3f}, the mean of {count} by +-{error:.3f}"
+        if self.fall is None:
+            return text
+        sigmas = -self.fall.sigmas
+        kind = "within chance" if sigmas < COLLAPSE_SURE else "more than chance"
+        fell = f"{self.fall.before:.3f} ({self.best}) -> {self.fall.after:.3f} ({steps})"
+        return f"{text}\nreward fell {fell}, {sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
+
+
+def cost_of(log: Log) -> Cost | None:
+    """Of a whole log; None where it has no dead groups to count."""
+    shares = log.values(DEAD_SHARE)
+    if not shares:
+        return None
+    share = sum(shares) / len(shares)
+    seconds = [(e.get("step_time"), e.get("dead_groups", e.get("frac_reward_zero_std"))) for e in log.entries]
+    timed = [(a, b or 0.0) for a, b in seconds if a is not None and math.isfinite(a)]
+    if not timed:
+        return Cost(share)
+    steps = log.stride * log.known.updates
+    return Cost(share, steps * sum(a * b for a, b in timed), steps * sum(a for a, _ in timed))
+
+
+def course_of(log: Log) -> Course | None:
+    """Of a whole log; None where the reward's noise is not known."""
+    count = min(WINDOW, max(1, len(log) // 2))
+    window, recent = log.last(count), log.last(MEMORY)
+    errors = [log.error("reward", part) for part in (log.last(1), window)]
+    if not all(math.isfinite(error) and error > 0.0 for error in errors):
+        return None
+    last = (count, window.steps, errors[1])
+    earlier = recent.first(len(recent) - count)
+    if not len(earlier):
+        return Course(errors[0], last)
+    best = earlier.highest("reward", count)
+    fall = log.change("reward", best, window)
+    return Course(errors[0], last, fall, best.steps) if fall.sigmas <= -1.0 else Course(errors[0], last)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found; prints as a report.
+
+    Attributes:
+        findings: one per episode, by first step.
+        first_step, last_step: of the log.
+        figures: per metric the mean over the first and over the last entries.
+        cost: what was sampled for nothing; None where the log does not say.
+        course: where the reward stands, and how much of that chance alone explains; None where it cannot be said.
+    """
+
+    findings: tuple[Finding, ...]
+    first_step: int
+    last_step: int
+    figures: dict[str, tuple[float, float]]
+    cost: Cost | None = None
+    course: Course | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found; in a run of few steps also where nothing was learned."""
+        return not self.findings
+
+    def __str__(self) -> str:
+        found = len(self.findings)
+        head = f"{found} finding{'s' if found > 1 else ''}" if found else "healthy: nothing found"
+        if (
+            not found and self.cost and self.cost.share == 1
+        ):  # a constant reward needs more steps to be known as one
+            head = "nothing learned, and too few steps to say why: every reward of a group was equal"
+        lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
+        for one in self.findings:
+            lines += [
+                f"  {one.symptom}, steps {one.first_step} to {one.last_step}",
+                f"    evidence      {one.evidence}",
+                f"    likely cause  {one.cause}",
+                f"    change first  {one.setting}, {one.change}",
+            ]
+        lines += [f"  {line}" for part in (self.cost, self.course) if part for line in str(part).splitlines()]
+        return "\n".join([*lines, *self._table()])
+
+    def _table(self) -> list[str]:
+        rows = [(shortened(name, 48), *(f"{v:.3f}" for v in both)) for name, both in self.figures.items()]
+        name, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+        name, first, last = max(28, name), *(max(9, 2 + width) for width in widths)
+        head = f"  {'':<{name}}{'first':>{first}}{'last':>{last}}  (means of up to {WINDOW} entries)"
+        return [head, *(f"  {a:<{name}}{b:>{first}}{c:>{last}}" for a, b, c in rows)]
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
+        printer.text(str(self))
+
+
+FIGURES = (
+    "reward",
+    "reward_std",
+    "dead_groups",
+    "frac_reward_zero_std",
+    "kl",
+    "entropy",
+    "completions/mean_length",
+    "completions/clipped_ratio",
+    "grad_norm",
+)
+"""What a report shows of a run, followed by the mean of each reward function."""
+
+
+def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
+    """What each reward function says that it judges, by its attribute ``judges``: metric name -> "answer", "form" or
+    "length", of those that say so.
+
+    Args:
+        reward_funcs: a trainer's.
+        names: their names as metrics, a trainer's ``reward_func_names``; by default the functions' own.
+    """
+    named = names or [reward_name(function) for function in reward_funcs]  # type: ignore[arg-type]
+    said = zip(named, map(judges_of, reward_funcs), strict=True)
+    return {name: what for name, what in said if what}
+
+
+def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None) -> Diagnosis:
+    """What was wrong with a run, or that nothing was, with figures.
+
+    Args:
+        trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
+            or the folder of a run or a checkpoint.  With a trainer, or a ``training_args.bin`` beside the log, the
+            number of completions and the weights of its rewards are known, so more can be told, and earlier.
+        judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
+            A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
+            "length hacking" are not looked for.
+
+    Raises:
+        ConfigError: there is no training step in it, an entry cannot be read, or ``judges`` names no reward function of
+            the log.
+    """
+    history, _ = read_history(trainer_or_log, "diagnose")
+    log = _log_of(trainer_or_log, rounds(history), judges or {})
+    first, last = log.first(WINDOW), log.last(WINDOW)
+    names = [*FIGURES, *map(term, log.names)]
+    figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name)}
+    found = tuple(episodes(log).found)
+    steps = log.entries[0]["step"], log.entries[-1]["step"]
+    return Diagnosis(found, *steps, figures, cost_of(log), course_of(log))
+
+
+def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) -> Log:
+    for name, what in judges.items():
+        if name not in Log(entries).names or what not in get_args(Judges):
+            raise ConfigError(
+                f"judges must give reward functions of the log as {', '.join(get_args(Judges))}",
+                where=f"diagnose(judges={{{name!r}: {what!r}}})",
+                todo=f"the log has {', '.join(Log(entries).names) or 'no reward function'}",
+            )
+    if (settings := settings_of(source)) is None:
+        return Log(entries, Known.guessed(entries, judges))
+    said = judged_by(getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None))
+    return Log(entries, Known.of(settings, {**said, **judges}))
