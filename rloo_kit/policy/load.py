@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.made import Call, recorded
 from rloo_kit import catalogue
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
-from rloo_kit.errors import ConfigError, OutOfMemoryError
-from rloo_kit.memory.shortage import is_out_of_memory, let_go
-from rloo_kit.policy import folder, hub, options, shards, source, tokens
+from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.memory.oom import is_out_of_memory, let_go
+from rloo_kit.policy import options, resolve, tokenizer
 from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
 from rloo_kit.policy.policy import Policy
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, PICKLED, WEIGHTS, Source, weights_of
 from rloo_kit.session import environment, processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import quiet, without_bars
@@ -59,7 +62,7 @@ def load_policy(
     Args:
         name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
             Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.  "smollm2-135m" is a real language
-            model that a CPU can train, of an optional package (:mod:`rloo_kit.policy.smollm2`).
+            model that a CPU can train, of an optional package (:mod:`rloo_kit.policy.bundled`).
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
         load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
             that is too small for 4 (``checkpoint.four_bit``).
@@ -82,57 +85,48 @@ def load_policy(
         ConfigError: a setting out of range, or a tokenizer without what training needs.
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
-    given: dict[str, Any] = {
-        "name": name,
-        "max_seq_length": max_seq_length,
-        "load_in_4bit": load_in_4bit,
-        "seed": seed,
-    }
-    given |= {"full_finetuning": full_finetuning, "lora_rank": lora_rank, "lora_alpha": lora_alpha}
-    given |= {"target_modules": target_modules, "use_rslora": use_rslora}
-    asked = options.settled({**given, "gradient_checkpointing": gradient_checkpointing, **kwargs})
+    given = dict(locals())
+    asked = options.settled({**given.pop("kwargs"), **given})
     import_unsloth()
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
-    found = source.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
+    found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
     if found.is_adapter:
         _check_adapter(found, asked)
     with (
-        source.portable(found.path) as path,
+        resolve.portable(found.path) as path,
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
         quiet(),
         without_bars(),
-        shards.uncut(),
+        _uncut(),
     ):
-        with hub.explained(found.of_hub, "load_policy"):
-            longest = _longest(source.trained_length(path, found.is_adapter, asked.further), asked)
-            with folder.matching(found.path, found.is_adapter):
-                model, tokenizer = _load(path, longest, four_bit, asked)
+        with resolve.explained(found.of_hub, "load_policy"):
+            longest = _longest(resolve.trained_length(path, found.is_adapter, asked.further), asked)
+            with _matching(found.path) if found.is_adapter else contextlib.nullcontext():
+                model, of_text = _load(path, longest, four_bit, asked)
         if found.is_adapter:
-            folder.check_loaded(model, found.path)
-        template = tokenizer.chat_template
+            _check_loaded(model, Path(found.path))
         checkpoint = found.checkpoint or catalogue.checkpoint_from_config(
-            str(asked.name), model.config, template
+            str(asked.name), model.config, of_text.chat_template
         )
-        tokens.complete(model, tokenizer)
+        tokenizer.complete(model, of_text)
         if not found.is_adapter and asked.lora is not None:
             model = _with_lora(model, asked.lora, asked.checkpointing, asked.seed)
-        tokens.without_dropout(model)
-    return Policy(model, tokenizer, checkpoint)
+        tokenizer.without_dropout(model)
+    return Policy(model, of_text, checkpoint)
 
 
 def _longest(trained: int | None, asked: Asked) -> int:
     """Tokens that a prompt and its completion may have."""
     longest = min(asked.max_seq_length, trained or asked.max_seq_length)
-    if longest < asked.max_seq_length and asked.length_was_given:
+    if longest < asked.max_seq_length and asked.max_seq_length != DEFAULT_LENGTH:
         processes.warn(
             f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
-            stacklevel=4,  # past ``recorded``
         )
     return longest
 
 
-def _check_adapter(found: source.Source, asked: Asked) -> None:
+def _check_adapter(found: Source, asked: Asked) -> None:
     """That a saved adapter is not asked to be another one: refused, or said to have no effect."""
     if asked.lora is None:
         raise ConfigError(
@@ -140,11 +134,16 @@ def _check_adapter(found: source.Source, asked: Asked) -> None:
             where=f"load_policy({os.fspath(asked.name or '')!r}, full_finetuning=True)",
             todo="load_policy(that folder).save_merged('out/merged'), and train out/merged",
         )
-    if idle := source.other_lora(found.path, asked.lora):
+    config = resolve.read(Path(found.path) / ADAPTER_CONFIG)
+    named = {"lora_rank": "r", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
+    own = {name: config[of_peft] for name, of_peft in named.items() if of_peft in config}
+    lora = asked.lora
+    wanted = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rank_stabilised}
+    unasked = options.DEFAULTS | {"lora_alpha": lora.rank}
+    if idle := {name: value for name, value in own.items() if wanted[name] not in (value, unasked[name])}:
         kept = ", ".join(f"{name}={value}" for name, value in idle.items())
         processes.warn(
             f"{' and '.join(idle)} of load_policy: no effect, since the saved adapter keeps its own: {kept}.",
-            stacklevel=4,  # past ``recorded``
         )
 
 
@@ -162,6 +161,24 @@ def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
             todo="leave load_in_4bit out, and it is loaded in 16 bit",
         )
     return of_use if asked is None else asked
+
+
+@contextlib.contextmanager
+def _uncut() -> Iterator[None]:
+    """Load a model whole, also where an ``RLOOConfig(deepspeed=...)`` was made before.
+
+    A configuration of ZeRO-3 sets a global of transformers, which then refuses the ``device_map`` that unsloth gives
+    (modeling_utils.py, "DeepSpeed Zero-3 is not compatible with passing a `device_map`").  DeepSpeed cuts the weights
+    when the training begins.
+    """
+    from transformers.integrations import deepspeed
+
+    configured = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = configured
 
 
 def _load(
@@ -211,6 +228,52 @@ def _with_lora(model: PreTrainedModel, lora: Lora, checkpointing: bool | str, se
         use_gradient_checkpointing=checkpointing,
         random_state=seed,
     )
+
+
+@contextlib.contextmanager
+def _matching(folder: str) -> Iterator[None]:
+    """While inside, an adapter's weights that do not fit the base, or would run code, are an error that names it."""
+    where = f"load_policy({folder!r})"
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise PolicyNotFoundError(
+            f"{PICKLED} is damaged, or holds more than weights, which could run code when it is loaded",
+            where=where,
+            todo=f"take one with {WEIGHTS}, or {ANEW}",
+        ) from error
+    except RuntimeError as error:
+        if "size mismatch" not in str(error):
+            raise
+        raise PolicyNotFoundError(
+            "the adapter's weights are not of its base: their shapes differ",
+            where=f"{where}, base_model_name_or_path in {ADAPTER_CONFIG}",
+            todo="write the base that it was trained on into that file",
+        ) from error
+
+
+def _check_loaded(model: PeftModel, folder: Path) -> None:
+    """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others.
+
+    Raises:
+        PolicyNotFoundError: with how many, and the first of them.
+    """
+    if not (folder / WEIGHTS).is_file():
+        return
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    wanted = {name for name in state if "lora_" in name}
+    saved = {name for name, _ in weights_of(folder) if "lora_" in name}
+    missing, unused = sorted(wanted - saved), sorted(saved - wanted)
+    if missing or unused or not wanted:
+        first = [*missing, *unused, "its type is not LoRA"][0]
+        raise PolicyNotFoundError(
+            f"the adapter's weights are not those of its configuration: {len(missing)} are missing, and "
+            f"{len(unused)} would be dropped",
+            where=f"load_policy({str(folder)!r}), first {first}",
+            todo=f"{ANEW}: the two files are of different adapters, or one was edited",
+        )
 
 
 @contextlib.contextmanager

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.hidden import without_hidden
-from rloo_kit.policy.folder import CARD, TAG
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
     from rloo_kit.catalogue import Checkpoint
+
+CARD, TAG = "README.md", "rloo-kit"
+"""The card's file, and the tag in it by which a folder is known as one of the kit's."""
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a trainer tells of a run: heading -> name -> value."""
@@ -52,15 +54,8 @@ def written(
     audits: Iterable[Audited] = (),
     run: Facts | None = None,
 ) -> str:
-    """The card, as Markdown with the hub's front matter.
-
-    Args:
-        checkpoint: the base.
-        form: what is in the folder: "LoRA adapter", "merged checkpoint, 16 bit", ...
-        results: evaluations by name, such as {"before": ..., "after": ...}.
-        audits: of its rewards, by ``rewards.audit``.
-        run: how it was trained.
-    """
+    """The card, as Markdown with the hub's front matter: of the base, what is in the folder ("LoRA adapter"),
+    evaluations by name, audits of the rewards, and how it was trained."""
     base = shown_base(checkpoint)
     lines = [front_matter(checkpoint, form), f"# {checkpoint.name}, by RLOO", ""]
     lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
@@ -82,13 +77,19 @@ def remembered(model: object) -> Facts:
     return found
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether the kit wrote a folder, by its card."""
+    card = folder / CARD
+    return card.is_file() and f"- {TAG}\n" in card.read_text(encoding="utf-8", errors="replace")
+
+
 def may_be_written(folder: Path) -> bool:
     """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
     card = folder / CARD
     if not card.is_file():
         return not os.path.lexists(card)
     text = card.read_text(encoding="utf-8", errors="replace")
-    return any(mark in text for mark in (f"- {TAG}\n", "generated_from_trainer", NOT_FILLED_IN))
+    return is_ours(folder) or "generated_from_trainer" in text or NOT_FILLED_IN in text
 
 
 NOT_FILLED_IN = "[More Information Needed]"
@@ -102,7 +103,7 @@ def shown_base(checkpoint: Checkpoint) -> str:
 
 
 def front_matter(checkpoint: Checkpoint, form: str) -> str:
-    """The part between the dashes, which the hub reads; :data:`~rloo_kit.policy.folder.TAG` marks it as the kit's."""
+    """The part between the dashes, which the hub reads; :data:`TAG` marks it as the kit's."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(

@@ -30,6 +30,7 @@ DEFAULTS |= {"max_seq_length": DEFAULT_LENGTH, "gradient_checkpointing": "unslot
 DEFAULTS |= {"target_modules": None, "use_rslora": False}
 
 HINTS = {
+    "name": str | os.PathLike[str] | None,
     "max_seq_length": Count,
     "load_in_4bit": bool | None,
     "load_in_16bit": bool,
@@ -49,6 +50,7 @@ HINTS = {
     "revision": str | None,
 }
 ADVICE = {
+    "name": "a name such as 'qwen3-4b', a hub id, or a folder",
     "max_seq_length": "4096 is the default",
     "lora_rank": "16 is the default",
     "target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven",
@@ -61,22 +63,14 @@ ALIASES |= {"use_gradient_checkpointing": "gradient_checkpointing", "torch_dtype
 
 ALL_LINEAR = "all-linear"
 
+_OTHER_BITS = "remove it: load_in_4bit=True takes less memory, load_in_16bit=True loses nothing"
 INSTEAD: dict[str, tuple[object, str]] = {
     "lora_dropout": (0, "remove it: dropout makes the on-policy ratio differ from 1"),
-    "load_in_8bit": (
-        False,
-        "remove it: load_in_4bit=True takes less memory, load_in_16bit=True loses nothing",
-    ),
-    "load_in_fp8": (
-        False,
-        "remove it: load_in_4bit=True takes less memory, load_in_16bit=True loses nothing",
-    ),
+    "load_in_8bit": (False, _OTHER_BITS),
+    "load_in_fp8": (False, _OTHER_BITS),
     "bias": ("none", "remove it: the LoRA has no biases, nor have Qwen3's projections"),
     "modules_to_save": (None, "remove it; full_finetuning=True trains every weight"),
-    "loftq_config": (
-        None,
-        "remove it: the policy must begin as the reference, and LoftQ changes its weights",
-    ),
+    "loftq_config": (None, "remove it: the policy must begin as the reference, and LoftQ changes weights"),
     "init_lora_weights": (True, "remove it: the policy must begin as the reference, with a LoRA of 0"),
     "layers_to_transform": (None, "remove it: the LoRA is on all layers; target_modules says on which parts"),
     "layers_pattern": (None, "remove it: the LoRA is on all layers"),
@@ -104,27 +98,15 @@ class Lora:
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``load_policy`` was asked for.
+    """What ``load_policy`` was asked for."""
 
-    Attributes:
-        name: a catalogue name, hub id or folder; None leaves it to the device.
-        four_bit: None leaves it to the checkpoint.
-        lora: None where all weights are trained.
-        further: for ``FastLanguageModel.from_pretrained`` as they are.
-    """
-
-    name: str | os.PathLike[str] | None
+    name: str | os.PathLike[str] | None  # None leaves it to the device
     max_seq_length: int
-    four_bit: bool | None
-    lora: Lora | None
+    four_bit: bool | None  # None leaves it to the checkpoint
+    lora: Lora | None  # None where all weights are trained
     checkpointing: bool | str
     seed: int
-    further: Arguments = field(default_factory=dict)
-
-    @property
-    def length_was_given(self) -> bool:
-        """Whether a length other than the default was asked for."""
-        return self.max_seq_length != DEFAULT_LENGTH
+    further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
 
 
 def settled(given: Arguments) -> Asked:
@@ -140,8 +122,8 @@ def settled(given: Arguments) -> Asked:
     for name in INSTEAD:
         _drop_idle(given, name)
     _refuse_misspelt(given)
-    if "dtype" in given:
-        given["dtype"] = _named(given["dtype"])
+    if given.get("dtype") is not None:
+        given["dtype"] = str(given["dtype"]).removeprefix("torch.")
     if given["target_modules"] == ALL_LINEAR:
         given["target_modules"] = list(PROJECTIONS)
     if isinstance(given["target_modules"], str) or given["target_modules"] == []:
@@ -157,23 +139,11 @@ def settled(given: Arguments) -> Asked:
     further |= _dtype(given.get("dtype"))
     if lora is None:
         further["full_finetuning"], four_bit = True, False
-    return Asked(
-        given["name"],
-        given["max_seq_length"],
-        four_bit,
-        lora,
-        given["gradient_checkpointing"],
-        given["seed"],
-        further,
-    )
+    name, length, checkpointing = given["name"], given["max_seq_length"], given["gradient_checkpointing"]
+    return Asked(name, length, four_bit, lora, checkpointing, given["seed"], further)
 
 
 def _by_our_names(given: Arguments) -> Arguments:
-    """Each setting by its name here.
-
-    Raises:
-        ArgumentError: one is given by two names, with two values.
-    """
     found = DEFAULTS | given
     for theirs, ours in ALIASES.items():
         if theirs not in found:
@@ -191,11 +161,7 @@ def _by_our_names(given: Arguments) -> Arguments:
 
 
 def _drop_idle(given: Arguments, name: str) -> None:
-    """Take an argument out that asks for nothing.
-
-    Raises:
-        ArgumentError: it asks for something.
-    """
+    """Take an argument out that asks for nothing; else refuse it."""
     if name not in given:
         return
     value, (idle, todo) = given.pop(name), INSTEAD[name]
@@ -265,7 +231,6 @@ def _check_engine(given: Arguments) -> None:
         if idle:
             processes.warn(
                 f"{' and '.join(idle)} of load_policy: without fast_inference=True there is no vLLM, and no effect.",
-                stacklevel=5,
             )
         given.pop("fast_inference", None)
         return
@@ -291,16 +256,13 @@ def _check_engine(given: Arguments) -> None:
         _refuse(given, "fast_inference", "unsloth's vLLM does not work under FSDP2", without)
 
 
-def _named(dtype: object) -> object:
-    """A torch type by its name."""
-    return str(dtype).removeprefix("torch.") if dtype is not None else None
-
-
 def _dtype(name: str | None) -> Arguments:
     """As unsloth takes it on a GPU and on a CPU; "auto" is the checkpoint's own, which unsloth takes on a GPU without
     being told."""
+    if name is None:
+        return {}
     import torch
 
     if name == "auto":
         return {} if torch.cuda.is_available() else {"dtype": "auto"}
-    return {} if name is None else {"dtype": getattr(torch, name)}
+    return {"dtype": getattr(torch, name)}

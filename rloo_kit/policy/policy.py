@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_kit import values
 from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
-from rloo_kit.hidden import hide
 from rloo_kit.memory import hardware
-from rloo_kit.policy import export, model_card, sampling, shards, source, tokens
-from rloo_kit.policy.folder import CARD, check_target, replacing
-from rloo_kit.policy.slices import SlicedGenerate
-from rloo_kit.policy.weights import check_finite
+from rloo_kit.policy import export, resolve, save
+from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
+from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout
 from rloo_kit.session import processes
-from rloo_kit.session.quiet import without_bars
 from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
 
+    from rloo_kit.policy.export import Place, Type
     from rloo_kit.policy.model_card import Audited, Result
 
 Prompt = str | Sequence[Mapping[str, object]]
@@ -62,7 +58,8 @@ class Policy:
 
     ``Policy(model, tokenizer)`` takes a model that was made by hand, with ``FastLanguageModel`` and ``get_peft_model``:
     its shape (``checkpoint``) is read from its config, the tokenizer gets a pad of its own, the model every eos id, and
-    the LoRA's dropout is switched off, with a warning.
+    the LoRA's dropout is switched off, with a warning.  ``base`` is the folder or hub id of the weights that training
+    began with, below the LoRA where there is one.
 
     Raises:
         ConfigError: a tokenizer without what training needs.
@@ -71,12 +68,15 @@ class Policy:
     model: PeftModel
     tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint = None  # type: ignore[assignment]
+    base: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        base = resolve.base_of(self.model)  # a whole path, wherever a later cell changes the directory to
+        object.__setattr__(self, "base", os.path.realpath(base) if Path(base).is_dir() else base)
         if self.checkpoint is None:
-            tokens.complete(self.model, self.tokenizer)
-            tokens.without_dropout(self.model)
-            object.__setattr__(self, "checkpoint", source.checkpoint_of_model(self.model, self.tokenizer))
+            complete(self.model, self.tokenizer)
+            without_dropout(self.model)
+            object.__setattr__(self, "checkpoint", resolve.checkpoint_of_model(self.model, self.tokenizer))
 
     def __repr__(self) -> str:
         return f"Policy({self.checkpoint})"
@@ -114,7 +114,7 @@ class Policy:
         Raises:
             ConfigError: a conversation, and the tokenizer has no chat template; or an argument that is set here.
         """
-        return tokens.of_prompts(self.tokenizer, prompts, template)
+        return of_prompts(self.tokenizer, prompts, template)
 
     def generate(
         self,
@@ -130,6 +130,7 @@ class Policy:
         batch_size: Count | None = None,
         seed: Seed | None = None,
         chat_template_kwargs: dict[str, object] | None = None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """Sample ``n`` completions of each prompt; those of one prompt are adjacent.
 
@@ -141,6 +142,7 @@ class Policy:
             batch_size: rows in the model at once; None fits it to the free memory.  Halved where memory runs out.
             seed: for this call only; the random state outside is left as it was.
             chat_template_kwargs: arguments of the chat template, as in training: {"enable_thinking": False}.
+            progress: called with the number of completions that are done, after each batch.
 
         Raises:
             ConfigError: a string given for the list of prompts, no prompts, a number out of range, a temperature beside
@@ -157,14 +159,15 @@ class Policy:
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _evaluating(self.model), _own_randomness(seed):
-            generate = SlicedGenerate(self.model, batch_size, self.eos_ids)
+            sliced = SlicedGenerate(self.model, batch_size, self.eos_ids)
             for start in range(0, len(jobs), batch_size):
-                out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw, generate)
-        if (fewer := generate.at_once) < batch_size:
-            warnings.warn(
+                out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw, sliced)
+                if progress is not None:
+                    progress(len(out))
+        if (fewer := sliced.at_once) < batch_size:
+            processes.warn(
                 f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}, and what was "
                 f"sampled is kept. What to do: batch_size={fewer} spares the next call the attempt.",
-                stacklevel=2,
             )
         return out
 
@@ -173,7 +176,7 @@ class Policy:
         jobs: list[tuple[Prompt, list[int]]],
         max_new_tokens: int,
         draw: dict[str, object],
-        generate: SlicedGenerate,
+        sliced: SlicedGenerate,
     ) -> list[Completion]:
         import torch
 
@@ -183,10 +186,10 @@ class Policy:
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with (
             torch.no_grad(),
-            sampling.without_max_length(self.model),
-            sampling.head_in_one_product(self.model),
+            without_max_length(self.model),
+            head_in_one_product(self.model),
         ):
-            output = generate(
+            output = sliced(
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=max_new_tokens,
@@ -214,7 +217,7 @@ class Policy:
 
     def save(
         self,
-        folder: str | os.PathLike[str],
+        folder: Place,
         *,
         results: Mapping[str, Result] | None = None,
         audits: Iterable[Audited] = (),
@@ -234,101 +237,70 @@ class Policy:
             audits: for the card, of the rewards.
 
         Raises:
-            ConfigError: the place is a file, or a folder that holds more than an adapter, which would be deleted.
+            ConfigError: the place is a file, a folder that holds more than an adapter, which would be deleted, or the
+                policy's own base.
             NonFiniteError: a trained weight is NaN or infinite.
             RunFolderError: the disk is full, or the folder cannot be written to.
         """
         form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
-        return self._write(
-            folder, f"Policy.save({os.fspath(folder)!r})", form, self._write_own, results, audits
+        where = f"Policy.save({os.fspath(folder)!r})"
+        return save.write(
+            self,
+            folder,
+            where,
+            form,
+            lambda place: save.write_own(self, place),
+            results=results,
+            audits=audits,
         )
-
-    def _write_own(self, place: Path) -> None:
-        chosen = {"selected_adapters": ["default"]} if self.has_lora else {}
-        self.model.save_pretrained(str(place), **chosen)
-
-    def _write(
-        self,
-        folder: str | os.PathLike[str],
-        where: str,
-        form: str,
-        weights: Callable[[Path], None],
-        results: Mapping[str, Result] | None,
-        audits: Iterable[Audited],
-    ) -> Path:
-        """Weights, tokenizer and card into a folder that takes the named one's place when all is written."""
-        named = Path(os.path.expanduser(folder))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-        target = Path(os.path.realpath(named))
-        check_finite(self.model, where, lambda: "save from before, or load it anew")
-        trained = [p for name, p in self.model.named_parameters() if p.requires_grad or "lora_" in name]
-        with shards.gathered(trained):
-            if processes.is_main():
-                check_target(target, where)
-                with replacing(target, where) as fresh, without_bars():
-                    weights(fresh)
-                    self.tokenizer.save_pretrained(str(fresh))
-                    run = model_card.remembered(self.model)
-                    text = model_card.written(self.checkpoint, form, results, audits, run)
-                    (fresh / CARD).write_text(text, encoding="utf-8")
-        shards.wait_for_others()
-        return named
 
     def save_merged(
         self,
-        folder: str | os.PathLike[str],
+        folder: Place,
         *,
-        base: str | os.PathLike[str] | None = None,
+        dtype: Type = None,
+        base: Place | None = None,
         results: Mapping[str, Result] | None = None,
         audits: Iterable[Audited] = (),
     ) -> Path:
-        """Write one checkpoint in bfloat16, base and LoRA in one, for anything that reads Hugging Face's format.
+        """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
 
-        The base is loaded in 16 bit, in the computer's own memory, so the policy may be in 4 bit.  Over 16-bit weights
-        an adapter that was trained over 4-bit ones is a slightly different policy: evaluate the one you will use.
+        The base is loaded in that type, in the computer's own memory, so the policy may be in 4 bit.  Over unquantised
+        weights an adapter that was trained over 4-bit ones is a slightly different policy: evaluate what you will use.
+
+        A type of few bits rounds a small update away.  The share that is kept is printed and
+        stands in the card, and under 90 % there is a warning; :class:`~rloo_kit.policy.export.Kept` has the formula.
 
         Args:
             folder: a new one, or one of an earlier save.
+            dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more
+                than bfloat16, and bfloat16 where the weights, or what the merged model computes of a prompt, are out
+                of float16's range.  What loads the checkpoint in another type rounds again.
             base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
             results, audits: for the card, as for :meth:`save`.
 
         Raises:
-            PolicyNotFoundError: the base's weights in 16 bit are neither on this machine nor on the hub.
-            ConfigError: a base, where all weights were trained; or as :meth:`save`.
+            PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
+            ConfigError: a base, where all weights were trained; a LoRA on an embedding that is also lm_head; an unknown
+                type, or float16 for weights that it does not hold; or as :meth:`save`.
             NonFiniteError, RunFolderError: as :meth:`save`.
         """
-
-        def weights(place: Path) -> None:
-            if not self.has_lora:
-                export.write_in_16_bit(self.model, place)
-                return
-            with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
-                self._write_own(Path(scratch))
-                export.write_in_16_bit(export.merged(Path(scratch), found), place)
-
-        if base and not self.has_lora:
-            raise ConfigError(
-                "all weights were trained, so there is no base to merge them into",
-                where=f"Policy.save_merged({os.fspath(folder)!r}, base={os.fspath(base)!r})",
-                todo="leave base out",
-            )
-        found = os.fspath(base) if base else ""
-        if self.has_lora and not found:
-            config = self.model.peft_config["default"]
-            found = export.sixteen_bit_base(self.checkpoint, str(config.base_model_name_or_path))
-        where = f"Policy.save_merged({os.fspath(folder)!r})"
-        return self._write(folder, where, "merged checkpoint, 16 bit", weights, results, audits)
+        instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
+        return export.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
 
     def save_gguf(
         self,
-        file: str | os.PathLike[str],
+        file: Place,
         *,
         quantization: str = "q8_0",
-        llama_cpp: str | os.PathLike[str] | None = None,
-        base: str | os.PathLike[str] | None = None,
+        llama_cpp: Place | None = None,
+        base: Place | None = None,
     ) -> Path:
         """Write a GGUF file by llama.cpp's converter, for llama.cpp and what is built on it.
 
-        Nothing is installed and nothing asked.  An earlier file is replaced.  For a run of one process.
+        Nothing is installed and nothing asked.  An earlier .gguf is replaced.  For a run of one process.  It is made of
+        a merged checkpoint of the file's own type, and for q8_0 and the like as :meth:`save_merged` has it by default;
+        the share of the update that this keeps is printed.  What q8_0 and the like then round is not counted.
 
         Args:
             file: its name.
@@ -337,34 +309,18 @@ class Policy:
             base: as for :meth:`save_merged`.
 
         Raises:
-            ConfigError: an unknown quantization, a folder's name, or llama.cpp cannot convert this model.
+            ConfigError: an unknown quantization, a folder's name or that of a file of another kind, or llama.cpp cannot
+                convert this model; or as :meth:`save_merged`.
             PolicyNotFoundError: no converter, with the commands that bring it; or as :meth:`save_merged`.
         """
-        export.check_quantization(quantization)
-        export.converter(llama_cpp)
-        if quantization not in export.BY_CONVERTER:
-            export.quantizer(llama_cpp)
-        target = Path(os.path.expanduser(file))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-        if target.is_dir():
-            raise ConfigError(
-                "it is a folder, and a GGUF is one file",
-                where=f"Policy.save_gguf({os.fspath(file)!r})",
-                todo=f"name a file in it: {target.name}/policy.gguf",
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".rloo-kit-", dir=target.parent) as scratch:
-            made = Path(scratch) / target.name
-            export.convert(
-                self.save_merged(Path(scratch) / "merged", base=base), made, quantization, llama_cpp
-            )
-            made.replace(target)
-        return target
+        return export.save_gguf(self, file, quantization, llama_cpp, base)
 
     def push_to_hub(
         self,
         repository: str,
         *,
         merged: bool = False,
+        dtype: Type = None,
         private: bool | None = None,
         token: str | None = None,
         results: Mapping[str, Result] | None = None,
@@ -376,7 +332,7 @@ class Policy:
 
         Args:
             repository: "owner/name"; it is made if there is none.
-            merged: as :meth:`save_merged` writes it.
+            merged: as :meth:`save_merged` writes it, in ``dtype``.
             private: of a repository that is made; None takes the owner's default.
             token: that may write; None takes HF_TOKEN, or the one of ``hf auth login``.
             results, audits: for the card, as for :meth:`save`.
@@ -384,13 +340,7 @@ class Policy:
         Raises:
             PolicyNotFoundError: the hub is not reached, or refuses; or as :meth:`save_merged`.
         """
-        if token:
-            hide("push_to_hub(token)", token)
-        with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
-            save = self.save_merged if merged else self.save
-            folder = save(Path(scratch) / "policy", results=results, audits=audits)
-            export.without_own_paths(folder, self.checkpoint)
-            return export.upload(folder, repository, private, token)
+        return export.push(self, repository, merged, dtype, private, token, results=results, audits=audits)
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:
@@ -420,6 +370,20 @@ def check_sampling(greedy: bool, **given: object) -> None:
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)
+
+
+def warn_of_temperature(policy: Policy, temperature: float) -> None:
+    """Say once that a policy is to be sampled at TRL's default of 1 though its checkpoint asks for less.
+
+    For the trainer.  A small model says mostly noise there, and noise is what is then rewarded.
+    """
+    wanted, told = policy.checkpoint.temperature, vars(policy.model)
+    if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
+        told["told_of_temperature"] = True
+        processes.warn(
+            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise. "
+            f"What to do: RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}.",
+        )
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:

@@ -1,8 +1,8 @@
 """A stand-in for the Hugging Face hub on this machine's loopback, for the tests of downloads and uploads.
 
-It answers what ``huggingface_hub`` asks: a repository's list, HEAD and GET of its files with their ranges, and for an
-upload the four requests that make a commit.  It can refuse, miss a file, break off, or be slow, and keeps a log of what
-it was asked.  Not Xet, the hub's other way to move large files: its servers are closed, so uploads take Git LFS.
+It answers what ``huggingface_hub`` asks: a repository's list, HEAD and GET of its files, and for an upload the four
+requests that make a commit.  It can refuse, miss a file or be slow, and keeps a log of what it was asked.  Not Xet, the
+hub's other way to move large files: its servers are closed, so uploads take Git LFS.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import base64
 import hashlib
 import json
 import re
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -20,25 +18,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 LARGE = (".safetensors", ".bin", ".pt")
 """Endings of what the hub stores as large files."""
 
 
-Cut = Literal["closed", "reset", "silent"]
-"""How a download breaks: the connection is closed too early, it is reset, or no more comes."""
-
-
 class Asked(NamedTuple):
-    """A request, and the bytes of a file that were sent in answer to it."""
+    """A request."""
 
     method: str
     path: str
     token: str | None
-    start: int
-    sent: int
 
 
 @dataclass
@@ -50,16 +42,12 @@ class Repository:
         gated: whether reading a file needs a token of :attr:`Hub.members`; the list of the files is for all.
         private: whether even its name needs one.
         missing: files that are in the list, and not there.
-        broken: files for which the hub answers with 500.
-        cuts: file -> for each of its first downloads the bytes that are sent, and how it then ends.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
     missing: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
-    cuts: dict[str, list[tuple[int, Cut]]] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
@@ -201,9 +189,6 @@ class Handler(BaseHTTPRequestHandler):
             self._note()
             said = f"Access to model {name} is restricted"
             self._refuse(401 if self._token is None else 403, "GatedRepo", said)
-        elif file in found.broken:
-            self._note()
-            self._refuse(500, "", "Internal Error")
         elif file not in found.files or revision not in ("main", found.commit):
             self._note()
             code = "EntryNotFound" if file not in found.files else "RevisionNotFound"
@@ -212,41 +197,20 @@ class Handler(BaseHTTPRequestHandler):
             self._send(found, file)
 
     def _send(self, repository: Repository, file: str) -> None:
-        """A file, or the rest of it, as far as the connection holds."""
         content = repository.files[file]
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        start = int(asked[1]) if asked else 0
-        self.send_response(206 if asked else 200)
-        if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_response(200)
         for header, value in {
-            "Content-Length": len(content) - start,
+            "Content-Length": len(content),
             "ETag": f'"{_etag(content)}"',
             "X-Repo-Commit": repository.commit,
             "X-Linked-Size": len(content),
             "X-Linked-ETag": f'"{_etag(content)}"',
-            "Accept-Ranges": "bytes",
         }.items():
             self.send_header(header, str(value))
         self.end_headers()
-        if self.command == "HEAD":
-            self._note()
-            return
-        cuts, rest = repository.cuts.get(file), content[start:]
-        after, how = cuts.pop(0) if cuts else (len(rest), None)
-        self._note(start, min(after, len(rest)))
-        self.wfile.write(rest[:after])
-        self.wfile.flush()
-        if how is not None:
-            self._cut(how)
-
-    def _cut(self, how: Cut) -> None:
-        self.close_connection = True
-        if how == "silent":
-            self.connection.recv(1)  # until the other side gives up
-        if how == "reset":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
+        self._note()
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _repository(self, name: str) -> Repository | None:
         """The repository, where it may be seen; else that is answered, as the hub does."""
@@ -274,8 +238,8 @@ class Handler(BaseHTTPRequestHandler):
     def _token(self) -> str | None:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
 
-    def _note(self, start: int = 0, sent: int = 0) -> None:
-        self.hub.log.append(Asked(self.command, self.path, self._token, start, sent))
+    def _note(self) -> None:
+        self.hub.log.append(Asked(self.command, self.path, self._token))
 
     def _body(self) -> bytes:
         if "Content-Length" in self.headers:

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig
 
 import rloo_kit
-from rloo_kit.policy import tiny
+from rloo_kit.policy.bundled import TINY
 from tests.conftest import random_rewards
 
 
@@ -17,7 +17,7 @@ def by_hand(dropout: float = 0.0) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel
 
     model, tokenizer = FastLanguageModel.from_pretrained(
-        model_name=str(tiny.checkpoint()), max_seq_length=1024, load_in_4bit=True, dtype=torch.float32
+        model_name=str(TINY.checkpoint()), max_seq_length=1024, load_in_4bit=True, dtype=torch.float32
     )
     model = FastLanguageModel.get_peft_model(
         model,

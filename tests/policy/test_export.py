@@ -2,20 +2,26 @@
 
 import json
 import os
+import shutil
 import stat
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewards
 import rloo_kit
 from rloo_kit import catalogue
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError
-from rloo_kit.policy import export, source
+from rloo_kit.policy import export, resolve
+from rloo_kit.policy.bundled import TINY
 from tests.conftest import ROOT, WHOLE
 
 CONVERTER = ROOT / ".llama_cpp" / "convert_hf_to_gguf.py"
@@ -33,47 +39,163 @@ def moved(policy: Any) -> Any:
     return policy
 
 
-def test_a_four_bit_policy_is_merged_into_its_base_in_16_bit(policy: Any, tmp_path: Path) -> None:
-    folder = moved(policy).save_merged(policy.save_merged(tmp_path / "merged"))
-    back = rloo_kit.load_policy(folder, full_finetuning=True, dtype="auto")
-    base = rloo_kit.load_policy("tiny", full_finetuning=True, dtype="auto")
-    assert back.model.dtype == torch.bfloat16
-    name = "model.layers.1.mlp.up_proj"
-    delta = policy.model.get_submodule(f"base_model.model.{name}").get_delta_weight("default")
-    expected = base.model.get_submodule(name).weight.float() + delta.float()
-    torch.testing.assert_close(
-        back.model.get_submodule(name).weight.float(), expected, rtol=2**-7, atol=2**-9
+def stepped(policy: Any, size: float) -> Any:
+    """The policy with an update of weights of about this size."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=size / 0.3, generator=generator)  # 16 products with lora_A
+    return policy
+
+
+def written(folder: Path, name: str) -> torch.Tensor:
+    return load_file(folder / "model.safetensors")[f"{name}.weight"]
+
+
+LAYER = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float32])
+def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_is_asked(
+    dtype: Any, policy: Any, tmp_path: Path
+) -> None:
+    folder = moved(policy).save_merged(policy.save_merged(tmp_path / "merged"), dtype=dtype)
+    kind = getattr(torch, str(dtype).removeprefix("torch."))
+    delta = policy.model.get_submodule(f"base_model.model.{LAYER}").get_delta_weight("default")
+    base = written(TINY.checkpoint(), LAYER)
+    assert torch.equal(written(folder, LAYER), (base.float() + delta).to(kind))
+    assert torch.equal(
+        written(folder, "model.embed_tokens"), written(TINY.checkpoint(), "model.embed_tokens").to(kind)
     )
-    assert torch.equal(back.model.model.embed_tokens.weight, base.model.model.embed_tokens.weight)
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == kind
+    assert rloo_kit.load_policy(folder, load_in_4bit=False).model.get_submodule(f"base_model.model.{LAYER}")
     card = (folder / "README.md").read_text()
-    assert "Merged checkpoint, 16 bit of tiny" in card
+    assert "Merged checkpoint of tiny" in card
     assert "license: apache-2.0" in card
     assert "library_name: transformers" in card
 
 
-def test_a_policy_whose_weights_are_all_trained_is_merged_by_rounding(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "size", "least", "most"),
+    [
+        ("float32", 1e-6, 0.999, 1.001),
+        ("float16", 1e-6, 0.0, 0.2),
+        ("bfloat16", 1e-6, 0.0, 0.05),
+        ("float16", 1e-4, 0.95, 1.01),
+        ("bfloat16", 1e-4, 0.3, 0.8),
+        ("bfloat16", 1e-1, 0.99, 1.01),
+    ],
+)
+def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
+    dtype: str, size: float, least: float, most: float, policy: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """Against the file: the change of each weight, projected on the update."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        folder = stepped(policy, size).save_merged(tmp_path / "merged", dtype=dtype)
+    whole = parts = 0.0
+    shares = {}
+    for name, module in policy.model.base_model.model.named_modules():
+        if hasattr(module, "get_delta_weight"):
+            delta = module.get_delta_weight("default").detach()
+            change = written(folder, name).float() - written(TINY.checkpoint(), name).float()
+            part, of = float((change * delta).sum()), float((delta * delta).sum())
+            shares[name], parts, whole = part / of, parts + part, whole + of
+    assert least <= parts / whole <= most
+    worst = min(shares, key=lambda name: shares[name])
+    said = f"{min(parts / whole, 1):.1%} of the update is kept; in {worst}, the worst, {min(shares[worst], 1):.1%}"
+    assert f"Merged in {dtype}: {said}.\n" in capsys.readouterr().out
+    assert f"- type: {dtype}\n- update: {said}\n" in (folder / "README.md").read_text()
+    warned = [one for one in caught if "of what was learned" in str(one.message)]
+    assert len(warned) == (parts / whole < 0.9)
+    assert all("save_merged(folder, dtype='float32')" in str(one.message) for one in warned)
+    assert {one.filename for one in warned} <= {__file__}
+
+
+def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
+    policy: Any, tmp_path: Path, capsys: Any
+) -> None:
+    place = tmp_path / "merged"
+    assert written(policy.save_merged(place), LAYER).dtype == torch.float16
+    assert "Merged in float16: nothing was learned yet." in capsys.readouterr().out
+    for base, large in (("weights", {LAYER: 1e5}), ("logits", {"model.norm": 6e4})):
+        folder = tmp_path / base
+        shutil.copytree(TINY.checkpoint(), folder)
+        weights = load_file(folder / "model.safetensors")
+        for name, value in large.items():
+            weights[f"{name}.weight"][..., 0] = value
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        assert written(policy.save_merged(place, base=folder), LAYER).dtype == torch.bfloat16
+    with pytest.raises(ConfigError, match=r"out of float16's range[\s\S]*dtype='bfloat16'"):
+        policy.save_merged(place, base=tmp_path / "weights", dtype="float16")
+    with pytest.raises(ConfigError, match=r"dtype must be 'float16', 'bfloat16', 'float32' or None"):
+        policy.save_merged(place, dtype="half")
+
+
+def test_a_policy_whose_weights_are_all_trained_is_rounded_and_its_share_is_of_what_it_began_with(
+    tmp_path: Path, capsys: Any
+) -> None:
     policy = rloo_kit.load_policy("tiny", full_finetuning=True)
     with pytest.raises(ConfigError, match=r"no base to merge them into[\s\S]*base='mine'"):
         policy.save_merged(tmp_path / "merged", base="mine")
-    folder = policy.save_merged(tmp_path / "merged")
+    with torch.no_grad():
+        policy.model.get_submodule(LAYER).weight += 1e-6
+    with pytest.warns(UserWarning, match="of what was learned"):
+        folder = policy.save_merged(tmp_path / "merged", dtype="bfloat16")
+    assert f"in {LAYER}.weight, the worst" in capsys.readouterr().out
     assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
     back = rloo_kit.load_policy(folder, full_finetuning=True, dtype="auto")
     pairs = zip(policy.model.parameters(), back.model.parameters(), strict=True)
     assert all(torch.equal(mine.bfloat16(), theirs) for mine, theirs in pairs)
+    object.__setattr__(policy, "base", "/gone")
+    policy.save_merged(folder)
+    assert "Merged in float16: how much is kept is not known" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize(
+    "how", [{"target_modules": ["q_proj", "embed_tokens"]}, {"modules_to_save": ["lm_head"]}], ids=str
+)
+def test_a_lora_of_an_embedding_that_is_also_lm_head_is_not_merged(how: Any, tmp_path: Path) -> None:
+    """One matrix would take the update of both: PEFT writes it, with a warning."""
+    model = AutoModelForCausalLM.from_pretrained(TINY.checkpoint())
+    tokenizer = AutoTokenizer.from_pretrained(TINY.checkpoint())
+    of_peft = get_peft_model(model, LoraConfig(**{"target_modules": ["q_proj"], **how}))
+    policy = rloo_kit.Policy(of_peft, tokenizer)
+    with pytest.raises(ConfigError, match=r"lm_head are one matrix[\s\S]*policy\.save\(folder\)"):
+        policy.save_merged(tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_another_base_than_the_adapters_and_an_adapter_are_no_base(tmp_path: Path) -> None:
+    policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
+    other = Path(shutil.copytree(TINY.checkpoint(), tmp_path / "other"))
+    tensors = load_file(other / "model.safetensors")
+    save_file(
+        {name: one * 1.5 for name, one in tensors.items()}, other / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ConfigError, match="not the base that the adapter was trained on"):
+        policy.save_merged(tmp_path / "merged", base=other)
+    with pytest.raises(ConfigError, match="base is an adapter"):
+        policy.save_merged(tmp_path / "merged", base=policy.save(tmp_path / "adapter"))
+    with pytest.raises(PolicyNotFoundError, match="the base cannot be loaded"):
+        policy.save_merged(tmp_path / "merged", base=tmp_path / "gone" / "away")
+    assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
 
 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
     shape = catalogue.CATALOGUE["qwen3-0.6b"]
     asked: list[str] = []
-    monkeypatch.setattr(source.hub, "check", lambda name, token: asked.append(name))
+    monkeypatch.setattr(resolve, "check_hub", lambda name, token: asked.append(name))
     assert export.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
     assert export.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-bnb-4bit") == "unsloth/Qwen3-0.6B"
     assert asked == ["unsloth/Qwen3-0.6B"] * 2
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {}}))
     with pytest.raises(PolicyNotFoundError, match=r"stored in 4 bit[\s\S]*base=\.\.\."):
         export.sixteen_bit_base(shape, str(tmp_path))
-    with pytest.raises(PolicyNotFoundError, match="cannot be loaded in 16 bit"):
-        export.merged(tmp_path, str(tmp_path / "nothing"))
+    with pytest.raises(PolicyNotFoundError, match="cannot be loaded in float16"):
+        export.merged(tmp_path, str(tmp_path / "nothing"), None, [0])
 
 
 def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(
@@ -93,11 +215,12 @@ def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(
     assert not (tmp_path / "policy.gguf").exists()
 
 
-STAND_IN = """import pathlib, sys
+STAND_IN = """import json, os, pathlib, sys
 folder, _, out, _, kind = sys.argv[1:6]
 if kind == "f32":
     sys.exit("Model Xyz is not supported")
-pathlib.Path(out).write_text(kind + " of " + ",".join(sorted(p.name for p in pathlib.Path(folder).iterdir())))
+config = pathlib.Path(folder, "config.json").read_text()
+pathlib.Path(out).write_text(f"{kind} of {json.loads(config)['dtype']} " + ",".join(os.listdir(folder)))
 """
 
 
@@ -110,11 +233,19 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     quantizer.write_text('#!/bin/sh\necho "$3" | cat - "$1" > "$2"\n')
     quantizer.chmod(quantizer.stat().st_mode | stat.S_IXUSR)
     file = policy.save_gguf(tmp_path / "out" / "policy.gguf", llama_cpp=tmp_path)
-    assert file.read_text().startswith("q8_0 of ")
+    assert file.read_text().startswith("q8_0 of float16 ")
     assert "model.safetensors" in file.read_text()
     if os.name == "posix":
         policy.save_gguf(file, quantization="q4_k_m", llama_cpp=tmp_path)
-        assert file.read_text().startswith("Q4_K_M\nbf16 of ")
+        assert file.read_text().startswith("Q4_K_M\nf16 of float16 ")
+    with pytest.warns(UserWarning, match=r"of what was learned.*quantization='f32'"):
+        stepped(policy, 1e-6).save_gguf(file, quantization="bf16", llama_cpp=tmp_path)
+    assert file.read_text().startswith("bf16 of bfloat16 ")
+    thesis = file.with_name("thesis.txt")
+    thesis.touch()
+    with pytest.raises(ConfigError, match=r"a file of another kind[\s\S]*name it thesis\.gguf"):
+        policy.save_gguf(thesis, llama_cpp=tmp_path)
+    thesis.unlink()
     with pytest.raises(ConfigError, match=r"it is a folder[\s\S]*name a file in it: out/policy\.gguf"):
         policy.save_gguf(file.parent, llama_cpp=tmp_path)
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
@@ -168,3 +299,10 @@ def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
     assert "- rloo-kit\n" in card
     assert f"peft {peft.__version__}" in card
     assert str(Path.home()) not in card
+
+
+def test_an_uploaded_adapter_names_no_place_of_this_machine(tmp_path: Path) -> None:
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({"base_model_name_or_path": str(tmp_path), "r": 16}))
+    export.without_own_paths(tmp_path, catalogue.CATALOGUE["tiny"])
+    assert json.loads(file.read_text()) == {"base_model_name_or_path": "tiny", "r": 16}

@@ -14,7 +14,9 @@ import rloo_kit
 from rloo_kit import catalogue
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.policy import load as loading
-from rloo_kit.policy import options, source, tiny, tokens
+from rloo_kit.policy import options, resolve
+from rloo_kit.policy.bundled import TINY
+from rloo_kit.policy.tokenizer import complete
 from rloo_kit.session import environment
 
 SHORT: Any = {"greedy": True, "max_new_tokens": 24}
@@ -49,7 +51,7 @@ def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_e
         rloo_kit.load_policy("tiny", lora_rank=0)
     tokenizer: Any = Tokenizer("<|endoftext|>", "<|im_end|>", "<|vision_pad|>")
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
-    tokens.complete(model, tokenizer)
+    complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
     assert model.generation_config.eos_token_id == [2, 1]
     assert model.config.pad_token_id == 3
@@ -59,7 +61,7 @@ def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_e
         (Tokenizer("<|im_end|>"), "no pad"),
     ):
         with pytest.raises(ConfigError, match=f"{missing} token"):
-            tokens.complete(model, without)  # type: ignore[arg-type]
+            complete(model, without)  # type: ignore[arg-type]
 
 
 def _step(policy: Any) -> None:
@@ -179,8 +181,8 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
     ],
 )
 def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monkeypatch: Any) -> None:
-    monkeypatch.setattr(source, "trained_length", lambda *args: 40960)
-    monkeypatch.setattr(source.hub, "check", lambda *args: False)
+    monkeypatch.setattr(resolve, "trained_length", lambda *args: 40960)
+    monkeypatch.setattr(resolve, "check_hub", lambda *args: False)
     monkeypatch.setattr(loading, "_load", Mock(side_effect=raised))
     with pytest.raises(OutOfMemoryError, match=r"qwen3-4b.*qwen3-0\.6b") as caught:
         rloo_kit.load_policy("qwen3-8b")
@@ -203,10 +205,10 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
-    monkeypatch.setattr(source, "trained_length", lambda *args: None)
+    monkeypatch.setattr(resolve, "trained_length", lambda *args: None)
     loading._check_on_gpu(SimpleNamespace(hf_device_map={"": 0}))  # type: ignore[arg-type]
     with pytest.raises(OutOfMemoryError) as kept:
-        rloo_kit.load_policy(tiny.checkpoint(), load_in_4bit=False)
+        rloo_kit.load_policy(TINY.checkpoint(), load_in_4bit=False)
     assert kept.value.__cause__ is not None
     assert loaded[0]() is None
 
@@ -224,6 +226,6 @@ def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_befor
     monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
     deepspeed.set_hf_deepspeed_config(made)
     with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
-        AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), device_map="cpu")
+        AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), device_map="cpu")
     assert rloo_kit.load_policy("tiny", seed=0).model is not None
     assert deepspeed.is_deepspeed_zero3_enabled()

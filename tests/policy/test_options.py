@@ -114,6 +114,11 @@ def test_settings_of_vllm_without_vllm_are_said_to_have_no_effect() -> None:
         assert options.settled({"gpu_memory_utilization": 0.6}).further == {}
 
 
+def test_a_name_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="name must be text"):
+        rloo_kit.load_policy(5)  # type: ignore[arg-type]
+
+
 def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
     options.settled({"token": "secret-of-mine"})
     shown = str(ConfigError("x", where="token secret-of-mine", todo="y"))

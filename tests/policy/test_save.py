@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
 from rloo_kit.hidden import without_hidden
-from rloo_kit.policy import source
-from rloo_kit.policy.folder import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS
 from rloo_kit.policy.policy import Policy
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS, resolve
+from rloo_kit.policy.save import check_target
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -36,6 +36,7 @@ def adapter(policy: Policy, tmp_path: Path) -> Path:
     ("name", "files"),
     [
         ("a file", None),
+        ("a pipe", None),
         ("notes", ["thesis.txt"]),
         ("a model", ["config.json", "model.safetensors"]),
         ("a README alone", ["README.md"]),
@@ -48,7 +49,9 @@ def test_a_save_over_what_is_no_adapter_is_refused(
     name: str, files: list[str] | None, policy: Policy, tmp_path: Path
 ) -> None:
     place = tmp_path / name
-    if files is None:
+    if name == "a pipe":
+        os.mkfifo(place)
+    elif files is None:
         place.write_text("mine")
     else:
         place.mkdir()
@@ -58,6 +61,70 @@ def test_a_save_over_what_is_no_adapter_is_refused(
     with pytest.raises(ConfigError, match=r"would be replaced[\s\S]*name a folder of its own"):
         policy.save(place)
     assert contents(tmp_path) == before
+    assert place.is_dir() is bool(files)
+
+
+@pytest.fixture
+def on_merged(policy: Policy, tmp_path: Path) -> tuple[Policy, Path]:
+    """A policy over a base that the kit wrote, and so would replace, and that base."""
+    base = policy.save_merged(tmp_path / "disk" / "ref")
+    return rloo_kit.load_policy(base, load_in_4bit=False), base
+
+
+@pytest.mark.parametrize("place", ["disk/ref", "disk/../disk/ref", "link", "disk", "of a link/ref"])
+@pytest.mark.parametrize("save", [Policy.save, Policy.save_merged])
+def test_a_policys_own_base_is_never_replaced(
+    save: Any, place: str, on_merged: tuple[Policy, Path], tmp_path: Path
+) -> None:
+    policy, base = on_merged
+    (tmp_path / "link").symlink_to(base)
+    (tmp_path / "of a link").symlink_to(base.parent)
+    (base.parent / ADAPTER_CONFIG).touch()  # else "disk" is refused for holding more than an adapter
+    before = contents(tmp_path / "disk")
+    with pytest.raises(ConfigError, match=r"policy's own base is there[\s\S]*name a folder of its own"):
+        save(policy, tmp_path / place)
+    assert contents(tmp_path / "disk") == before
+
+
+def test_a_policys_own_base_is_known_from_another_directory_and_by_its_hub_id(
+    on_merged: tuple[Policy, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    _, base = on_merged
+    monkeypatch.chdir(base.parent)
+    policy = rloo_kit.load_policy("ref", full_finetuning=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="policy's own base is there"):
+        policy.save(base)
+    with pytest.raises(
+        ConfigError, match="policy's own base is there"
+    ):  # it would be read in the hub's place
+        check_target(tmp_path / "unsloth" / "Qwen3-4B", "here", "unsloth/Qwen3-4B")
+
+
+def test_an_adapter_is_saved_over_its_own_folder_and_inside_that_of_its_base(
+    on_merged: tuple[Policy, Path], tmp_path: Path
+) -> None:
+    policy, base = on_merged
+    folder = policy.save(policy.save(base / "adapter"))
+    again = rloo_kit.load_policy(folder)
+    again.save(folder)
+    again.save_merged(tmp_path / "merged")
+    assert rloo_kit.load_policy(folder).generate(["1 + 1"], max_new_tokens=2, greedy=True)
+
+
+def test_a_card_that_the_user_wrote_stays(policy: Policy, tmp_path: Path) -> None:
+    adapter = policy.save(tmp_path / "adapter")
+    (adapter / "README.md").write_text("my own words")
+    assert (policy.save(adapter) / "README.md").read_text() == "my own words"
+
+
+def test_a_pipe_or_a_device_is_not_replaced(policy: Policy, tmp_path: Path) -> None:
+    """As /dev/null is: root may replace it, and then no program on the machine starts."""
+    os.mkfifo(tmp_path / "pipe")
+    for save in (policy.save, policy.save_merged):
+        with pytest.raises(ConfigError, match="it is a file"):
+            save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize("here", ["", "."])
@@ -199,7 +266,7 @@ def test_a_damaged_adapter_is_refused_before_anything_is_loaded(name: str, adapt
     change, says = BEFORE[name]
     change(adapter)
     with pytest.raises((PolicyNotFoundError, NonFiniteError), match=says) as raised:
-        source.resolve(adapter, True, None)
+        resolve(adapter, True, None)
     assert str(adapter) in str(raised.value)
 
 

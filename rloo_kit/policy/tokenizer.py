@@ -5,12 +5,12 @@ For :mod:`.load`, and for :class:`~rloo_kit.Policy` where a model was made by ha
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rloo_kit.catalogue import END_OF_TEXT, END_OF_TURN, PADS
 from rloo_kit.errors import ConfigError
+from rloo_kit.session import processes
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,6 @@ def without_dropout(model: torch.nn.Module) -> None:
         if getattr(config, "lora_dropout", 0.0):
             config.lora_dropout = 0.0
     if dropped:
-        warnings.warn(
+        processes.warn(
             f"the LoRA's dropout of {dropped:g} is switched off: with it the on-policy ratio would differ from 1.",
-            stacklevel=3,
         )

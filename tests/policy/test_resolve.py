@@ -13,13 +13,14 @@ from huggingface_hub import constants, errors
 
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import PolicyNotFoundError
-from rloo_kit.policy import hub, source, tiny
+from rloo_kit.policy import resolve as names
+from rloo_kit.policy.bundled import TINY
 
 ELSEWHERE = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
 
 
-def resolve(name: str | Path) -> source.Source:
-    return source.resolve(name, four_bit=True, token=None)
+def resolve(name: str | Path) -> names.Source:
+    return names.resolve(name, four_bit=True, token=None)
 
 
 @pytest.fixture
@@ -53,6 +54,40 @@ def test_a_path_that_is_no_hub_id_is_a_missing_folder(name: Any, tmp_path: Path,
     with pytest.raises(PolicyNotFoundError, match=rf"there is no folder '{name}'") as caught:
         resolve(name)
     assert f"{tmp_path} holds adapter." in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("out/adaptor", r"no folder 'out/adaptor'[\s\S]*did you mean out/adapter, or with revision='main'"),
+        ("./out/adaptor", r"did you mean out/adapter\?"),
+        ("out/adapter-2", "the hub was asked"),  # of another number: no slip of the hand
+        ("out/something", "the hub was asked"),
+        ("nowhere/adaptor", "the hub was asked"),
+        ("adaptor", "did you mean adapter-1 or"),
+    ],
+)
+def test_a_mistyped_folder_names_its_neighbour_before_the_hub_is_asked(
+    name: str, says: str, online: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    online(AssertionError("the hub was asked"))
+    monkeypatch.chdir(tmp_path)
+    for folder in ("out/adapter", "adapter-1"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises((PolicyNotFoundError, AssertionError), match=says):
+        resolve(name)
+    with pytest.raises(AssertionError, match="the hub was asked"):
+        names.resolve("out/adaptor", None, None, revision="main")
+
+
+def test_where_the_hub_has_no_such_repository_the_folders_of_that_place_are_named(
+    online: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    online(OSError("no route"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out" / "checkpoint-50").mkdir(parents=True)
+    with pytest.raises(PolicyNotFoundError, match=r"cannot be reached[\s\S]*out holds checkpoint-50"):
+        resolve("out/checkpoint-52")
 
 
 def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,18 +126,18 @@ def test_a_cache_of_its_own_and_a_revision_are_looked_for_before_the_hub_is_aske
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     folder = cached("v2")
     there = {"revision": "v2", "cache_dir": folder}
-    found = source.resolve("somebody/model", None, None, **there)
-    assert found == source.Source("somebody/model", None, of_hub="somebody/model")
+    found = names.resolve("somebody/model", None, None, **there)
+    assert found == names.Source("somebody/model", None, of_hub="somebody/model")
     for elsewhere in ({"cache_dir": folder}, {**there, "revision": "v3"}, {"revision": "v2"}):
         with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
-            source.resolve("somebody/model", None, None, **elsewhere)
+            names.resolve("somebody/model", None, None, **elsewhere)
 
 
 def test_the_hub_is_asked_for_the_revision_that_is_to_be_loaded(online: Any, tmp_path: Path) -> None:
     found = SimpleNamespace(siblings=[SimpleNamespace(rfilename="config.json")])
     online(lambda *args, **kwargs: found)
     for name in ("somebody/model", "qwen3-0.6b"):
-        source.resolve(name, False, None, revision="v2", cache_dir=tmp_path)
+        names.resolve(name, False, None, revision="v2", cache_dir=tmp_path)
         asked: Any = huggingface_hub.model_info
         assert asked.call_args.kwargs["revision"] == "v2"
 
@@ -114,14 +149,14 @@ def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_a
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     place = {"revision": "of the adapter", "cache_dir": cached("main")}
     config = next(place["cache_dir"].rglob("config.json"))
-    config.write_bytes((tiny.checkpoint() / "config.json").read_bytes())
+    config.write_bytes((TINY.checkpoint() / "config.json").read_bytes())
     trained = policy.model.config.max_position_embeddings
-    assert source.trained_length(str(adapter("somebody/model")), True, place) == trained
+    assert names.trained_length(str(adapter("somebody/model")), True, place) == trained
 
 
 def test_a_hub_that_connects_and_never_answers_fails_after_its_time(online: Any, monkeypatch: Any) -> None:
     answer = threading.Event()
-    monkeypatch.setattr(hub, "HUB_SECONDS", 0.2)
+    monkeypatch.setattr(names, "HUB_SECONDS", 0.2)
     online(lambda *args, **kwargs: answer.wait(60))
     with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
         resolve("somebody/something")
@@ -141,20 +176,25 @@ def test_a_network_error_is_a_hub_that_cannot_be_reached_and_another_error_is_ra
 
 
 @pytest.mark.parametrize("name", ["somebody/else", "qwen3-8b"])
-def test_a_missing_repository_and_a_gated_one_are_told_apart(name: str, online: Any) -> None:
+def test_the_hubs_own_words_come_with_its_page_and_for_a_missing_repository_the_nearest(
+    name: str, online: Any
+) -> None:
     response: Any = SimpleNamespace(headers={}, request=None, status_code=404)
-    kinds = {errors.RepositoryNotFoundError: "no repository", errors.GatedRepoError: "is gated"}
+    kinds = {
+        errors.RepositoryNotFoundError: r"did you mean .*qwen3-8b",
+        errors.GatedRepoError: "What to do: look at",
+    }
     for kind, message in kinds.items():
-        online(kind("refused", response=response))
-        with pytest.raises(PolicyNotFoundError, match=message):
+        online(kind("refused\nfor a reason", response=response))
+        with pytest.raises(PolicyNotFoundError, match=rf"refused for a reason\.[\s\S]*{message}"):
             resolve(name)
 
 
 def test_a_repository_is_recognised_as_a_model_or_an_adapter(online: Any) -> None:
-    for file in ("config.json", source.ADAPTER_CONFIG):
+    for file in ("config.json", names.ADAPTER_CONFIG):
         found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
         online(lambda *args, found=found, **kwargs: found)
-        assert hub.check("somebody/else", None) is (file != "config.json")
+        assert names.check_hub("somebody/else", None) is (file != "config.json")
 
 
 @pytest.fixture
@@ -163,7 +203,7 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
 
     def save(base: str) -> Path:
         folder: Path = policy.save(tmp_path / "adapter")
-        file = folder / source.ADAPTER_CONFIG
+        file = folder / names.ADAPTER_CONFIG
         file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
         return folder
 
@@ -173,10 +213,10 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
 def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:
     folder = adapter(ELSEWHERE)
     (folder / "optimizer.pt").touch()
-    assert resolve(folder) == source.Source(str(folder), CATALOGUE["tiny"], is_adapter=True)
-    with source.portable(str(folder)) as copy:
-        config = json.loads((Path(copy) / source.ADAPTER_CONFIG).read_text())
-        assert config["base_model_name_or_path"] == str(tiny.checkpoint())
+    assert resolve(folder) == names.Source(str(folder), CATALOGUE["tiny"], is_adapter=True)
+    with names.portable(str(folder)) as copy:
+        config = json.loads((Path(copy) / names.ADAPTER_CONFIG).read_text())
+        assert config["base_model_name_or_path"] == str(TINY.checkpoint())
         kept = {file.name for file in Path(copy).iterdir()}
         assert {file.name for file in folder.iterdir()} - kept == {"optimizer.pt"}
     assert not Path(copy).exists()
@@ -184,11 +224,11 @@ def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) ->
 
 def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(adapter: Any) -> None:
     with pytest.raises(PolicyNotFoundError, match=r"no folder '/gone/base'[\s\S]*base_model_name_or_path"):
-        source.trained_length(str(adapter("/gone/base")), True, {})
+        names.trained_length(str(adapter("/gone/base")), True, {})
 
 
 def test_an_adapter_was_trained_for_the_length_of_its_base(policy: Any, adapter: Any) -> None:
-    base = str(tiny.checkpoint())
+    base = str(TINY.checkpoint())
     trained = policy.model.config.max_position_embeddings
-    assert source.trained_length(base, False, {}) == trained
-    assert source.trained_length(str(adapter(base)), True, {"revision": "of the adapter"}) == trained
+    assert names.trained_length(base, False, {}) == trained
+    assert names.trained_length(str(adapter(base)), True, {"revision": "of the adapter"}) == trained

@@ -1,0 +1,325 @@
+"""Sample completions: the kit's own loop on a CPU, a slice of a batch at a time, nothing computed that gives nothing.
+
+For the trainer and :meth:`Policy.generate`, around ``model.generate``.  On a CPU, through its public
+``custom_generate``: for each token transformers' own loop draws one random variate per vocabulary entry
+(``torch.multinomial``), and it computes rows that have ended until the last one has.  :func:`decode` draws by inverse
+CDF, one uniform number a row, and drops rows as they end: the same distribution in a fraction of the time.  On a GPU,
+where unsloth has its own loop, only the head's input is put in order (:func:`head_in_one_product`).
+
+The key-value cache of all completions is most of a run's memory, and given their prompts they are independent: so
+:class:`SlicedGenerate` samples as many at once as fit (:meth:`rloo_kit.Plan.rows_at_once`).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from rloo_kit.errors import NonFiniteError
+from rloo_kit.memory import oom
+from rloo_kit.passes import DRAWN_AT_ONCE
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+Arguments = dict[str, Any]
+Rows = list[int]
+
+BLOCK = 128
+"""Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,
+then runs over a hundredth of it."""
+
+
+@contextmanager
+def without_max_length(model: PreTrainedModel) -> Iterator[None]:
+    """Works around: on a GPU unsloth sets it to all that the checkpoint was trained for (unsloth_zoo's
+    ``patch_tokenizer``), and transformers then warns in every call that ``max_new_tokens`` takes precedence."""
+    config = model.generation_config
+    kept, config.max_length = config.max_length, None
+    try:
+        yield
+    finally:
+        config.max_length = kept
+
+
+@contextmanager
+def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
+    """Works around: on a GPU unsloth's decoding hands lm_head a slice of a wider buffer (its models/llama.py,
+    ``fast_swiglu_inference``), and its prefill a slice of the prompt.  torch does not fold the rows of such a slice
+    into one product (aten's LinearAlgebra.cpp, ``should_fold``): it makes one for each row, which reads the matrix, the
+    largest of the model, each time.  While inside, lm_head's input is made contiguous first; no value changes.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None or head.weight.device.type == "cpu":
+        yield
+        return
+    handle = head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# --- one slice on a CPU -----------------------------------------------------------------------------------
+
+
+class Drawn:
+    """The tokens that ``generate`` has drawn so far: ``ids`` (rows, tokens), prompts included.
+
+    A stopping criterion that stops nothing: transformers calls these after each draw.
+    """
+
+    def __init__(self, ids: torch.Tensor) -> None:
+        self.ids = ids
+
+    def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
+        """Keep what there is; go on."""
+        self.ids = input_ids
+        return False
+
+
+def options(device: torch.device, drawn: Drawn | None = None, fast: bool = True) -> dict[str, object]:
+    """Keyword arguments for ``model.generate(...)`` on this device, which record in ``drawn``."""
+    from transformers import StoppingCriteriaList
+
+    if fast and device.type == "cpu":
+        return {"custom_generate": partial(decode, drawn=drawn)}
+    return {} if drawn is None else {"stopping_criteria": StoppingCriteriaList([drawn])}
+
+
+@torch.no_grad()
+def decode(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    drawn: Drawn | None = None,
+    **model_inputs: Any,
+) -> torch.Tensor:
+    """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
+
+    Args:
+        model, input_ids, logits_processor, stopping_criteria, generation_config: as ``generate`` prepared them;
+            input_ids (rows, prompt), padded on the left.
+        drawn: is told of each token.
+        model_inputs: ``attention_mask``, ``position_ids``, ``past_key_values`` and flags of the forward pass.
+
+    Returns:
+        (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where
+        there is no cache, or one that cannot drop rows (``cache_implementation="static"``).
+
+    Raises:
+        NonFiniteError: see :func:`draw`.
+    """
+    from transformers import DynamicCache
+
+    if not isinstance(model_inputs.get("past_key_values"), DynamicCache):
+        stopping_criteria += [] if drawn is None else [drawn]
+        prepared = (input_ids, logits_processor, stopping_criteria, generation_config)
+        sampled: torch.Tensor = model._sample(*prepared, **model_inputs)
+        return sampled
+    choose = draw if generation_config.do_sample else partial(torch.argmax, dim=-1)
+    mask, cache = model_inputs.pop("attention_mask"), model_inputs.pop("past_key_values")
+    model_inputs.pop("use_cache", None)
+    whole = input_ids.new_full((len(input_ids), generation_config.max_length), generation_config.pad_token_id)
+    whole[:, : input_ids.size(1)] = input_ids
+    rows, ids, step = torch.arange(len(input_ids)), input_ids, input_ids
+    while True:
+        cached = {"past_key_values": cache, "use_cache": True}
+        outputs = model(input_ids=step, attention_mask=mask, **cached, **model_inputs)
+        scores = logits_processor(ids, outputs.logits[:, -1].float())
+        del outputs
+        step = choose(scores).unsqueeze(1)
+        del scores  # it would otherwise be alive next to the next token's
+        ids = torch.cat([ids, step], dim=1)
+        whole[rows, ids.size(1) - 1] = step.squeeze(1)
+        if drawn is not None:
+            drawn(whole[:, : ids.size(1)], None)
+        going = ~stopping_criteria(ids, None)
+        if not going.any():
+            return whole[:, : ids.size(1)]
+        if not going.all():
+            rows, ids, step, mask = rows[going], ids[going], step[going], mask[going]
+            cache.batch_select_indices(going.nonzero().squeeze(1))
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        model_inputs["position_ids"] = mask.sum(1, keepdim=True) - 1
+
+
+def draw(scores: torch.Tensor) -> torch.Tensor:
+    """One token per row, by inverse CDF: the first whose cumulative probability exceeds a uniform number.
+
+    An entry of probability 0 is never drawn.
+
+    Args:
+        scores: (rows, vocabulary) float32 logits.
+
+    Returns:
+        (rows,) indices.
+
+    Raises:
+        NonFiniteError: a row has NaN or +inf, or no entry above -inf.
+    """
+    top = scores.amax(1, keepdim=True)
+    sums = torch.cat([_block_sums(tile, top) for tile in scores.split(DRAWN_AT_ONCE, dim=1)], dim=1)
+    below = sums.double().cumsum(1)
+    if not below[:, -1].isfinite().all():
+        raise NonFiniteError(
+            "the policy's logits are not finite, so it cannot be sampled from",
+            where=f"{int((~below[:, -1].isfinite()).sum())} of {len(scores)} completions",
+            todo="look for NaN in the weights: load the policy anew, or train(resume_from_checkpoint=True)",
+        )
+    uniform = torch.rand(len(scores), 1, dtype=torch.float64, device=scores.device)
+    block, left = _first_above(below, uniform * below[:, -1:])
+    inside = block * BLOCK + torch.arange(BLOCK, device=scores.device)
+    past_end = inside >= scores.size(1)
+    entries = (scores.gather(1, inside.masked_fill(past_end, 0)) - top).exp().masked_fill(past_end, 0.0)
+    entry, _ = _first_above(entries.double().cumsum(1), left)
+    return (block * BLOCK + entry).squeeze(1)
+
+
+def _block_sums(scores: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+    """Of a tile's exponentials: the sum of each ``BLOCK``, the last maybe shorter."""
+    chances = (scores - top).exp_()
+    whole = chances.size(1) // BLOCK * BLOCK
+    sums = chances[:, :whole].unflatten(1, (-1, BLOCK)).sum(2)
+    if whole == chances.size(1):
+        return sums
+    return torch.cat([sums, chances[:, whole:].sum(1, keepdim=True)], dim=1)
+
+
+def _first_above(cumulated: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index at which a row first exceeds its value (rows, 1), and the value less what comes before."""
+    total = cumulated[:, -1:]
+    # Rounding may reach the total.
+    value = torch.minimum(value, torch.nextafter(total, torch.zeros_like(total)))
+    index = torch.searchsorted(cumulated, value, right=True)
+    before = torch.where(index > 0, cumulated.gather(1, (index - 1).clamp(min=0)), 0.0)
+    return index, value - before
+
+
+# --- a batch by slices ------------------------------------------------------------------------------------
+
+
+def packed(lengths: Sequence[int], at_once: int) -> list[Rows]:
+    """Indices of rows in as few slices as do, as even as may be, rows of near lengths together.
+
+    The longest come first, so that memory that is short shows early.  A single slice keeps its order.
+
+    >>> packed([3, 9, 4, 8, 3], at_once=3)
+    [[1, 3], [2, 0, 4]]
+    """
+    if len(lengths) <= at_once:
+        return [list(range(len(lengths)))]
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    count = -(-len(order) // at_once)
+    cuts = [len(order) * cut // count for cut in range(count + 1)]
+    return [order[start:end] for start, end in itertools.pairwise(cuts)]
+
+
+class SlicedGenerate:
+    """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
+
+    Where memory runs out in a slice of more than one row and it ``halves``, ``at_once`` becomes half of that slice, for
+    good, and its rows go on from the tokens that they have: their forward pass is repeated, no draw is.  (Drawn anew,
+    they would come out shorter than the policy makes them, since long completions are what did not fit.)  ``fast``
+    draws with the kit's own loop on a CPU.
+    """
+
+    def __init__(
+        self, model: Any, at_once: int, eos_ids: Sequence[int], *, fast: bool = True, halves: bool = True
+    ) -> None:
+        self.model, self.at_once, self.eos_ids, self.fast, self.halves = model, at_once, eos_ids, fast, halves
+        self._generate = model.generate  # as it is now: the trainer puts this object in its place
+
+    def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
+        """As ``model.generate(input_ids=..., attention_mask=..., **how)``.
+
+        Args:
+            input_ids, attention_mask: (rows, tokens).
+            how: further arguments; with a tensor among them, as vision models have, the batch stays whole.
+
+        Returns:
+            (rows, tokens + longest completion) ids, padded on the right.
+
+        Raises:
+            RuntimeError, MemoryError: as torch raises them, where memory runs out and the slice is not halved.
+        """
+        if any(isinstance(value, torch.Tensor) for value in how.values()):
+            how |= options(input_ids.device, fast=self.fast)
+            return self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
+        prompts = [ids[kept] for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
+        config = how.get("generation_config")
+        pad_id = config.pad_token_id if config else how["pad_token_id"]
+        texts = self._continued(prompts, pad_id, how)
+        completions = [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
+        return torch.cat([input_ids, pad_sequence(completions, batch_first=True, padding_value=pad_id)], 1)
+
+    def _continued(self, prompts: list[torch.Tensor], pad_id: int, how: Arguments) -> list[torch.Tensor]:
+        """Each prompt with its completion; one that ended before others of its slice has pads behind it."""
+        texts = list(prompts)
+        waiting = self._cut(list(range(len(texts))), texts)
+        while waiting:
+            rows = waiting.pop(0)
+            ids = pad_sequence([texts[row] for row in rows], True, pad_id, "left")
+            mask = pad_sequence([torch.ones_like(texts[row]) for row in rows], True, 0, "left")
+            already = len(texts[rows[0]]) - len(prompts[rows[0]])  # as many in each row of a slice
+            found, going = self._slice(ids, mask, _with_less(how, already))
+            for row, text in zip(rows, found, strict=True):
+                texts[row] = torch.cat([texts[row], text[ids.size(1) :]])
+            if going.any():
+                left = [row for row, goes in zip(rows, going.tolist(), strict=True) if goes]
+                waiting = [part for several in (left, *waiting) for part in self._cut(several, texts)]
+        return texts
+
+    def _cut(self, rows: Rows, texts: Sequence[torch.Tensor]) -> list[Rows]:
+        slices = packed([len(texts[row]) for row in rows], self.at_once)
+        return [[rows[index] for index in part] for part in slices]
+
+    def _slice(
+        self, ids: torch.Tensor, mask: torch.Tensor, how: Arguments
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The texts (rows, tokens) as far as they were sampled, and which rows (rows,) have not ended."""
+        drawn, training = Drawn(ids), self.model.training
+        recorded = options(ids.device, drawn, fast=self.fast)
+        try:
+            whole = self._generate(input_ids=ids, attention_mask=mask, **how, **recorded)
+            return whole, torch.zeros(len(ids), dtype=torch.bool)
+        except (RuntimeError, MemoryError) as error:
+            if len(ids) == 1 or not self.halves or not oom.is_out_of_memory(error):
+                raise
+            _recover(self.model, training)
+            oom.let_go(error)
+        self.at_once = -(-len(ids) // 2)
+        new = drawn.ids[:, ids.size(1) :]
+        return drawn.ids, ~torch.isin(new, new.new_tensor(self.eos_ids)).any(1)
+
+
+def _with_less(how: Arguments, already: int) -> Arguments:
+    """The arguments of ``generate`` for what is left of completions that have so many tokens."""
+    if not already:
+        return how
+    config = copy.deepcopy(how.get("generation_config")) or SimpleNamespace(**how)
+    config.max_new_tokens -= already
+    if getattr(config, "min_new_tokens", None):
+        config.min_new_tokens = max(0, config.min_new_tokens - already)
+    return how | {"generation_config": config} if "generation_config" in how else vars(config)
+
+
+def _recover(model: Any, training: bool) -> None:
+    """Works around: where unsloth's ``generate`` fails on a GPU, the model stays in its inference mode, and so do the
+    buffers of that many rows, beside those of the next, smaller slice."""
+    if training and not model.training:
+        model.for_training()
+    graphs: Any = sys.modules.get("unsloth.models._decode_graphs")
+    if graphs is not None:
+        graphs.release_for_training(model)

@@ -1,0 +1,208 @@
+"""Write a policy's weights, tokenizer and card into a folder: whole or not at all, and over nothing that is needed.
+
+For :class:`~rloo_kit.Policy` and the trainer.  What the weights are merged or converted to is :mod:`.export`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_kit.errors import ConfigError, NonFiniteError, RLOOKitError, RunFolderError
+from rloo_kit.policy import model_card
+from rloo_kit.policy.model_card import CARD
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS
+from rloo_kit.session import processes
+from rloo_kit.session.quiet import without_bars
+
+if TYPE_CHECKING:
+    import torch
+
+    from rloo_kit.policy.model_card import Facts
+    from rloo_kit.policy.policy import Policy
+
+REPLACED = {
+    ADAPTER_CONFIG,
+    WEIGHTS,
+    PICKLED,
+    CARD,
+    TEMPLATE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "ref",
+}
+REPLACED |= {"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", ".DS_Store"}
+"""What an earlier save may have left.  Anything else is the user's, and so is a README.md without an adapter."""
+
+CHECKPOINT = re.compile(
+    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+"""What a save of all weights writes beside the tokenizer."""
+
+
+Weights = Callable[[Path], "Facts"]
+
+
+def check_target(target: Path, where: str, base: str = "") -> None:
+    """Refuse a place where a save would delete what is neither an adapter nor a checkpoint that the kit wrote, or what
+    the policy still needs.
+
+    Args:
+        target: with every link followed.
+        where: of the error.
+        base: folder or hub id of the policy's base.  A folder that has a hub id's name would be read in its place.
+
+    Raises:
+        ConfigError: no folder, the working directory, the base, or a folder that holds it or more than an adapter.
+    """
+    todo = "name a folder of its own, such as out/adapter"
+    below = Path(os.path.realpath(base)) if base else None
+    names = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    whole = {name for name in names if CHECKPOINT.fullmatch(name)} if model_card.is_ours(target) else set()
+    more = names - (REPLACED | whole if whole or ADAPTER_CONFIG in names else {".DS_Store"})
+    more |= {name for name in names if (target / name).is_dir() and name != "ref"}
+    if target.exists() and not target.is_dir():  # /dev/null is no file, and would be replaced
+        fault = "it is a file or a device, and would be replaced by a folder"
+    elif target == Path.cwd():
+        fault = "it is the folder in which this process works"
+    elif below and (below == target or (below.exists() and _holds(target, below))):
+        fault, where = "the policy's own base is there, and would be replaced", f"{where}; the base is {base}"
+    elif more:
+        named = sorted(more, key=lambda name: (name.startswith("."), name))
+        fault = f"the folder holds more than an adapter, and would be replaced: {', '.join(named[:3])}"
+    else:
+        return
+    raise ConfigError(fault, where=where, todo=todo)
+
+
+def _holds(target: Path, below: Path) -> bool:
+    """By what they are on the disk: a path may have other links, or be mounted twice."""
+    return target.exists() and any(place.samefile(target) for place in (below, *below.parents))
+
+
+@contextlib.contextmanager
+def replacing(target: Path, where: str) -> Iterator[Path]:
+    """A folder to write into, which then takes the target's place; what was there stays until all is written.
+
+    Raises:
+        RunFolderError: it cannot be written: a full disk, or one that is read-only.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            fresh, old = Path(scratch) / "adapter", Path(scratch) / "old"
+            yield fresh
+            try:
+                if target.exists():
+                    target.replace(old)
+                fresh.replace(target)
+            finally:
+                if old.exists() and not target.exists():
+                    old.replace(target)
+    except Exception as error:
+        # safetensors and tokenizers write in Rust, and have errors of their own for a full disk.
+        if isinstance(error, RLOOKitError) or (
+            not isinstance(error, OSError) and "os error" not in str(error)
+        ):
+            raise
+        kept = "; what was there before is as it was" if target.exists() else ""
+        raise RunFolderError(
+            f"the adapter cannot be written: {getattr(error, 'strerror', None) or error}{kept}",
+            where=where,
+            todo="make room, or name a folder that this user can write to; the policy is still in memory",
+        ) from error
+
+
+def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
+    """Refuse a model with a trained weight that is NaN or infinite.
+
+    The trainer looks at gradients before they reach a weight (:mod:`rloo_kit.train.gradients`); a finite one still
+    makes NaN where the optimizer divides by zero, or decays by NaN.
+
+    Args:
+        model: its trainable parameters and its LoRA are looked at, as far as this process holds them.
+        where: of the error.
+        todo: gives what to do, where there is an error.
+
+    Raises:
+        NonFiniteError: with how many tensors, and the first of them.
+    """
+    import torch
+
+    # Of a parameter that ZeRO-3 has cut, this process's part.
+    held = {name: getattr(p, "ds_tensor", p).detach() for name, p in _trained(model)}
+    held = {name: p for name, p in held.items() if p.is_floating_point() and p.numel()}
+    # One number for all, and the second look where that overflows.
+    if not held or torch.nn.utils.get_total_norm(list(held.values())).isfinite():
+        return
+    if bad := [name for name, weight in held.items() if not weight.isfinite().all()]:
+        raise NonFiniteError(
+            f"{len(bad)} of {len(held)} trained tensors are not finite, and they are not saved",
+            where=f"{where}, first {bad[0]}",
+            todo=todo(),
+        )
+
+
+def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad or "lora_" in name]
+
+
+@contextlib.contextmanager
+def gathered(model: torch.nn.Module) -> Iterator[None]:
+    """What is trained is whole while inside, where ZeRO-3 has cut it; all processes have to enter it, and wait for each
+    other at the end.  FSDP's parts are not gathered here: its policies are saved by the trainer."""
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        if shards := [p for _, p in _trained(model) if hasattr(p, "ds_id")]:
+            import deepspeed
+
+            stack.enter_context(deepspeed.zero.GatheredParameters(shards))
+        yield
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+
+
+def place_of(named: str | os.PathLike[str]) -> Path:
+    """A path as a user writes it, with "~"."""
+    return Path(os.path.expanduser(named))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+
+
+def write(
+    policy: Policy, folder: str | os.PathLike[str], where: str, form: str, weights: Weights, **said: Any
+) -> Path:
+    """Weights, tokenizer and card into a folder that takes the named one's place when all is written.
+
+    ``weights`` writes them into a folder and gives what the card is to say of that; ``said`` are results and audits.
+
+    Raises:
+        ConfigError, NonFiniteError, RunFolderError: as :meth:`rloo_kit.Policy.save`.
+    """
+    named = place_of(folder)
+    target = Path(os.path.realpath(named))
+    check_finite(policy.model, where, lambda: "save from before, or load it anew")
+    with gathered(policy.model):
+        if processes.is_main():
+            check_target(target, where, policy.base)
+            with replacing(target, where) as fresh, without_bars():
+                facts = {**model_card.remembered(policy.model), **weights(fresh)}
+                policy.tokenizer.save_pretrained(str(fresh))
+                if model_card.may_be_written(target):
+                    text = model_card.written(policy.checkpoint, form, run=facts, **said)
+                    (fresh / CARD).write_text(text, encoding="utf-8")
+                else:  # the user's own
+                    shutil.copy2(target / CARD, fresh / CARD)
+    return named
+
+
+def write_own(policy: Policy, place: Path) -> Facts:
+    """The adapter, without the trainer's "ref", which PEFT would write too; or all weights where all were trained."""
+    chosen = {"selected_adapters": ["default"]} if policy.has_lora else {}
+    policy.model.save_pretrained(str(place), **chosen)
+    return {}

