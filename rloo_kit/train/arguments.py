@@ -19,12 +19,12 @@ import rewards
 from rloo_kit import inputs
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, RewardError
-from rloo_kit.policy.policy import Policy
+from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import processes
 from rloo_kit.train import guards, server
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.train.names import TRAINER_GONE, TRAINER_OLD, modern_names
 from rloo_kit.train.own import Own
+from rloo_kit.train.renamed_args import TRAINER_GONE, TRAINER_OLD, modern_names
 
 Arguments = dict[str, Any]
 
@@ -52,17 +52,19 @@ def completed(given: Arguments) -> Arguments:
         VersionError: a vLLM that TRL does not take.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
-    given = modern_names(given, TRAINER_OLD, TRAINER_GONE, set(ARGUMENTS), "RLOOTrainer", stacklevel=4)
+    given = modern_names(given, TRAINER_OLD, TRAINER_GONE, set(ARGUMENTS), "RLOOTrainer")
     if isinstance(policy := given.get("model"), Policy):
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
         _warn_of_other_prompts(policy, given["processing_class"])
-    given.setdefault("args", RLOOConfig())
+    given = given if "args" in given else {**given, "args": RLOOConfig()}  # which may warn
     _check(given)
     args = given["args"]
+    if isinstance(policy, Policy):
+        warn_of_temperature(policy, args.temperature)
     own = Own.of(args)
     if not isinstance(args, RLOOConfig):  # ours has warned already
         for doubt in guards.doubts(args, own):
-            processes.warn(doubt, stacklevel=3)
+            processes.warn(doubt)
     given["reward_funcs"] = _guarded_rewards(given, own.reward_limit)
     return given
 
@@ -74,7 +76,6 @@ def _warn_of_other_prompts(policy: Policy, tokenizer: Any) -> None:
             "processing_class has another chat template than the policy: training takes the first, evaluate, "
             "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
             "processing_class out.",
-            stacklevel=4,
         )
 
 
@@ -87,6 +88,7 @@ def _guarded_rewards(given: Arguments, limit: float) -> list[Any]:
     guarded = [f if isinstance(f, kept) else rewards.guarded(f, limit=limit, columns=columns) for f in funcs]
     for func in funcs:
         _check_reward_model(func)
+    inputs.check_thoughts(guarded, given.get("processing_class"))
     callables = [f for f in guarded if not isinstance(f, kept)]
     # TRL logs by name, and would average two rewards of one name into one line.
     for func, name in zip(callables, inputs.distinct([f.__name__ for f in callables]), strict=True):

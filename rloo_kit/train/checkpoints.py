@@ -1,8 +1,9 @@
-"""A run's checkpoints on the disk: written aside and moved into place, set aside, kept within ``save_total_limit``.
+"""A run's folder on the disk: one run's at a time, its checkpoints moved into place and kept within a limit.
 
-For :mod:`.saving` and :mod:`.resumable`.  Only what a run of the kit's wrote is ever moved
+For :mod:`.checkpointing` and :mod:`.resume`.  Only what a run of the kit's wrote is ever moved
 (:func:`rloo_kit.watch.checkpoint.is_ours`), and nothing is deleted but by ``save_total_limit``: a user's folder may be
-called ``checkpoint-notes``, or ``checkpoint-400`` and be a copy of another run's.  What is in a checkpoint is
+called ``checkpoint-notes``, or ``checkpoint-400`` and be a copy of another run's.  The lock is filelock's: the system
+gives it back when the process ends, however that ends and whatever its clock says.  What is in a checkpoint is
 transformers' affair, whether it is whole :mod:`rloo_kit.watch.checkpoint`'s.
 """
 
@@ -11,16 +12,25 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rloo_kit.errors import RunFolderError
+from filelock import FileLock, Timeout
+
+from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
+from rloo_kit.session.show import scale_of
 from rloo_kit.watch import checkpoint
 from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
 
-WRITING = ".rloo_kit_writing"
-"""Where a checkpoint is while it is written; moving it into place is one step of the file system."""
+WRITING = "_rloo_kit_writing"
+"""Where a checkpoint is while it is written; moving it into place is one step of the file system.
+
+What the kit keeps in a run's folder for itself begins with "_": transformers pushes nothing of that name to the hub."""
+
+LOCK = "_rloo_kit.lock"
+"""Says which process has it, for the message alone: on Windows a locked file takes no text."""
 
 GONE = "gone-"
 """The start of the name in :data:`WRITING` of what ``save_total_limit`` deletes."""
@@ -47,7 +57,7 @@ def put_away(folders: Iterable[Path], place: Path) -> Path | None:
 
 
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
-    """Move the checkpoints of an earlier run to ``earlier-1``, or the next number that is free.
+    """Move the checkpoints of an earlier run to ``_earlier-1``, or the next number that is free.
 
     Args:
         output_dir: of the run.
@@ -57,25 +67,21 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
         The folder where they are now, or None where there were none.
     """
     folders = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) > after]
-    return put_away(folders, _free(output_dir / "earlier", numbered=True))
+    return put_away(folders, _free(output_dir / "_earlier", numbered=True))
 
 
-def put_broken_away(output_dir: Path, damaged: Iterable[Path]) -> Path | None:
-    """Move damaged checkpoints of the kit's to ``broken``; None where there were none."""
-    return put_away(damaged, _broken(output_dir))
-
-
-def _broken(output_dir: Path) -> Path:
-    place = output_dir / "broken"
+def broken(output_dir: Path) -> Path:
+    """Where damaged checkpoints of the kit's go."""
+    place = output_dir / "_broken"
     return place if place.is_dir() else _free(place)
 
 
 def clear_up(output_dir: Path) -> Path | None:
-    """After a run that was killed: what it was deleting is deleted, what it was writing is moved to ``broken``."""
+    """After a run that was killed: what it was deleting is deleted, what it was writing is moved to ``_broken``."""
     writing, moved = output_dir / WRITING, None
     for left in writing.glob("checkpoint-*") if writing.is_dir() else ():
         if left.is_dir() and any(left.iterdir()):
-            moved = _broken(output_dir)
+            moved = broken(output_dir)
             moved.mkdir(exist_ok=True)
             left.rename(_free(moved / left.name))
     tidy(writing)
@@ -107,14 +113,34 @@ def explained(output_dir: Path, what: str, room_bytes: int = 0) -> Iterator[None
     except Exception as error:
         if not _of_the_disk(error):
             raise
-        file = getattr(error, "filename", None) or _file_of(error, output_dir / WRITING) or output_dir
         kept = last_whole_checkpoint(output_dir)
         room = f" for {room_bytes / 1e6:.1f} MB" if room_bytes else ""
         way_on = f"; {kept} is whole, and train(resume_from_checkpoint=True) goes on from it" if kept else ""
         raise RunFolderError(
             f"{what} could not be written: {_reason(error)}",
-            where=str(file),
+            where=str(getattr(error, "filename", None) or output_dir),
             todo=f"make room{room}, or see who may write there{way_on}",
+        ) from error
+
+
+@contextmanager
+def loadable(place: Path) -> Iterator[None]:
+    """Say of which file or folder something cannot be loaded.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RLOOKitError | MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        told = told.partition(" In PyTorch 2.6")[0]  # torch goes on to advise loading it unsafely
+        raise ConfigError(
+            f"the checkpoint cannot be loaded: {told[:200]}",
+            where=str(place),
+            todo="resume from another one, or load_policy(that folder) and train() a new run from its weights",
         ) from error
 
 
@@ -140,17 +166,6 @@ def _of_the_disk(error: Exception) -> bool:
 
 
 TORCH_CANNOT_WRITE = ("PytorchStreamWriter", "inline_container", "file write failed", "iostream error")
-
-
-def _file_of(error: Exception, folder: Path) -> Path | None:
-    """The file that was being written: of safetensors' and torch's errors only their frames know it."""
-    frame, found = error.__traceback__, None
-    while frame is not None:
-        for value in frame.tb_frame.f_locals.values():
-            if isinstance(value, str) and value.startswith(f"{folder}{os.sep}") and not Path(value).is_dir():
-                found = Path(value)
-        frame = frame.tb_next
-    return found
 
 
 def place_of(output_dir: Path, step: int) -> Path:
@@ -206,3 +221,78 @@ def _free(path: Path, numbered: bool = False) -> Path:
         return path
     names = (path.with_name(f"{path.name}-{n}") for n in itertools.count(1 if numbered else 2))
     return next(free for free in names if not os.path.lexists(free))
+
+
+# --- one run a folder -------------------------------------------------------------------------------------
+
+
+def make(output_dir: str | os.PathLike[str]) -> None:
+    """Make a run's folder, as transformers does, which would say less.
+
+    Raises:
+        RunFolderError: it cannot be made.
+    """
+    folder = Path(output_dir).absolute()
+    if folder.is_symlink() and not folder.exists():
+        raise RunFolderError(
+            "the run's folder is a link to one that does not exist",
+            where=f"output_dir {folder} -> {folder.readlink()}",
+            todo="make that folder, mount its disk, or choose another output_dir",
+        )
+    with explained(folder, "the run's folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+class RunLock:
+    """Hold a run's folder while inside; it is made where it does not exist.
+
+    Args:
+        output_dir: of the run.
+        checkpoint_bytes: of one checkpoint, where the run is to write any.
+
+    Raises:
+        RunFolderError: another run has it, it cannot be written to, or a checkpoint does not fit.
+    """
+
+    def __init__(self, output_dir: Path, checkpoint_bytes: int = 0) -> None:
+        self._folder, self._bytes = output_dir, checkpoint_bytes
+        self._lock = FileLock(output_dir / LOCK, timeout=0)
+
+    def __enter__(self) -> None:
+        make(self._folder)
+        with explained(self._folder, "the run's folder"):
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise self._taken() from None
+        with suppress(OSError):
+            (self._folder / LOCK).write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        try:
+            self._check_room()
+        except RunFolderError:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _taken(self) -> RunFolderError:
+        holder = ""
+        with suppress(OSError):
+            holder = (self._folder / LOCK).read_text(errors="replace")
+        return RunFolderError(
+            f"another run has this folder: {holder or 'its process is not known'}",
+            where=f"output_dir {self._folder}",
+            todo="wait for it, end it, or choose another output_dir",
+        )
+
+    def _check_room(self) -> None:
+        free = shutil.disk_usage(self._folder).free
+        if self._bytes > free:
+            (scale, unit), (some, small) = scale_of(self._bytes), scale_of(free)
+            raise RunFolderError(
+                f"there is no room for a checkpoint of {self._bytes / scale:.1f} {unit}: "
+                f"{free / some:.1f} {small} are free",
+                where=f"output_dir {self._folder}",
+                todo="make room, choose another output_dir, or save_strategy='no'",
+            )

@@ -20,9 +20,8 @@ from rloo_kit import advantages
 from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import described, fields, grpo, guards
-from rloo_kit.train.names import CONFIG_GONE, CONFIG_OLD, modern_names
+from rloo_kit.session.imports import import_unsloth, without_variable
+from rloo_kit.train import described, fields, guards, precision, renamed_args
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 from rloo_kit.train.refusals import explained
 from rloo_kit.values import without_secrets
@@ -42,7 +41,7 @@ DEFAULT_EVAL_BATCH = 4
 
 
 @dataclass(init=False)
-class RLOOConfig(Base):
+class RLOOConfig(Base, Own):
     """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
 
     Defaults of the kit, for a real Qwen3 on a small card: ``num_generations`` 4, ``learning_rate`` 1e-5,
@@ -130,48 +129,6 @@ class RLOOConfig(Base):
     per_device_eval_batch_size: int = field(default=DEFAULT_EVAL_BATCH)
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
-    # The kit's own.
-    advantage_estimator: str = field(default="rloo", metadata={"help": "rloo, grpo, dr_grpo, reinforce."})
-    kl_placement: str = field(default="reward", metadata={"help": "reward or loss."})
-    kl_estimator: str | None = field(default=None, metadata={"help": "k1, k2 or k3."})
-    loss_aggregation: str = field(
-        default="seq-mean-token-sum", metadata={"help": "How the loss is averaged."}
-    )
-    importance_sampling_level: str | None = field(
-        default=None, metadata={"help": "token or sequence; None: as loss_aggregation has it."}
-    )
-    use_bias_correction_kl: bool = field(
-        default=False, metadata={"help": "The KL term in the loss times the ratio."}
-    )
-    vllm_importance_sampling_correction: bool = field(
-        default=False, metadata={"help": "With vLLM: weigh completions for what sampled them."}
-    )
-    vllm_importance_sampling_mode: str = field(
-        default="sequence_mask",
-        metadata={"help": "sequence_mask, sequence_truncate, token_mask, token_truncate."},
-    )
-    vllm_importance_sampling_clip_max: float | None = field(
-        default=3.0, metadata={"help": "Highest weight; None: no bound."}
-    )
-    vllm_importance_sampling_clip_min: float | None = field(
-        default=None, metadata={"help": "Lowest weight; None: no bound."}
-    )
-    single_pass: bool = field(
-        default=DEFAULTS.single_pass, metadata={"help": "No pass for old log-probs where they are the new."}
-    )
-    skip_dead_groups: bool | None = field(default=None, metadata={"help": "Train on no dead groups."})
-    fast_sampling: bool = field(
-        default=DEFAULTS.fast_sampling, metadata={"help": "Sample with less work, the same distribution."}
-    )
-    generation_rows: int | None = field(
-        default=None, metadata={"help": "Completions sampled at once; None: as many as fit."}
-    )
-    progress: bool = field(
-        default=True, metadata={"help": "A line a step; False says only what goes wrong, and draws nothing."}
-    )
-    live_plot: bool = field(default=True, metadata={"help": "In a notebook, draw the run while it trains."})
-    on_unhealthy: str = field(default="warn", metadata={"help": "warn or stop."})
-    reward_limit: float = field(default=1e6, metadata={"help": "Largest magnitude a reward may have."})
 
     if not TYPE_CHECKING:
 
@@ -181,12 +138,9 @@ class RLOOConfig(Base):
     def _settle(self, kwargs: dict[str, Any]) -> None:
         """Make the configuration of what was given, two calls up."""
         known = known_names(type(self))
-        from_grpo = grpo.translated(kwargs, known, "RLOOConfig")
-        if said := from_grpo.mapped + from_grpo.left_out:
-            processes.warn(f"RLOOConfig: {'; '.join(said)}.", FutureWarning, stacklevel=3)
-        given = modern_names(from_grpo.settings, CONFIG_OLD, CONFIG_GONE, known, "RLOOConfig", stacklevel=4)
+        given = renamed_args.todays(kwargs, known, "RLOOConfig")
         _keep_functions(given)
-        values = {**_own_defaults(type(self)), **fields.checked(given), **_precision(given)}
+        values = {**_own_defaults(type(self)), **fields.checked(given), **precision.settled(given)}
         if "per_device_eval_batch_size" not in given:
             values["per_device_eval_batch_size"] = _whole_groups(values)
         if values["kl_estimator"] is None:
@@ -199,10 +153,10 @@ class RLOOConfig(Base):
         complete = SimpleNamespace(**(defaults | values))
         guards.check_config(complete, own, processes.process_count())
         for doubt in guards.doubts(complete, own):
-            processes.warn(doubt, stacklevel=3)
+            processes.warn(doubt)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
-        with explained("RLOOConfig", given):
+        with explained("RLOOConfig", given), without_variable(precision.VARIABLE):
             super().__init__(**values)
         self._given, self._as_made = given, dict(vars(self))
 
@@ -228,13 +182,13 @@ class RLOOConfig(Base):
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
         """
-        kept = {name: value for name, value in grpo.settings_of(config).items() if name not in changes}
-        carried = grpo.translated(kept, known_names(cls), "RLOOConfig.from_grpo")
+        kept = {
+            name: value for name, value in renamed_args.settings_of(config).items() if name not in changes
+        }
+        carried = renamed_args.translated(kept, known_names(cls), "RLOOConfig.from_grpo")
         if carried.left_out:
-            processes.warn(
-                f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning, stacklevel=2
-            )
-        changed = grpo.translated(changes, known_names(cls), "RLOOConfig.from_grpo")
+            processes.warn(f"RLOOConfig.from_grpo: {'; '.join(carried.left_out)}.", FutureWarning)
+        changed = renamed_args.translated(changes, known_names(cls), "RLOOConfig.from_grpo")
         return cls(**{**carried.settings, **changed.settings})
 
     def __str__(self) -> str:
@@ -286,7 +240,7 @@ def _keep_functions(given: dict[str, Any]) -> None:
 
 def _own_defaults(config_class: type) -> dict[str, Any]:
     """The defaults written in :class:`RLOOConfig`; the others stay with whichever class is below."""
-    written = inspect.get_annotations(RLOOConfig)
+    written = {*inspect.get_annotations(RLOOConfig), *NAMES}
     return {item.name: item.default for item in dataclasses.fields(config_class) if item.name in written}
 
 
@@ -294,15 +248,3 @@ def _whole_groups(values: Mapping[str, Any]) -> int:
     """The evaluation's batch where none was asked for, of groups that an evaluation samples: TRL refuses others."""
     default, k = DEFAULT_EVAL_BATCH, values.get("num_generations_eval") or values["num_generations"]
     return -(-default // k) * k if isinstance(k, int) and k > 0 else default
-
-
-def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """The device's 16-bit type, unless the user chose one."""
-    import torch
-    import unsloth
-
-    if given.get("bf16") is not None or given.get("fp16"):
-        return {}  # command lines always pass fp16=False
-    on_gpu = torch.cuda.is_available()
-    bf16 = on_gpu and bool(unsloth.is_bfloat16_supported())
-    return {"bf16": bf16, "fp16": on_gpu and not bf16}

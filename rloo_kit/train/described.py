@@ -1,7 +1,7 @@
 """``RLOOConfig``'s fields as people and their editors see them: the kit's first, then TRL's that matter most, then the
 rest, each with its type and default.
 
-For ``help(RLOOConfig)``, for completion in a notebook, and for :mod:`.signature`, which is written from here for type
+For ``help(RLOOConfig)``, for completion in a notebook, and for ``signature.pyi``, which is written from here for type
 checkers.  Nothing here checks a value; :mod:`.fields` does.
 """
 
@@ -60,7 +60,7 @@ def default(item: dataclasses.Field[Any]) -> Any:
 
 def annotation(name: str) -> str:
     """A field's type, in builtins, ``Any``, ``Literal`` and ``Callable``, so that nothing has to be imported for it."""
-    return "str | Callable[..., Any]" if name in FUNCTIONS else written(fields.of_all()[name])
+    return "str | Callable[..., Any]" if name in FUNCTIONS else written(fields.hints()[name])
 
 
 def written(hint: Hint) -> str:
@@ -122,7 +122,7 @@ def docstring(config_class: type) -> str:
 
 
 def source(config_class: type) -> str:
-    """The text of :mod:`.signature`."""
+    """The text of ``signature.pyi``."""
     lines = []
     for item in in_order(config_class):
         value = default(item)
@@ -151,7 +151,6 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import trl
-
 
 class Signature(trl.RLOOConfig):
     """What ``RLOOConfig(...)`` can be given; it takes the names of older TRL releases and GRPO's too."""

@@ -5,21 +5,23 @@ For :mod:`.guards`.  A range refuses what cannot train, not what trains badly: :
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import json
+import sys
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Interval, MinLen
+from annotated_types import Ge, Interval, MinLen
 
 from rloo_kit import values
-from rloo_kit.advantages import ESTIMATORS, KL_ESTIMATORS
 from rloo_kit.errors import ConfigError
-from rloo_kit.policy.tokens import check_template
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import losses, mismatch
+from rloo_kit.policy.tokenizer import check_template
+from rloo_kit.session.versions import TESTED, version_of
+from rloo_kit.train.own import Own
 from rloo_kit.values import (
     INFINITE,
     Count,
@@ -33,10 +35,6 @@ from rloo_kit.values import (
     Steps,
     Temperature,
 )
-
-import_unsloth()
-
-import trl  # noqa: E402 - unsloth first
 
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 Small = Annotated[float, Interval(ge=1e-37, le=1)]
@@ -97,27 +95,10 @@ NARROWED: dict[str, Hint] = {
     "ref_model_mixup_alpha": Share,
     "ref_model_sync_steps": Count,
     "router_aux_loss_coef": NotNegative | None,
-    # the kit's own
-    "kl_placement": Literal["reward", "loss"],
-    "kl_estimator": Literal[tuple(KL_ESTIMATORS)] | None,
-    "loss_aggregation": Literal[losses.AGGREGATIONS],
-    "importance_sampling_level": Literal["token", "sequence"] | None,
-    "use_bias_correction_kl": bool,
-    "vllm_importance_sampling_correction": bool,
-    "vllm_importance_sampling_mode": Literal[mismatch.MODES],
-    "vllm_importance_sampling_clip_max": Positive | None,
-    "vllm_importance_sampling_clip_min": NotNegative | None,
-    "single_pass": bool,
-    "skip_dead_groups": bool | None,
-    "fast_sampling": bool,
-    "generation_rows": Count | None,
-    "progress": bool,
-    "live_plot": bool,
-    "on_unhealthy": str,
-    "reward_limit": Annotated[float, Gt(0), INFINITE],
 }
 
 ADVICE = {
+    "advantage_estimator": "give one of those, or your function itself: in a YAML file FILE.py:NAME",
     "num_generations": "the leave-one-out baseline needs at least 2 completions per prompt; 4 to 8 is usual",
     "temperature": "1.0 is usual; greedy completions of a prompt are all equal, and so are their rewards",
     "beta": "0.05 is the default; 0 switches the KL term off",
@@ -142,6 +123,9 @@ ADVICE = {
 }
 """What to do about a value; for the others, the default."""
 
+ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce")
+"""Names in :mod:`rloo_kit.advantages`, which imports torch, before a user's function is added."""
+
 SETTLED = (
     "accelerator_config",
     "fsdp",
@@ -159,19 +143,41 @@ DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_s
 
 
 @functools.cache
-def of_all() -> Mapping[str, Hint]:
+def hints() -> Mapping[str, Hint]:
     """The type of every field.  Kept: to resolve TRL's takes a millisecond, and an import asks for each field's."""
-    return typing.get_type_hints(trl.RLOOConfig) | NARROWED
+    import trl
+
+    return typing.get_type_hints(trl.RLOOConfig) | of_own()
+
+
+def of_own() -> dict[str, Hint]:
+    """The types that the kit adds or narrows."""
+    return typing.get_type_hints(Own, include_extras=True) | NARROWED
 
 
 @functools.cache
-def hints() -> Mapping[str, Hint]:
-    """The type of every field but ``advantage_estimator``, whose choices grow."""
-    return {name: hint for name, hint in of_all().items() if name not in SETTLED}
+def written_down() -> Mapping[str, Hint]:
+    """The type of every argument as ``signature.pyi`` has it, which was written from :func:`hints`: for a look at
+    settings without TRL and unsloth, whose imports take seconds.  Empty beside other releases than it was written for.
+    """
+    if any(version_of(name) != TESTED[name] for name in ("trl", "transformers")):
+        return {}
+    (signature,) = ast.parse(Path(__file__).with_name("signature.pyi").read_bytes()).body[-1:]
+    made = next(node for node in ast.walk(signature) if isinstance(node, ast.FunctionDef))
+    names = {"Any": Any, "Literal": Literal, "Callable": Callable}
+    found = {
+        one.arg: eval(ast.unparse(one.annotation or ast.Constant(None)), names)
+        for one in [*made.args.args[1:], *made.args.kwonlyargs]
+    }
+    return found | of_own()
 
 
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -> dict[str, Any]:
     """A configuration's values as plain Python has them, each of its type and within its range.
+
+    Args:
+        given: settings by name.
+        known: their types; by default TRL's, which imports it.
 
     Raises:
         ConfigError: the first that is not, with the nearest that is.
@@ -179,8 +185,13 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     for name in DICTS:
         as_dict(name, given.get(name))
     check_template(as_dict("chat_template_kwargs", given.get("chat_template_kwargs")), "RLOOConfig")
-    known = {**hints(), "advantage_estimator": Literal[tuple(ESTIMATORS)]}
-    return values.check(given, known, "RLOOConfig", ADVICE)
+    types = {name: hint for name, hint in (known or hints()).items() if name not in SETTLED}
+    if (
+        given.get("advantage_estimator", "rloo") != "rloo"
+    ):  # its choices grow, where that module, and torch, is loaded
+        loaded = sys.modules.get("rloo_kit.advantages")
+        types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
+    return values.check(given, types, "RLOOConfig", ADVICE)
 
 
 def as_dict(name: str, given: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
-from rloo_kit.watch.health import checked
+from rloo_kit.watch.callbacks import checked
 
 import_unsloth()
 
@@ -27,6 +27,7 @@ from transformers.integrations.integration_utils import (  # noqa: E402
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
 )
+from transformers.utils import is_liger_kernel_available  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -152,6 +153,7 @@ def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
             "leave it out; what is not needed goes with dataset.remove_columns(...)",
         )
     _check_loggers(args)
+    _check_kernels(args)
     _check_schedule(args)
     if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
         _refuse(
@@ -198,6 +200,13 @@ def _check_loggers(args: trl.RLOOConfig) -> None:
                 f"report_to={name!r}",
                 f"pip install {LOGGERS[name]}, and restart the process; or remove report_to",
             )
+
+
+def _check_kernels(args: trl.RLOOConfig) -> None:
+    """Works around: transformers looks for the package when the first step begins."""
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        todo = "remove it: unsloth has kernels of its own; or pip install liger-kernel, for a model without unsloth"
+        _refuse("liger-kernel is not installed", "use_liger_kernel=True", todo)
 
 
 def _check_schedule(args: trl.RLOOConfig) -> None:
@@ -273,7 +282,6 @@ def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
 
 
 def _bends(args: trl.RLOOConfig) -> dict[str, Any]:
-    """Settings in ``generation_kwargs`` that change what is sampled."""
     given = {} if args.use_vllm else fields.as_dict("generation_kwargs", args.generation_kwargs)
     return {name: value for name, value in given.items() if name not in HARMLESS}
 
@@ -282,9 +290,18 @@ CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
 """Settings that change what is sampled, at the values that change nothing."""
 
 
+HIGHEST_RATE = 0.1
+"""Of a learning rate that may be meant; plain SGD's steps are as large as the gradient's."""
+
+
 def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
     """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
     found = []
+    if args.learning_rate > HIGHEST_RATE and "sgd" not in str(args.optim).lower():
+        found.append(
+            f"learning_rate={args.learning_rate:g}: {args.optim} moves each weight by about that much in a step, and a "
+            "LoRA's are some hundredths. Usual values are 1e-6 to 1e-3."
+        )
     in_loss = own.kl_placement == "loss"
     if args.beta and in_loss and own.kl_estimator == "k1":
         found.append(

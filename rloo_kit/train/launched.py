@@ -5,7 +5,6 @@ For the trainer, before it samples.  What accelerate is asked for and gives is :
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
@@ -13,13 +12,11 @@ from datasets import Dataset, IterableDataset
 
 from rloo_kit.errors import DatasetError
 from rloo_kit.session import processes
+from rloo_kit.train import fingerprints
 
 if TYPE_CHECKING:
     import trl
     from accelerate import Accelerator
-
-LOOKED_AT = 16
-"""Rows by which two datasets are compared."""
 
 
 def check(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | IterableDataset) -> None:
@@ -35,14 +32,14 @@ def check(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | Ite
     if error := processes.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
-        check_same(gather_object([fingerprint(dataset)]))
+        check_same(gather_object([fingerprints.rows(dataset)]))
 
 
 def check_same(prints: list[str]) -> None:
     """Refuse processes whose datasets differ.
 
     Args:
-        prints: :func:`fingerprint` of each process's, by rank.
+        prints: the digest of each process's, by rank.
 
     Raises:
         DatasetError: with the first process that is not like the main one.
@@ -54,17 +51,3 @@ def check_same(prints: list[str]) -> None:
             where=f"RLOOTrainer(train_dataset=...), processes 0 and {other} of {len(prints)}",
             todo="make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)",
         )
-
-
-def fingerprint(dataset: Dataset) -> str:
-    """Its length and some of its rows, evenly spaced, as one hash.
-
-    >>> rows = Dataset.from_dict({"prompt": list("abc")})
-    >>> fingerprint(rows) == fingerprint(Dataset.from_dict({"prompt": list("abc")}))
-    True
-    >>> fingerprint(rows) == fingerprint(Dataset.from_dict({"prompt": list("abd")}))
-    False
-    """
-    chosen = range(0, len(dataset), max(1, len(dataset) // LOOKED_AT))
-    rows = [len(dataset), dataset.column_names, *(dataset[index] for index in chosen)]
-    return hashlib.sha256(repr(rows).encode()).hexdigest()

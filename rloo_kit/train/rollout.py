@@ -6,7 +6,6 @@ tests/contract pins TRL's methods and fails with an explanation when TRL changes
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit import inputs
 from rloo_kit.advantages import dead_groups, total_rewards
 from rloo_kit.errors import ConfigError, RewardError
-from rloo_kit.memory import shortage
-from rloo_kit.policy import sampling
-from rloo_kit.policy.slices import SlicedGenerate
+from rloo_kit.memory import oom
+from rloo_kit.policy import generate
+from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.train import head, loggers, metrics, mismatch, packing
 from rloo_kit.train.own import Own
-from rloo_kit.watch import truncation
+from rloo_kit.watch.callbacks import TruncationWatch
 
 import_unsloth()
 
@@ -33,7 +32,7 @@ from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
 from rloo_kit.train.prompts import ByEpoch  # noqa: E402
-from rloo_kit.train.resumable import ResumableTrainer  # noqa: E402
+from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
 from rloo_kit.train.undisturbed import undisturbed  # noqa: E402
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class RolloutTrainer(ResumableTrainer):
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
         self._told: set[str] = set()
-        self._watch = truncation.Watch(self.max_completion_length, self.mask_truncated_completions)
+        self._watch = TruncationWatch(self.max_completion_length, self.mask_truncated_completions)
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
         self._unprinted = False  # whether completions were sampled since they were last printed
         self._token_means = metrics.TokenMeans()
@@ -142,9 +141,9 @@ class RolloutTrainer(ResumableTrainer):
         inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         with (
-            shortage.phase(self, "generate"),
+            oom.phase(self, "generate"),
             self._own_sampling(len(prompt_ids)),
-            sampling.without_max_length(self.model),
+            generate.without_max_length(self.model),
             mismatch.kept(self.vllm_generation if self.use_vllm else None) as self._sampled,
         ):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
@@ -172,8 +171,8 @@ class RolloutTrainer(ResumableTrainer):
         seen = [(len(ids), self._is_cut(ids)) for ids in completion_ids]
         gathered = self.accelerator.gather(torch.tensor(seen, device=self.accelerator.device))
         said = self._watch.see(gathered[:, 0].tolist(), gathered[:, 1].bool().tolist())
-        if said and self.accelerator.is_main_process:
-            warnings.warn(said, stacklevel=2)
+        if said:
+            processes.warn(said)
 
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
@@ -188,7 +187,7 @@ class RolloutTrainer(ResumableTrainer):
         sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
         model.generate = sliced
         try:
-            with sampling.head_in_one_product(model) if self.own.fast_sampling else nullcontext():
+            with generate.head_in_one_product(model) if self.own.fast_sampling else nullcontext():
                 yield
         finally:
             if patched:
@@ -197,7 +196,7 @@ class RolloutTrainer(ResumableTrainer):
                 del model.generate
         if sliced.at_once < at_once:
             self._at_most = sliced.at_once
-            warnings.warn(self._ran_short(at_once), stacklevel=3)
+            processes.warn(self._ran_short(at_once), main_alone=False)
 
     @property
     def _sharded(self) -> bool:
@@ -232,7 +231,7 @@ class RolloutTrainer(ResumableTrainer):
         Returns:
             (completions, rewards) of all processes, NaN where a reward does not apply.
         """
-        names, out_of_memory = self.reward_func_names, shortage.explain_out_of_memory
+        names, out_of_memory = self.reward_func_names, oom.explain_out_of_memory
         with out_of_memory("rewards", self.memory_plan), undisturbed(self.model, names, self._told):
             scores: torch.Tensor = super()._calculate_rewards(inputs, *args)
         self._check_models_rewards(scores)
@@ -254,7 +253,6 @@ class RolloutTrainer(ResumableTrainer):
             self.log_completions, self._unprinted = asked, False
 
     def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
-        """The weighted, clipped sum of each completion's scores, as (groups, K)."""
         weights = self.reward_weights.to(scores.device)
         return total_rewards(scores, weights, self.reward_clip_range).view(-1, num_generations)
 
@@ -277,8 +275,7 @@ class RolloutTrainer(ResumableTrainer):
             if self._unscored[name] == UNSCORED_BATCHES:
                 processes.warn(
                     f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
-                    "has no effect. Check the dataset column that it reads.",
-                    stacklevel=2,
+                    "has no effect. Check the dataset column that it reads."
                 )
 
     # --- log-probabilities --------------------------------------------------------------------------------
@@ -293,7 +290,7 @@ class RolloutTrainer(ResumableTrainer):
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
-            shortage.phase(self, "log-probs"),
+            oom.phase(self, "log-probs"),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):

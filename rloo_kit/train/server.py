@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.version import Version
 
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.memory.engine import sleeps
+from rloo_kit.memory.hardware import sleeps
 from rloo_kit.session.versions import version_of
 
 if TYPE_CHECKING:

@@ -1,10 +1,9 @@
 """SIGTERM and SIGINT while a run trains: when they may stop it, and when they have to wait.
 
-For :mod:`.saving`, which says where a step ends.  A signal stops the run at once, in the middle of sampling or of a
-backward pass, whose step is dropped; it waits while weights are updated, the step is logged, or a checkpoint is
-written.  Several processes have to stop after the same step, so there a signal waits for the step's end.  What is
-saved then is :mod:`.resumable`'s.  Nothing is changed outside ``train()``, off the main thread, or where a signal is
-ignored.
+For :mod:`.checkpointing`, which says where a step ends.  A signal stops the run at once, in the middle of sampling or
+of a backward pass, whose step is dropped; it waits while weights are updated, the step is logged, or a checkpoint is
+written.  Several processes have to stop after the same step, so there a signal waits for the step's end.  What is saved
+then is :mod:`.resume`'s.  Nothing is changed outside ``train()``, off the main thread, or where a signal is ignored.
 """
 
 from __future__ import annotations

@@ -40,7 +40,4 @@ class StreamEnds(TrainerCallback):
         )
         if state.global_step == 0:
             raise DatasetError(why, where=f"before step 1 of {state.max_steps}", todo=todo)
-        processes.warn(
-            f"{why}: the run ends at step {state.global_step} of {state.max_steps}. Mend: {todo}",
-            stacklevel=2,
-        )
+        processes.warn(f"{why}: the run ends at step {state.global_step} of {state.max_steps}. Mend: {todo}")

@@ -4,22 +4,23 @@ For users who train, in a notebook or a script.  A subclass of whatever ``trl.RL
 TRL's own class on a CPU, unsloth's generated one on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the
 advantage of a completion is its reward minus the mean reward of the other K - 1 of its prompt.
 
-Rollouts are :mod:`.rollout`'s, running twice and resuming :mod:`.resumable`'s, formulas :mod:`rloo_kit.advantages`' and
+Rollouts are :mod:`.rollout`'s, running twice and resuming :mod:`.resume`'s, formulas :mod:`rloo_kit.advantages`' and
 :mod:`.losses`'.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from rloo_kit import advantages, inputs
 from rloo_kit.advantages import dead_groups
-from rloo_kit.memory import planning, shortage
+from rloo_kit.memory import oom
+from rloo_kit.memory import plan as planning
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.reading import reference_is_base
+from rloo_kit.memory.specs import reference_is_base
 from rloo_kit.passes import Passes
+from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import without_bars
 from rloo_kit.train import losses, metrics, packing
@@ -31,18 +32,17 @@ from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, claim, gradients, launched, recipe  # noqa: E402
+from rloo_kit.train import arguments, checkpoints, gradients, launched, run_record  # noqa: E402
+from rloo_kit.train.checkpointing import StepEnds  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.own import Own  # noqa: E402
 from rloo_kit.train.precision import as_at_the_start, in_its_precision  # noqa: E402
 from rloo_kit.train.refusals import explained  # noqa: E402
-from rloo_kit.train.resumable import drop_reference  # noqa: E402
+from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.train.saving import StepEnds  # noqa: E402
 from rloo_kit.train.streams import StreamEnds  # noqa: E402
-from rloo_kit.watch.health import HealthCallback, judged_by  # noqa: E402
-from rloo_kit.watch.live import LivePlot  # noqa: E402
-from rloo_kit.watch.progress import ProgressCallback  # noqa: E402
+from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
+from rloo_kit.watch.diagnose import judged_by  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -50,12 +50,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
-    from transformers import (
-        BitsAndBytesConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        TrainerCallback,
-    )
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
     from rloo_kit.policy.policy import Policy
 
@@ -82,9 +77,9 @@ class RLOOTrainer(RolloutTrainer):
     - Where each batch is used once, the pass for the old log-probabilities is left out: they are the new ones.
       Completions without a signal are left out of training.  The update is the same
       (:class:`RLOOConfig`, ``single_pass`` and ``skip_dead_groups``).
-    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.health`).
+    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.symptoms`).
       A run that will not fit is reported before the first step, and running out of memory names the phase and what to
-      change (:mod:`rloo_kit.memory.shortage`).
+      change (:mod:`rloo_kit.memory.oom`).
     - One line per logged step in place of transformers' bar, in a notebook a live plot, and the metric
       ``dead_groups``: the share of groups whose K raw rewards are all equal, or in training whose completions are all
       cut and masked, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
@@ -103,6 +98,7 @@ class RLOOTrainer(RolloutTrainer):
         ConfigError: see :mod:`rloo_kit.train.guards`; or the launcher gave fewer processes than it was asked for, or
             another engine (:mod:`rloo_kit.session.processes`).
         DatasetError, RewardError: see :mod:`rloo_kit.inputs`.
+        RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
         ArgumentError: an argument that TRL's trainer does not have.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
@@ -128,11 +124,12 @@ class RLOOTrainer(RolloutTrainer):
         named = {name: value for name, value in locals().items() if name in arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         dataset = given.get("train_dataset")
+        processes.folder()
         given = arguments.completed(given)
-        self._asked = recipe.Asked.of(given, dataset)
+        self._asked = run_record.Asked.of(given, dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
-            claim.make(given["args"].output_dir)
+            checkpoints.make(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
@@ -153,11 +150,10 @@ class RLOOTrainer(RolloutTrainer):
         self._set_callbacks()
         self._start_afresh()
         longest = self._check_longest_prompts()
-        if self.passes.two_because and self.accelerator.is_main_process:
-            warnings.warn(
+        if self.passes.two_because:
+            processes.warn(
                 f"Each step takes one more forward pass for the KL term: {self.passes.two_because}. "
-                "Larger micro-batches take more memory; single_pass=False silences this warning.",
-                stacklevel=2,
+                "Larger micro-batches take more memory; single_pass=False silences this warning."
             )
         self.memory = Meter.for_model(self.model)
         self.memory_plan = planning.plan(self.model, self.args, prompt_tokens=longest)
@@ -199,7 +195,6 @@ class RLOOTrainer(RolloutTrainer):
         return ["truncation"] if self._watch.has_spoken else []
 
     def _check_longest_prompts(self) -> int:
-        """Tokens of the longest prompt."""
         rows, longest = inputs.longest_prompts(self.train_dataset)
         ids, _, _ = self._tokenize_prompts(longest)
         inputs.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
@@ -264,7 +259,6 @@ class RLOOTrainer(RolloutTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        """Log the scores, and the share of groups without a signal."""
         masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
         masked = masked.view_as(totals).all(1)  # groups whose completions are all cut and masked
         for name, value in metrics.reward_metrics(
@@ -282,7 +276,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def _kl(self, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
-        estimate = advantages.KL_ESTIMATORS[self.own.kl_estimator]
+        estimate = advantages.KL_ESTIMATORS[str(self.own.kl_estimator)]
         kl = estimate(logps - batch["ref_per_token_logps"])
         kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
         self._log_token_mean("kl", kl.detach(), batch["completion_mask"])
@@ -315,7 +309,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Works around: running out of memory names neither the phase nor what to do."""
-        with shortage.phase(self, "train"):
+        with oom.phase(self, "train"):
             loss: torch.Tensor = super().training_step(*args, **kwargs)
             return loss
 

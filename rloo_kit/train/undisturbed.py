@@ -1,65 +1,106 @@
-"""What reward functions must leave as it is: the model's mode, torch's gradients and random numbers, the folder.
+"""What reward functions must leave as it is: the model's mode and adapters, torch's settings, its random numbers, the
+folder.
 
 For the trainer, which calls functions that others wrote between sampling and the loss.  A judge that switches gradients
-off, or the policy to evaluation, would stop the run with an error that names neither; one that seeds torch would make
-every step draw the same completions.  The state is put back, and a warning names the functions, once a run.
+off, or the policy to evaluation, would stop the run with an error that names neither; one that switches the adapter off
+would have the base trained on, and one that seeds torch would make every step draw the same completions.  The state is
+put back, and a warning names the functions, once a run.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from rloo_kit.session import processes
+
+ADAPTERS = ("_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")
+"""Where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py)."""
+
+
+def _set_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)  # None takes torch's wrapper away
+
+
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, _set_device),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+"""Of torch: what reads each, and what sets it."""
 
 
 @dataclass(frozen=True)
 class State:
     """Of a process, between two calls."""
 
-    training: bool
-    trainable: tuple[str, ...]
-    gradients: bool
-    dtype: torch.dtype
+    switches: dict[torch.nn.Module, dict[str, object]]
+    trainable: dict[torch.nn.Parameter, bool]
+    settings: tuple[object, ...]
     folder: Path
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> State:
         """As it is now."""
         return cls(
-            training=model.training,
-            trainable=tuple(name for name, p in model.named_parameters() if p.requires_grad),
-            gradients=torch.is_grad_enabled(),
-            dtype=torch.get_default_dtype(),
-            folder=Path.cwd(),
+            switches={module: _switches(module) for module in model.modules()},
+            trainable={parameter: parameter.requires_grad for parameter in model.parameters()},
+            settings=tuple(read() for read, _ in SETTINGS),
+            folder=processes.folder(),
         )
 
-    def restore(self, model: torch.nn.Module) -> list[str]:
-        """Put back what is different; return what it was, in words."""
-        now, found = State.of(model), []
-        if now.training != self.training:
-            model.train(self.training)
-            found.append(f"switched the model to {'evaluation' if self.training else 'training'}")
-        if now.trainable != self.trainable:
-            wanted = set(self.trainable)
-            for name, parameter in model.named_parameters():
-                parameter.requires_grad_(name in wanted)
-            found.append("changed which of the model's parameters are trained")
-        if now.gradients != self.gradients:
-            torch.set_grad_enabled(self.gradients)
-            found.append(f"switched torch's gradients {'off' if self.gradients else 'on'}")
-        if now.dtype != self.dtype:
-            torch.set_default_dtype(self.dtype)
-            found.append(f"set torch's default dtype to {now.dtype}")
-        if now.folder != self.folder:
-            os.chdir(self.folder)
-            found.append(f"changed the process's folder to {now.folder}")
-        return found
+    def restore(self) -> list[str]:
+        """Put back what is different; return what it was, in words.
+
+        Raises:
+            RunFolderError: the process's folder was deleted.
+        """
+        found = dict.fromkeys(_switch_back(self.switches))
+        for parameter, was_trained in self.trainable.items():
+            if parameter.requires_grad != was_trained:
+                parameter.requires_grad_(was_trained)
+                found["changed which of the model's parameters are trained"] = None
+        for (read, put), was in zip(SETTINGS, self.settings, strict=True):
+            if (now := read()) != was:
+                put(was)
+                found[f"changed torch.{read.__name__}() from {was} to {now}"] = None
+        try:
+            now_in = str(Path.cwd())
+        except FileNotFoundError:
+            now_in = "one that was deleted"
+        if now_in != str(self.folder):
+            if self.folder.is_dir():
+                os.chdir(self.folder)
+            processes.folder()
+            found[f"changed the process's folder to {now_in}"] = None
+        return list(found)
+
+
+def _switches(module: torch.nn.Module) -> dict[str, object]:
+    kept = vars(module)
+    return {name: kept[name] for name in ("training", *ADAPTERS) if name in kept}
+
+
+def _switch_back(before: dict[torch.nn.Module, dict[str, object]]) -> Iterator[str]:
+    for module, was in before.items():
+        now = _switches(module)
+        if now == was:
+            continue
+        for name in now:
+            del vars(module)[name]
+        vars(module).update(was)
+        if module.training != now["training"]:
+            yield f"switched the model to {'evaluation' if module.training else 'training'}"
+        if any(now.get(name) != was.get(name) for name in ADAPTERS):
+            yield "switched the model's adapters"
 
 
 class Draws:
@@ -106,11 +147,10 @@ def undisturbed(model: torch.nn.Module, names: Sequence[str], told: set[str]) ->
     try:
         yield
     finally:
-        new = [what for what in (*before.restore(model), *draws.restore()) if what not in told]
+        new = [what for what in (*before.restore(), *draws.restore()) if what not in told]
         told.update(new)
         if new:
-            warnings.warn(
+            processes.warn(
                 f"{'Reward' if len(names) == 1 else 'One of the rewards'} {', '.join(map(repr, names))} "
-                f"{' and '.join(new)}. It is put back after each call; let the function restore what it changes.",
-                stacklevel=2,
+                f"{' and '.join(new)}. It is put back after each call; let the function restore what it changes."
             )

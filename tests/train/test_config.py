@@ -5,7 +5,7 @@ import dataclasses
 import json
 import pickle
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import trl
@@ -13,7 +13,7 @@ import trl
 import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import names
+from rloo_kit.train import fields, losses, mismatch, renamed_args
 from rloo_kit.train.own import NAMES
 from tests.conftest import random_rewards
 
@@ -65,11 +65,11 @@ def test_a_published_recipe_gets_one_warning_for_all_its_old_names() -> None:
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("name", names.CONFIG_GONE)
+@pytest.mark.parametrize("name", renamed_args.CONFIG_GONE)
 def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
     with pytest.raises(ArgumentError, match=name) as caught:
         rloo_kit.RLOOConfig(**{name: 1})
-    assert names.CONFIG_GONE[name] in str(caught.value)
+    assert renamed_args.CONFIG_GONE[name] in str(caught.value)
     assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
 
 
@@ -93,15 +93,16 @@ def test_a_misspelt_name_gets_the_nearest_one() -> None:
 
 
 def test_an_old_name_beside_its_new_one_is_refused() -> None:
-    with pytest.warns(FutureWarning), pytest.raises(ArgumentError, match="given twice"):
-        rloo_kit.RLOOConfig(kl_coef=0.1, beta=0.1)
+    for given in ({"kl_coef": 0.1, "beta": 0.1}, {"beta": 0.1, "kl_coef": 0.1}):
+        said = r"beta is given twice.\nWhere: RLOOConfig: kl_coef is its old name"
+        with pytest.warns(FutureWarning), pytest.raises(ArgumentError, match=said):
+            rloo_kit.RLOOConfig(**given)
 
 
 def test_every_old_name_leads_to_a_name_that_exists() -> None:
-    fields = {item.name for item in dataclasses.fields(trl.RLOOConfig)}
-    assert set(names.CONFIG_OLD.values()) <= fields
-    assert not set(names.CONFIG_GONE) & fields
-    assert not set(names.CONFIG_OLD) & fields
+    there = {item.name for item in dataclasses.fields(rloo_kit.RLOOConfig)}
+    assert set(renamed_args.CONFIG_OLD.values()) <= there
+    assert not {*renamed_args.CONFIG_GONE, *renamed_args.CONFIG_OLD} & there
 
 
 def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
@@ -202,6 +203,13 @@ def test_the_batch_check_knows_the_generation_batch_arguments() -> None:
 def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         rloo_kit.RLOOConfig(**settings)
+
+
+def test_the_choices_that_are_written_at_the_settings_are_those_there_are() -> None:
+    hints = fields.of_own()
+    assert get_args(get_args(hints["kl_estimator"])[0]) == tuple(advantages.KL_ESTIMATORS)
+    assert get_args(hints["loss_aggregation"]) == losses.AGGREGATIONS
+    assert get_args(hints["vllm_importance_sampling_mode"]) == mismatch.MODES
 
 
 def test_the_kl_estimator_is_the_fields_for_its_place() -> None:

@@ -14,7 +14,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import rloo_kit
-from rloo_kit.train import described
+from rloo_kit.train import described, fields
 from rloo_kit.train.own import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,9 +35,8 @@ def test_a_type_checker_refuses_a_misspelt_name_a_wrong_type_and_a_choice_that_d
 ) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(CHECKED)
-    needed = [
-        f"rloo_kit/{name}.py" for name in ("__init__", "train/__init__", "train/config", "train/signature")
-    ]
+    needed = [f"rloo_kit/{name}.py" for name in ("__init__", "train/__init__", "train/config")]
+    needed += ["rloo_kit/train/signature.pyi"]
     alone = ["--config-file=", "--follow-imports=skip", "--ignore-missing-imports", f"--cache-dir={tmp_path}"]
     command = [sys.executable, "-m", "mypy", *alone, str(snippet), *needed]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False).stdout
@@ -78,6 +77,16 @@ def test_every_field_is_in_the_signature_the_kits_first_then_the_ten_then_the_re
     defaults = {name: one.default for name, one in inspect.signature(rloo_kit.RLOOConfig).parameters.items()}
     made = rloo_kit.RLOOConfig()
     assert (defaults["beta"], defaults["learning_rate"]) == (made.beta, made.learning_rate)
+
+
+def test_the_types_that_are_read_without_trl_are_trls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line refuses a misspelling by them, before the seconds that an import of TRL takes."""
+    read, theirs = fields.written_down(), fields.hints()
+    assert set(read) == {item.name for item in described.in_order(rloo_kit.RLOOConfig)}
+    others = {n for n in read if described.written(read[n]) != described.written(theirs.get(n, read[n]))}
+    assert others == set(), "run python scripts/docs.py"
+    monkeypatch.setattr(fields, "version_of", lambda name: "another")
+    assert fields.written_down.__wrapped__() == {}, "another release has other fields"
 
 
 def test_help_begins_with_the_kits_settings_then_the_ten_then_the_rest() -> None:

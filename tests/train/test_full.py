@@ -8,7 +8,7 @@ import torch
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import reading
+from rloo_kit.memory import specs as reading
 from rloo_kit.memory.meter import Meter
 from tests.conftest import random_rewards
 

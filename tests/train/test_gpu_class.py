@@ -11,14 +11,14 @@ import unsloth, unsloth_zoo.cpu.ops
 unsloth.models.rl._patch_trl_rl_trainers_impl("rloo_trainer")
 unsloth_zoo.cpu.ops.patch_trl_fused_lm_head()  # TRL's own kernel is Triton
 
-import rloo_kit, rloo_kit.policy.tiny, transformers, trl
+import rloo_kit, rloo_kit.policy.bundled, transformers, trl
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import torch
 
 assert trl.RLOOTrainer.__name__ == "UnslothRLOOTrainer", trl.RLOOTrainer
 assert trl.RLOOTrainer in rloo_kit.RLOOTrainer.__mro__
-folder = rloo_kit.policy.tiny.checkpoint()
+folder = rloo_kit.policy.bundled.TINY.checkpoint()
 tokenizer = AutoTokenizer.from_pretrained(folder)
 task = rloo_kit.tasks.addition(n_train=64, n_held_out=32)
 

@@ -16,7 +16,7 @@ from accelerate import Accelerator
 import rloo_kit
 from rloo_kit.advantages import ESTIMATORS
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import grpo
+from rloo_kit.train import renamed_args
 from rloo_kit.train.own import NAMES, Own
 from tests.train.test_update import (
     BETA,
@@ -45,14 +45,14 @@ THEIRS = {item.name for item in dataclasses.fields(trl.GRPOConfig)}
 
 
 def test_every_field_of_trls_grpo_config_has_a_row_or_is_ours() -> None:
-    missing = THEIRS - OURS - set(grpo.FIELDS)
-    assert not missing, "a release of TRL has new fields: give each a row in rloo_kit/train/grpo.py"
-    assert not set(grpo.FIELDS) & OURS, "a row of what RLOOConfig has itself is never read"
+    missing = THEIRS - OURS - set(renamed_args.FIELDS)
+    assert not missing, "a release of TRL has new fields: give each a row in rloo_kit/train/renamed_args.py"
+    assert not set(renamed_args.FIELDS) & OURS, "a row of what RLOOConfig has itself is never read"
 
 
 def test_what_a_row_becomes_are_settings_of_ours_and_every_default_of_trls_is_known() -> None:
     defaults = {item.name: item.default for item in dataclasses.fields(trl.GRPOConfig)}
-    for name, row in grpo.FIELDS.items():
+    for name, row in renamed_args.FIELDS.items():
         assert all(set(ours) <= OURS for ours in row.becomes.values()), name
         assert bool(row.left_out) != bool(row.todo), name
         if name in THEIRS and not row.left_out:
@@ -91,13 +91,13 @@ def test_a_recipe_of_grpos_gets_one_warning_for_all_its_names() -> None:
 
 
 def test_a_value_that_means_nothing_here_is_taken_without_a_word() -> None:
-    nothing = {name: row.nothing[0] for name, row in grpo.FIELDS.items() if row.nothing}
+    nothing = {name: row.nothing[0] for name, row in renamed_args.FIELDS.items() if row.nothing}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rloo_kit.RLOOConfig(**nothing)
 
 
-REFUSED = {name: 7 for name, row in grpo.FIELDS.items() if row.todo} | {
+REFUSED = {name: 7 for name, row in renamed_args.FIELDS.items() if row.todo} | {
     "loss_type": "cispo",
     "scale_rewards": "batch",
 }
@@ -107,7 +107,7 @@ REFUSED = {name: 7 for name, row in grpo.FIELDS.items() if row.todo} | {
 def test_a_value_without_an_equal_says_what_to_do(name: str) -> None:
     with pytest.raises(ArgumentError, match=name) as caught:
         rloo_kit.RLOOConfig(**{name: REFUSED[name]})
-    assert grpo.FIELDS[name].todo in str(caught.value)
+    assert renamed_args.FIELDS[name].todo in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
 

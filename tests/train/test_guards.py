@@ -6,6 +6,7 @@ comes; that what was mended trains, and that no weight is NaN after any of them.
 
 import json
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -126,10 +127,18 @@ def test_a_batch_smaller_than_a_group_is_told_the_smallest_that_fits() -> None:
         ),
         ({"min_p": 0.1}, "min_p=0.1"),
         ({"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ({"learning_rate": 5.0}, "learning_rate=5: adamw_torch_fused moves each weight by about that much"),
     ],
 )
-def test_sampling_from_a_part_of_the_policy_is_spoken_of(settings: dict[str, Any], said: str) -> None:
+def test_what_is_legal_and_hardly_meant_is_spoken_of(settings: dict[str, Any], said: str) -> None:
     with pytest.warns(UserWarning, match=said):
+        rloo_kit.RLOOConfig(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"learning_rate": 0.1}, {"learning_rate": 1.0, "optim": "sgd"}])
+def test_a_high_learning_rate_that_may_be_meant_is_taken_without_a_word(settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         rloo_kit.RLOOConfig(**settings)
 
 

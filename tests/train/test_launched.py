@@ -4,13 +4,14 @@ import pytest
 from datasets import Dataset
 
 from rloo_kit.errors import DatasetError
-from rloo_kit.train.launched import check_same, fingerprint
+from rloo_kit.train import fingerprints
+from rloo_kit.train.launched import check_same
 
 ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(40)]
 
 
 def of(rows: list[dict[str, str]]) -> str:
-    return fingerprint(Dataset.from_list(rows))
+    return fingerprints.rows(Dataset.from_list(rows))
 
 
 def test_the_same_rows_are_taken() -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +10,7 @@ from transformers import EarlyStoppingCallback
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, RunFolderError
-from rloo_kit.train import claim
-from rloo_kit.train.resumable import changed_settings
+from rloo_kit.train import checkpoints
 from rloo_kit.watch import run_folder
 from tests.conftest import random_rewards
 
@@ -34,21 +32,10 @@ def test_what_names_a_checkpoint_is_taken(asked: object) -> None:
 def test_a_link_to_a_disk_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tmp_path / "unmounted")
     with pytest.raises(RunFolderError, match="a link to one that does not exist") as refused:
-        claim.make(tmp_path / "run")
+        checkpoints.make(tmp_path / "run")
     assert "unmounted" in str(refused.value)
     (tmp_path / "unmounted").mkdir()
-    claim.make(tmp_path / "run")
-
-
-def test_a_resume_says_which_settings_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Any = SimpleNamespace(seed=3, num_generations=2, beta=0.0, learning_rate=1e-3)
-    monkeypatch.setattr("rloo_kit.watch.arguments.beside", lambda folder: found)
-    now = SimpleNamespace(seed=3, num_generations=4, beta=0.1, learning_rate=1e-5)
-    said = changed_settings(now, Path("checkpoint-2"))
-    assert said == "num_generations=4 (it was 2), beta=0.1 (it was 0.0)"
-    assert changed_settings(found, Path("checkpoint-2")) == ""
-    found = None
-    assert changed_settings(now, Path("checkpoint-2")) == ""
+    checkpoints.make(tmp_path / "run")
 
 
 def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
@@ -76,20 +63,14 @@ def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
     )
     # As if the step to come were worse, so that the best one is the one that was moved.
     monkeypatch.setattr(again, "_determine_best_metric", lambda metrics, trial: False)
-    again.train(resume_from_checkpoint=True)
+    with pytest.warns(UserWarning, match=r"temperature=0.9 \(it was 1.0\)"):
+        again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 2
     assert again.state.best_model_checkpoint == str(moved / "checkpoint-1")
     assert not os.path.lexists(tmp_path / "run")
     said = capsys.readouterr()
-    assert "temperature=0.9 (it was 1.0)" in said.out
     assert "Could not locate the best model" not in said.out + said.err
-    assert f"the best checkpoint so far is {moved / 'checkpoint-1'}" in said.out
     assert [one.name for one in run_folder.checkpoints(moved)] == ["checkpoint-1"]
-    again.state.best_model_checkpoint = str(tmp_path / "gone" / "checkpoint-7")
-    with pytest.warns(
-        UserWarning, match=r"gone.checkpoint-7 is gone, so the policy keeps the weights of step 2"
-    ):
-        again._load_best_model()
     again.state.best_model_checkpoint, again.state.best_global_step = None, 7
     with pytest.warns(UserWarning, match="of step 7, is not in"):
         again._find_best_again()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from rloo_kit.train import metrics
+from tests.conftest import as_loaded, random_rewards
 
 EPSILON, EPSILON_HIGH = 0.2, 0.28
 
@@ -53,3 +54,28 @@ def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(
     low, least, high, most = expected
     shares = {"low_mean": low, "low_min": least, "high_mean": high, "high_max": most}
     assert logged == pytest.approx({**shares, "region_mean": low + high}), why
+
+
+def test_the_logged_entropy_is_the_mean_over_sampled_tokens_and_counts_no_padding(
+    make_trainer: Any, loaded_once: Any
+) -> None:
+    """Of rows of unequal lengths in two micro-batches, against each row by itself; what health judges by."""
+    sampled: list[tuple[Any, list[int]]] = []
+
+    def keeps(prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
+        sampled.extend(zip(prompts, completion_ids, strict=True))
+        return random_rewards(completion_ids=completion_ids, **kwargs)
+
+    settings = {"gradient_accumulation_steps": 2, "max_completion_length": 40, "skip_dead_groups": False}
+    trainer = make_trainer(keeps, **settings, temperature=1.2, logging_steps=1)
+    trainer.train()
+    policy, entropies = as_loaded(loaded_once), []  # as it was when it sampled
+    for prompt, ids in sampled:
+        (asked,) = policy.tokenize([prompt])
+        with torch.no_grad():
+            logits = policy.model(torch.tensor([[*asked, *ids]])).logits[0, len(asked) - 1 : -1].float()
+        log_probs = (logits / 1.2).log_softmax(-1)
+        entropies += (-(log_probs.exp() * log_probs).sum(-1)).tolist()
+    assert len({len(ids) for _, ids in sampled}) > 1
+    logged = [entry["entropy"] for entry in trainer.state.log_history if "entropy" in entry]
+    assert logged == [pytest.approx(sum(entropies) / len(entropies), rel=2e-3)]

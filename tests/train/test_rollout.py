@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from rloo_kit.errors import RewardError
-from rloo_kit.policy import tiny
+from rloo_kit.policy.bundled import TINY
 from tests.conftest import random_rewards
 from tests.train.test_guards import gives, returns
 
@@ -86,7 +86,7 @@ def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: 
 
 def plain_model() -> Any:
     """All of the tiny policy, to be trained in float32: no LoRA, no quantization."""
-    return AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), dtype=torch.float32)
+    return AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=torch.float32)
 
 
 def logged_kl(trainer: Any) -> list[float]:

@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import reading
-from rloo_kit.memory.footprint import Step
+from rloo_kit.memory import specs as reading
+from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.meter import Meter
-from rloo_kit.policy import sampling, tiny
+from rloo_kit.policy import generate
+from rloo_kit.policy.bundled import TINY
 
 EIGHT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
@@ -64,7 +65,7 @@ def test_where_all_fit_the_draws_are_those_of_an_unsliced_batch(
     if fast:
         bound = policy.model.generate
         monkeypatch.setattr(
-            policy.model, "generate", lambda **given: bound(**given, custom_generate=sampling.decode)
+            policy.model, "generate", lambda **given: bound(**given, custom_generate=generate.decode)
         )
     stock = trl.trainer.rloo_trainer.RLOOTrainer._generate_single_turn
     torch.manual_seed(0)
@@ -77,7 +78,7 @@ def test_slices_change_no_greedy_completion_nor_their_order(
     fast: bool, make_trainer: Any, policy: Any
 ) -> None:
     """In float32, whatever this machine computes in: 16 bit has ties, which a batch's size may break."""
-    model = AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=torch.float32)
 
     def completions(generation_rows: int | None) -> list[list[int]]:
         how = {"generation_rows": generation_rows, "fast_sampling": fast, "max_completion_length": 16}

@@ -47,36 +47,43 @@ def during(trainer: Any, method: str, step: int, times: int = 1) -> None:
     setattr(trainer, method, interrupted)
 
 
-WHOLE: list[tuple[list[Any], list[float]]] = []
-"""Weights and tokens of the run that was not stopped, which three cases share."""
-
-
-def tokens(trainer: Any) -> list[float]:
-    return [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
-
-
 @pytest.mark.parametrize("method", ["_generate_single_turn", "_calculate_rewards", "_compute_loss"])
-def test_a_step_in_progress_is_dropped_and_taken_again_to_the_bit(
+def test_a_step_in_progress_is_dropped_and_taken_again(
     make_trainer: Any, tmp_path: Path, method: str
 ) -> None:
-    if not WHOLE:
-        policy = rloo_kit.load_policy("tiny", seed=0)
-        whole = make_trainer(model=policy, output_dir=str(tmp_path / "whole"), **SETTINGS)
-        whole.train()
-        WHOLE.append((weights(whole), tokens(whole)))
     trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
+    kept: list[Any] = []
     during(trainer, method, step=2)
+    ended, trainer.end_update = trainer.end_update, lambda: (ended(), kept.append(weights(trainer)))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated) as stopped:
         trainer.train()
     assert stopped.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
-    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    saved = tmp_path / "run" / "checkpoint-2"
+    assert last_whole_checkpoint(tmp_path / "run") == saved
+    assert all(a.equal(b) for a, b in zip(kept[-1], weights(trainer), strict=True)), "of the last whole step"
     resumed = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
     resumed.train(resume_from_checkpoint=True)
-    ((whole, counted),) = WHOLE
-    assert all(a.equal(b) for a, b in zip(whole, weights(resumed), strict=True))
-    assert counted == tokens(resumed)
+    assert [entry["step"] for entry in resumed.state.log_history if "reward" in entry] == [1, 2, 3, 4]
+
+
+def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer: Any) -> None:
+    """Of three steps on a batch the second is stopped: its completions are those of the first, and of the third."""
+    sampled: list[int] = []
+
+    def counts(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        sampled.append(trainer_state.global_step)
+        return random_rewards(completions, **kwargs)
+
+    settings = {**SETTINGS, "reward_funcs": counts, "num_iterations": 3, "gradient_accumulation_steps": 2}
+    settings |= {"per_device_train_batch_size": 2, "max_steps": 5}
+    trainer = make_trainer(**settings)
+    during(trainer, "_compute_loss", step=1)
+    with pytest.raises(Terminated):
+        trainer.train()
+    make_trainer(**settings).train(resume_from_checkpoint=True)
+    assert sampled == [0, 3]
 
 
 def test_within_an_update_or_while_saving_a_signal_waits(make_trainer: Any, tmp_path: Path) -> None:
@@ -117,9 +124,7 @@ def test_a_signal_during_the_save_that_a_signal_has_asked_for_changes_nothing(
     assert fault(tmp_path / "run" / "checkpoint-1") == ""
 
 
-def test_an_evaluation_that_a_signal_cuts_off_is_made_after_resuming(
-    make_trainer: Any, tmp_path: Path, task: Any
-) -> None:
+def test_a_signal_does_not_wait_for_an_evaluation(make_trainer: Any, tmp_path: Path, task: Any) -> None:
     settings = {**SETTINGS, "eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 2}
     settings |= {"eval_dataset": task.held_out.select([0])}
     trainer = make_trainer(**settings)
@@ -127,9 +132,8 @@ def test_an_evaluation_that_a_signal_cuts_off_is_made_after_resuming(
     with pytest.raises(Terminated):
         trainer.train()
     assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry]
-    resumed = make_trainer(**settings)
-    resumed.train(resume_from_checkpoint=True)
-    assert [e["step"] for e in resumed.state.log_history if "eval_reward" in e] == [2, 4]
+    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2]
 
 
 def test_an_update_that_an_error_cuts_in_two_is_not_saved(

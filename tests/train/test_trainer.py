@@ -9,8 +9,8 @@ import torch
 import trl
 
 import rloo_kit
-from rloo_kit.train.own import Own
-from rloo_kit.watch import progress
+from rloo_kit.train.own import PLAIN
+from rloo_kit.watch import callbacks
 from tests.conftest import random_rewards
 
 
@@ -105,7 +105,7 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_pa
     trainer = make_trainer(args=trl.RLOOConfig(output_dir=str(tmp_path), bf16=False, beta=0.0, **small))
     trainer.train()
     assert not trainer.passes.single
-    assert trainer.own == Own()
+    assert trainer.own == PLAIN
     assert trainer.state.global_step == 1
 
 
@@ -139,9 +139,9 @@ def test_one_line_of_fixed_width_per_logged_step_and_nothing_else(
     out, err = capfd.readouterr()
     lines = out.splitlines()
     assert err == ""
-    assert lines[0] == progress.header()
+    assert lines[0] == callbacks.header()
     assert len(lines) == 4
-    assert {len(line) for line in lines} == {len(progress.header())}
+    assert {len(line) for line in lines} == {len(callbacks.header())}
     assert re.match(r"\s+1/3\s+[+-]\d\.\d{3}", lines[1])
 
 

@@ -196,7 +196,7 @@ REWARDS = {
     "a reward that evaluates": with_model(lambda model: model.eval(), "evaluation"),
     "a reward that freezes": with_model(lambda model: model.requires_grad_(False), "trained"),
     "a reward that switches gradients off": rewarded(
-        does(lambda **kwargs: torch.set_grad_enabled(False)), "gradients", when="warned"
+        does(lambda **kwargs: torch.set_grad_enabled(False)), "is_grad_enabled", when="warned"
     ),
     "a reward that changes the precision": rewarded(
         does(lambda **kwargs: torch.set_default_dtype(torch.float64)), "float64", when="warned"

@@ -128,6 +128,7 @@ NEWCOMER = {
     "a number for a run's name": together("run_name", run_name=5),
     "a folder that cannot be written": together("/proc/run", when="trainer", output_dir="/proc/run"),
     "a logger that is not installed": together("report_to", report_to="comet_ml"),
+    "kernels that are not installed": together("use_liger_kernel", use_liger_kernel=True),
     "two rows a group that is never whole": together(
         "generation_batch_size", generation_batch_size=6, per_device_train_batch_size=4
     ),

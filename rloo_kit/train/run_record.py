@@ -1,8 +1,8 @@
-"""What a run was started with, as ``rloo-kit export`` reads it: ``run.json`` in the run's folder.
+"""What a run was started with, as ``rloo-kit export`` reads it (``_run.json``), and what its model card says of it.
 
-For the trainer, which writes it before the first step: policy, task, rewards and settings in the words of a
-configuration (``rloo_kit/cli/schema.py``), the source of rewards that were written in a notebook, and what cannot be
-written down, with the reason and the mend.  What cannot be described stops no run.
+For the trainer: policy, task, rewards and settings in the words of a configuration (``rloo_kit/cli/config.py``), the
+source of rewards that were written in a notebook, and what cannot be written down, with the reason and the mend.  What
+cannot be described stops no run, and what looks like a secret is left out, with a word.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ import enum
 import inspect
 import json
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from datasets import Dataset
 
 from rewards.made import made_by
 from rewards.thinking import ThinkTokens
-from rloo_kit.advantages import ESTIMATORS
-from rloo_kit.hidden import without_hidden
-from rloo_kit.policy import options
-from rloo_kit.tasks.task import Origin, origin_of
+from rloo_kit.hidden import holds_secret, without_hidden
+from rloo_kit.policy import model_card, options
+from rloo_kit.policy.resolve import checkpoint_of_model
+from rloo_kit.tasks.task import FILES, Origin, origin_of
+from rloo_kit.train import fingerprints
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.train.own import HANDLERS
-from rloo_kit.train.sources import CannotBeWrittenError, Sources, importable, is_installed
-from rloo_kit.values import SECRET, without_secrets
+from rloo_kit.train.fields import ESTIMATORS
+from rloo_kit.train.own import HANDLERS, PLAIN
+from rloo_kit.values import is_secret
 from rloo_kit.watch.checkpoint import replace_text
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
@@ -36,8 +39,32 @@ if TYPE_CHECKING:
     import trl
     from torch import nn
 
-OWN_ESTIMATORS = frozenset(ESTIMATORS)
-"""Those that have a name in any process: at import, before a user's function is added."""
+    from rloo_kit.policy.model_card import Facts
+
+HEAD = '''"""Reward functions of a run in a notebook, as they were when it was trained."""
+
+from __future__ import annotations'''
+
+LEFT_OUT = "it looks as if it holds a secret"
+
+METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
+
+SETTINGS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "optim",
+    "beta",
+    "epsilon",
+    "num_iterations",
+    "temperature",
+    "max_completion_length",
+    "mask_truncated_completions",
+    "seed",
+)
+"""Of a configuration, those that decide what was learned, beside the sizes of groups and batches."""
+
+OWN = ("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level")
+"""The kit's own that do, where they are not what plain TRL does."""
 
 NOT_DESCRIBED = ("callbacks", "optimizers", "peft_config", "reward_processing_classes", "quantization_config")
 """Arguments of the trainer that a configuration has no word for."""
@@ -66,13 +93,13 @@ class Recipe:
         config: the sections that could be written.
         cannot: what could not: the section, what is in the way, what to do.
         notes: what is left out and changes no reward.
-        sources: functions of a notebook.
+        functions: of a notebook: name -> source, with a line that says what else it needs.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
     cannot: list[tuple[str, str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sources: Sources = field(default_factory=Sources)
+    functions: dict[str, str] = field(default_factory=dict)
 
     def section(self, name: str, describe: Callable[[], Any]) -> None:
         """Describe a section, or say what is in the way."""
@@ -85,13 +112,40 @@ class Recipe:
             self.cannot.append((name, " ".join(what.split()), "write this section by hand"))
 
     def as_json(self) -> str:
-        """The text of ``run.json``."""
-        data = {"config": self.config, "cannot": self.cannot, "notes": self.notes}
-        return without_hidden(json.dumps(data | {"functions": self.sources.text()}, indent=1))
+        """The text of ``_run.json``."""
+        text = "\n\n\n".join([HEAD, *self.functions.values()]) + "\n" if self.functions else ""
+        cannot = [[without_hidden(part) for part in one] for one in self.cannot]
+        parts = {"config": self.config, "cannot": cannot, "notes": self.notes, "functions": text}
+        return json.dumps(parts, indent=1)
+
+    def add(self, function: Any) -> str:
+        """Take a notebook's function in; returns its name.
+
+        Raises:
+            CannotBeWrittenError: its source is not known, or looks as if it holds a secret.
+        """
+        source, name = _definition(function), function.__name__
+        needed = [used for used in fingerprints.used_by(function) if used != name]
+        lines = [f"# {name} also needs {', '.join(needed)}: define them above."] if needed else []
+        said = {key: vars(function).get(key) for key in ("judges", "columns")}  # what a reward says of itself
+        text = "\n".join([*lines, source, *(f"{name}.{key} = {v!r}" for key, v in said.items() if v)])
+        if needed and name not in self.functions:
+            self.notes.append(f"{', '.join(needed)}, which {name} needs: define it beside {name}")
+        if self.functions.setdefault(name, text) != text:
+            raise CannotBeWrittenError(f"two functions are called {name!r}", f"rename one {name}")
+        return name
+
+
+class CannotBeWrittenError(Exception):
+    """What is in the way, and what to do about it."""
+
+    def __init__(self, what: str, todo: str) -> None:
+        super().__init__(what)
+        self.what, self.todo = what, todo
 
 
 def write(folder: Path, asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> None:
-    """Write ``run.json`` into a run's folder."""
+    """Write ``_run.json`` into a run's folder."""
     text = described(asked, model, args, resumed).as_json()
     replace_text(folder / RECIPE, text)
 
@@ -157,16 +211,43 @@ def _reward(recipe: Recipe, reward: object, correct: object) -> Any:
     if (call := made_by(reward)) is not None:
         if call.function == "rewards.guarded":
             return _reward(recipe, call.arguments["reward"], correct)
+        if secret := next((n for n, v in call.arguments.items() if is_secret(n, v)), None):
+            raise CannotBeWrittenError(
+                f"{secret} is left out: {LEFT_OUT}", "read it from os.environ, in a .py file"
+            )
         return {call.function: {n: _argument(recipe, v, correct) for n, v in call.arguments.items()}}
     if not callable(reward):
         raise CannotBeWrittenError(
             f"a reward is a {type(reward).__name__}", "load it in a .py file with rewards.reward_model"
         )
-    if importable(reward):
+    if fingerprints.importable(reward):
         return f"{reward.__module__}.{reward.__qualname__}"  # type: ignore[attr-defined]
     if inspect.isfunction(reward) and (file := _file_of(reward)):
         return f"{file}:{reward.__name__}"
-    return f"{NOTEBOOK}:{recipe.sources.add(reward)}"
+    return f"{NOTEBOOK}:{recipe.add(reward)}"
+
+
+def _definition(function: Callable[..., Any]) -> str:
+    """A function's text.
+
+    Raises:
+        CannotBeWrittenError: a lambda, an object, or a function whose text is not known or not to be told.
+    """
+    called = getattr(function, "__name__", type(function).__name__)
+    put = "put it into a .py file as 'def reward(completions, **kwargs)', and pass it from there"
+    if not inspect.isfunction(function):
+        raise CannotBeWrittenError(f"{called} is an object of {type(function).__name__}, not a function", put)
+    if called == "<lambda>":
+        raise CannotBeWrittenError("a reward is a lambda, which has no name", put)
+    try:
+        source = textwrap.dedent(inspect.getsource(function)).rstrip()
+    except (OSError, TypeError) as error:
+        raise CannotBeWrittenError(f"the source of {called} is not known", put) from error
+    if holds_secret(source):
+        raise CannotBeWrittenError(
+            f"the source of {called} is left out: {LEFT_OUT}", "read it from os.environ"
+        )
+    return source
 
 
 def _file_of(function: Callable[..., Any]) -> Path | None:
@@ -175,7 +256,7 @@ def _file_of(function: Callable[..., Any]) -> Path | None:
     file = there.get("__file__")
     if not file or there.get("__name__") == "__main__" or there.get(function.__name__) is not function:
         return None
-    return None if is_installed(function.__module__) else Path(file).absolute()
+    return None if fingerprints.is_installed(function.__module__) else Path(file).absolute()
 
 
 def _argument(recipe: Recipe, value: Any, correct: object) -> Any:
@@ -207,6 +288,10 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return value.item()
+    if isinstance(value, str) and holds_secret(value):
+        raise CannotBeWrittenError(
+            f"a text is left out: {LEFT_OUT}", "read it from os.environ, in a .py file"
+        )
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CannotBeWrittenError(
@@ -228,15 +313,88 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
         )
     found = {}
     for name, value in given.items():
-        named = name.endswith("_token") or (isinstance(value, str) and SECRET.search(name))
-        if named or (isinstance(value, dict) and without_secrets(value) != value):
+        if is_secret(name, value):
             notes.append(f"{name}, which belongs into .env")
         elif isinstance(value, str) and value in HANDLERS:
             notes.append(f"{name}, a function")
-        elif name == "advantage_estimator" and value not in OWN_ESTIMATORS:
+        elif name == "advantage_estimator" and value not in ESTIMATORS:
             raise CannotBeWrittenError(
                 "advantage_estimator is a function", "take one of the kit's by its name"
             )
         else:
             found[name] = _plain(value)
     return found
+
+
+# --- model cards ------------------------------------------------------------------------------------------
+
+
+def card(trainer: trl.RLOOTrainer) -> str:
+    """The card of what a trainer saves."""
+    form = "LoRA adapter" if hasattr(trainer.model, "peft_config") else "checkpoint, all weights trained"
+    base = checkpoint_of_model(trainer.model, trainer.processing_class)
+    return model_card.written(base, form, run=model_card.remembered(trainer.model))
+
+
+def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
+    """Heading -> name -> value.
+
+    Args:
+        trainer: the kit's, at any step.
+        of_data: :func:`data`'s.
+    """
+    args, own, plain = trainer.args, trainer.own, PLAIN
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
+    changed = {name: getattr(own, name) for name in OWN if getattr(own, name) != getattr(plain, name)}
+    return {
+        "Method": {
+            "method": METHOD,
+            "advantage estimator": own.advantage_estimator,
+            "updates": f"{trainer.state.global_step} of {trainer.state.max_steps}",
+            "completions of a prompt": args.num_generations,
+            "completions of an update": rows,
+        },
+        "Data": of_data,
+        "Rewards and their weights": {name: f"{weight:g}" for name, weight in weights},
+        "Configuration": {name: _shown(getattr(args, name)) for name in SETTINGS}
+        | changed
+        | _trained(trainer.model),
+    }
+
+
+def _shown(value: Any) -> object:
+    value = getattr(value, "value", value)  # transformers has enums
+    return f"{value:g}" if isinstance(value, float) else value
+
+
+def data(dataset: object) -> dict[str, object]:
+    """Name, size and fingerprint of a dataset as it was given, which is what has a name; of a stream its name."""
+    if not isinstance(dataset, Dataset):
+        return {"name": _name(dataset), "prompts": "a stream"}
+    return {
+        "name": _name(dataset),
+        "prompts": len(dataset),
+        "fingerprint": fingerprints.rows(dataset),
+    }
+
+
+def _name(dataset: object) -> str:
+    """The call that made a task's dataset, or the name under which it was loaded."""
+    if (origin := origin_of(dataset)) is None:
+        info = getattr(dataset, "info", None)
+        named = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+        return str(named or "made by hand")
+    shown = {
+        name: Path(str(value)).name if name in FILES and value is not None else value
+        for name, value in origin.call.arguments.items()
+    }
+    given = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
+    return f"tasks.{origin.call.function}({given}), {origin.side}"
+
+
+def _trained(model: Any) -> dict[str, object]:
+    config = getattr(model, "peft_config", {}).get("default")
+    if config is None:
+        return {"trained": "all weights"}
+    return {"LoRA rank": config.r, "LoRA alpha": config.lora_alpha}

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import trl
 
-
 class Signature(trl.RLOOConfig):
     """What ``RLOOConfig(...)`` can be given; it takes the names of older TRL releases and GRPO's too."""
 

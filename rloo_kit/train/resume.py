@@ -1,25 +1,24 @@
 """A run twice, stopped anywhere, and resumed.
 
-For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What a run writes is :mod:`.saving`'s, and which
+For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What a run writes is :mod:`.checkpointing`'s, and which
 checkpoint is whole :mod:`rloo_kit.watch.checkpoint`'s.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
-from rloo_kit.memory import shortage
-from rloo_kit.memory.planning import Plan
+from rloo_kit.memory import oom
+from rloo_kit.memory.plan import Plan
 from rloo_kit.session import cell, processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.watch import arguments, run_folder
 from rloo_kit.watch import checkpoint as checkpoint_file
+from rloo_kit.watch import run_folder
 
 import_unsloth()
 
@@ -29,11 +28,11 @@ from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from transformers import TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
+from transformers.trainer_pt_utils import safe_globals  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noqa: E402
 
-from rloo_kit.train import checkpoints, gradients, recipe  # noqa: E402
-from rloo_kit.train.claim import claimed  # noqa: E402
-from rloo_kit.train.saving import SavingTrainer, optimizer_differs, optimizer_name  # noqa: E402
+from rloo_kit.train import checkpoints, fingerprints, gradients, run_record  # noqa: E402
+from rloo_kit.train.checkpointing import SavingTrainer, optimizer_differs, optimizer_name  # noqa: E402
 from rloo_kit.train.stops import Terminated, told  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,39 +41,42 @@ if TYPE_CHECKING:
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
-NOT_TO_CHANGE = (
-    *("seed", "data_seed", "num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "num_iterations", "max_completion_length", "temperature", "beta", "epsilon"),
-    *("advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
-    "use_bias_correction_kl",
-    "reward_weights",
-)
-"""Settings that make a resumed run another one than that which was stopped, and nothing fails."""
+STATES: dict[str, set[str]] = {
+    "optimizer.pt": {"state", "param_groups"},
+    "scheduler.pt": {"last_epoch"},
+    "rng_state*.pth": {"python", "numpy", "cpu"},
+    "rollout*.pt": {"layout", "batches"},
+    "scaler.pt": set(),
+}
+"""A checkpoint's pickles, and what is in each."""
+
+LORA = {"r": "lora_rank", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
+"""PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
 
 
 class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
-    _asked: recipe.Asked
+    _asked: run_record.Asked
     memory_plan: Plan
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
 
         SIGTERM and SIGINT (a notebook's stop button) end the run with its last finished step saved; a step in progress
-        is dropped, and the resumed run takes it again with the same draws.  After SIGTERM the process ends with
-        status 143.
+        is dropped, and the resumed run samples it again.  After SIGTERM the process ends with status 143.
 
         Args:
             resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, and starts at
                 step 0 where there is none; a path names one.  Damaged checkpoints are named and moved to
-                ``output_dir/broken``.  Without it the run starts at step 0.  Checkpoints of an earlier run, or of
-                later steps than the one that is named, are moved to ``output_dir/earlier-1`` or the next number, so
+                ``output_dir/_broken``.  Without it the run starts at step 0.  Checkpoints of an earlier run, or of
+                later steps than the one that is named, are moved to ``output_dir/_earlier-1`` or the next number, so
                 that no later resume takes them for its own.  Nothing is moved that no run of the kit's wrote.
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: the path is not that of a whole checkpoint, or the checkpoint's optimizer is another one.
+            ConfigError: the path is not that of a whole checkpoint; or its base, its LoRA's scaling or its optimizer
+                is another one.  Other changes are named in one warning.
             RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
@@ -82,7 +84,8 @@ class ResumableTrainer(SavingTrainer):
                 line, and no traceback.
             Exception: a reward's, or another's; the last finished step is saved, with one process.
         """
-        alone = claimed(self.folder, self.checkpoint_bytes) if self.args.should_save else nullcontext()
+        writes, room = self.args.should_save, self.checkpoint_bytes
+        alone = checkpoints.RunLock(self.folder, room) if writes else nullcontext()
         try:
             with processes.named(), alone, cell.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
@@ -96,23 +99,21 @@ class ResumableTrainer(SavingTrainer):
         self._start_afresh()
         if self.args.should_save:
             with checkpoints.explained(self.folder, run_folder.RECIPE):
-                recipe.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
-        if folder and self.accelerator.is_main_process and (changed := changed_settings(self.args, folder)):
-            processes.say(f"settings that differ from the checkpoint's: {changed}")
-        shortage.warn_if_too_large(self.memory_plan)
+                run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
+        oom.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself and self.accelerator.is_main_process:
             processes.say(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
-                with shortage.phase(self, "optimizer"):
+                with oom.phase(self, "optimizer"):
                     result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
             except (KeyboardInterrupt, Terminated) as stop:
                 raise told(stop, self._keep_what_is_done()) from None
             except OutOfMemoryError as error:
-                shortage.let_go(error)
+                oom.let_go(error)
                 processes.say(self._keep_what_is_done())
                 kept = run_folder.last_whole_checkpoint(self.folder)
-                raise shortage.with_way_on(error, kept) from error.__cause__
+                raise oom.with_way_on(error, kept) from error.__cause__
             except Exception as error:
                 self._keep_despite(error)
                 raise
@@ -128,26 +129,27 @@ class ResumableTrainer(SavingTrainer):
         if found:
             run_folder.check(found, self.folder)
         if self.args.should_save:
-            if asked is True:
-                found = self._newest_whole()
-            else:
-                self._set_others_aside(found)
+            found = self._newest_whole() if asked is True else found
+            self._check_same_run(found)
+            self._set_others_aside(found)
         self.accelerator.wait_for_everyone()
-        if asked is True and not self.args.should_save:
-            found = run_folder.last_whole_checkpoint(self.folder)
+        if not self.args.should_save:
+            found = run_folder.last_whole_checkpoint(self.folder) if asked is True else found
+            self._check_same_run(found)
         return found
 
     def _newest_whole(self) -> Path | None:
         found, passed_over = run_folder.newest_whole(self.folder)
         damaged = [one for one, _ in passed_over if not checkpoint_file.is_complete(one)]
-        moved = checkpoints.put_broken_away(self.folder, damaged)
+        moved = checkpoints.put_away(damaged, checkpoints.broken(self.folder))
         for folder, reason in passed_over:
             now = f"; it is now in {self.shown(moved)}" if moved and not os.path.lexists(folder) else ""
-            warnings.warn(f"passed over {folder.name}: {reason}{now}", stacklevel=5)
-        processes.say(
-            f"resuming from {self.shown(found)}" if found else "no whole checkpoint: starting at step 0"
+            processes.warn(f"passed over {folder.name}: {reason}{now}")
+        meant = [str(run_folder.last_whole_checkpoint(one)) for one in run_folder.alike(self.folder)]
+        start = "no whole checkpoint: starting at step 0" + (
+            f"; did you mean {' or '.join(meant)}?" if meant else ""
         )
-        self._set_others_aside(found)
+        processes.say(f"resuming from {self.shown(found)}" if found else start)
         return found
 
     def _set_others_aside(self, resumed: Path | None) -> None:
@@ -158,10 +160,33 @@ class ResumableTrainer(SavingTrainer):
             what = "of later steps" if inside else "of an earlier run"
             processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
         left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
-        if left and not resumed:
+        if left:
             processes.say(
                 f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
             )
+
+    def _check_same_run(self, folder: Path | None) -> None:
+        """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
+        now = self._made_of = fingerprints.of(self, self._base_facts, self._data_facts)
+        if folder is None:
+            return
+        _check_states(folder)
+        _check_lora(folder, self.model)
+        if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
+            _check_adapter(folder, self.model)
+        with checkpoints.loadable(folder / checkpoint_file.MANIFEST):
+            then = checkpoint_file.facts(folder).get("run") or {}
+            if then.get("version") != fingerprints.VERSION:  # of plain TRL, or of another version of the kit
+                processes.say(
+                    f"{self.shown(folder)} does not say what its run was made of: whether base, dataset, rewards and "
+                    "settings are the same is not known"
+                )
+                return
+            changed = fingerprints.check_base(now["base"], then["base"], folder) + fingerprints.changed(
+                now, then
+            )
+        if changed:
+            processes.warn(f"not as in the checkpoint's run: {'; '.join(changed)}")
 
     @property
     def _samples_itself(self) -> bool:
@@ -191,32 +216,28 @@ class ResumableTrainer(SavingTrainer):
     def _keep_what_is_done(self) -> str:
         """Works around: a run that is stopped loses all steps since the last checkpoint.
 
-        Set back to the end of the last finished step: weights are, unless an update was cut in two.
-
         Returns:
             What is said of it: where the run stands, and how to go on.
         """
         self.stops.hold()
-        moment, way_on = self._moment, "train(resume_from_checkpoint=True) goes on"
+        step, way_on = self._finished, "train(resume_from_checkpoint=True) goes on"
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
-        if moment is None:
+        if step is None:
             return f"stopped: no step was finished, so there is nothing to save; {way_on}"
         if self._torn:
             return (
                 f"stopped: in the middle of an update, which is not saved; {way_on} from the last checkpoint"
             )
-        if moment.step != self._saved_step:
-            moment.restore(self)
+        if step != self._saved_step:
             self._save_checkpoint(self.model, trial=None)
-        where = self.shown(self.folder / f"{PREFIX_CHECKPOINT_DIR}-{moment.step}")
-        return f"stopped: step {moment.step} of {self.state.max_steps} is saved in {where}; {way_on}"
+        where = self.shown(self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        return f"stopped: step {step} of {self.state.max_steps} is saved in {where}; {way_on}"
 
     def _keep_despite(self, error: Exception) -> None:
         """Works around: an error, such as that of a reward whose service is down, loses all steps since the last
         checkpoint.  Where other processes go on, saving would wait for them."""
-        moment = self._moment
-        finished = moment is not None and not self._torn and moment.step == self.state.global_step
+        finished = not self._torn and self._finished == self.state.global_step
         cannot = self.args.save_strategy == "no" or isinstance(error, RunFolderError)
         if not finished or cannot or self.accelerator.num_processes > 1:
             return
@@ -231,11 +252,6 @@ class ResumableTrainer(SavingTrainer):
         processes.say(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
-        if checkpoint_file.facts(folder).get("evaluation_due"):
-            self._start_afresh()
-            self._tr_loss = torch.zeros(())
-            self._load_rng_state(str(folder))
-            self.save_state()
         return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -243,24 +259,21 @@ class ResumableTrainer(SavingTrainer):
         learning_rate lowered to mend a run would have no effect.  (DeepSpeed loads its own before this, and keeps
         them.)"""
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
-        groups = self.optimizer.param_groups
-        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
+        own = self.optimizer.param_groups
+        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in own]
         if checkpoint is not None:
             self._check_optimizer(Path(checkpoint))
             _without_number(self.args)
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not isinstance(scheduler, LambdaLR):
-            return
-        saved, scheduler.base_lrs = scheduler.base_lrs, [one["initial_lr"] for one in asked]
-        rates = [
-            base * shape(scheduler.last_epoch)
-            for base, shape in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        ]
-        for group, settings, rate in zip(self.optimizer.param_groups, asked, rates, strict=True):
-            group.update(settings, lr=rate)
-        scheduler._last_lr = rates
-        if saved != scheduler.base_lrs and self.accelerator.is_main_process:
-            processes.say(f"learning_rate is {self.args.learning_rate:g} from here on; it was {saved[0]:g}")
+        with checkpoints.loadable(Path(checkpoint or "")):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            if checkpoint is not None and isinstance(scheduler, LambdaLR):
+                scheduler.base_lrs = [one["initial_lr"] for one in asked]
+                pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
+                for group, settings, rate in zip(
+                    self.optimizer.param_groups, asked, scheduler._last_lr, strict=True
+                ):
+                    group.update(settings, lr=rate)
 
     def _check_optimizer(self, folder: Path) -> None:
         """Works around: torch loads the state of one optimizer into another, which fails later or starts anew."""
@@ -282,8 +295,8 @@ class ResumableTrainer(SavingTrainer):
         4-bit policy's adapter in bfloat16 on a CPU."""
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
-        _check_adapter(folder, target)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with checkpoints.loadable(folder):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
             # That run's reference was the base; the one made for this trainer would be a policy half trained.
             drop_reference(target)
@@ -295,16 +308,40 @@ class ResumableTrainer(SavingTrainer):
                 parameter.data = parameter.data.to(dtypes[name])
 
 
-def changed_settings(args: object, folder: Path) -> str:
-    """What of :data:`NOT_TO_CHANGE` is not as the checkpoint's run had it; empty where all is, or it is not known."""
-    saved = vars(arguments.beside(folder) or SimpleNamespace())
-    pairs = [(name, getattr(args, name, None), saved.get(name)) for name in NOT_TO_CHANGE if name in saved]
-    plain = (int, float, str, list, type(None))
-    return ", ".join(
-        f"{name}={now!r} (it was {then!r})"
-        for name, now, then in pairs
-        if isinstance(now, plain) and isinstance(then, plain) and now != then
-    )
+def _check_states(folder: Path) -> None:
+    """Works around: torch's errors of a damaged or foreign pickle name no file and nothing to do.
+
+    Nothing in them is run, here or later: they are loaded as weights alone.
+
+    Raises:
+        ConfigError: a file of :data:`STATES` is not what it should be.
+    """
+    for pattern, parts in STATES.items():
+        for file in sorted(folder.glob(pattern)):
+            with checkpoints.loadable(file), safe_globals():
+                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+                if not isinstance(found, dict) or not parts <= found.keys():
+                    raise ValueError(f"there is no {', '.join(sorted(parts))} in it")
+
+
+def _check_lora(folder: Path, model: PreTrainedModel) -> None:
+    """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise.
+
+    Raises:
+        ConfigError: it has another rank, alpha or scaling.
+    """
+    mine, file = getattr(model, "peft_config", {}).get("default"), folder / "adapter_config.json"
+    if mine is None or not file.is_file():
+        return
+    with checkpoints.loadable(file):
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        pairs = [(name, getattr(mine, key), saved.get(key, False)) for key, name in LORA.items()]
+    if different := [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]:
+        raise ConfigError(
+            f"the policy's LoRA is another one than the checkpoint's: {', '.join(different)}",
+            where=f"load_policy({', '.join(one.split('=')[0] for one in different)}), {folder}",
+            todo="load the policy as it was; or load_policy(that folder) and train() a new run from its weights",
+        )
 
 
 def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
@@ -316,7 +353,7 @@ def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
     file = folder / "adapter_model.safetensors"
     if not file.is_file() or "default" not in getattr(model, "peft_config", {}):
         return
-    with safe_open(file, framework="pt") as opened:
+    with checkpoints.loadable(file), safe_open(file, framework="pt") as opened:
         saved = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     mine = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
     if different := [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]:

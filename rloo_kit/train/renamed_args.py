@@ -1,8 +1,8 @@
-"""GRPO's settings in RLOO's terms, for those who come from TRL's or Unsloth's ``GRPOConfig``.
+"""Names of other recipes in RLOO's terms: of older TRL releases, of verl, and of TRL's and Unsloth's ``GRPOConfig``.
 
-For :class:`rloo_kit.RLOOConfig`.  Every field of ``GRPOConfig`` that ``RLOOConfig`` lacks has a row in :data:`FIELDS`:
-it becomes settings of ours, means nothing here, or is refused with what to do.  docs/coming-from-grpo.md is written
-from the same rows.  No formula stands here: they are in :mod:`.losses` and :mod:`rloo_kit.advantages`.
+For :class:`rloo_kit.RLOOConfig`, the trainer and the command line.  Every field of ``GRPOConfig`` that ``RLOOConfig``
+lacks has a row in :data:`FIELDS`: it becomes settings of ours, means nothing here, or is refused with what to do.
+docs/coming-from-grpo.md is written from the same rows.  No formula stands here, and nothing of TRL's is imported.
 """
 
 from __future__ import annotations
@@ -15,12 +15,75 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.session import processes
 from rloo_kit.values import shown
 
 if TYPE_CHECKING:
     import trl
 
 Settings = dict[str, Any]
+
+CONFIG_OLD = {
+    "kl_coef": "beta",
+    "init_kl_coef": "beta",
+    "rloo_k": "num_generations",
+    "cliprange": "epsilon",
+    "num_ppo_epochs": "num_iterations",
+    "response_length": "max_completion_length",
+    "max_new_tokens": "max_completion_length",
+    "normalize_reward": "normalize_advantages",
+    "normalize_advantage": "normalize_advantages",
+    "loss_agg_mode": "loss_aggregation",  # verl's
+    "push_to_hub_token": "hub_token",
+    "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+}
+"""Arguments of older TRL and transformers configs, and what they are called today."""
+
+CONFIG_GONE = {
+    "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
+    "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
+    "num_sample_generations": "set log_completions=True, or look with policy.generate",
+    "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
+    "num_mini_batches": "set steps_per_generation to how often one generation batch is split",
+    "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
+    "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
+    "stop_token": "remove it: every eos id of the model's generation config ends a completion",
+    "stop_token_id": "put the id into model.generation_config.eos_token_id",
+    "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
+    "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
+    "dataset_num_proc": "map the dataset yourself before training",
+    "reward_clip_value": "use reward_clip_range=(-value, value)",
+    "advantage_clip_range": "clip the rewards instead, with reward_clip_range",
+    "exp_name": "use run_name",
+    "overwrite_output_dir": "remove it: checkpoints are overwritten one by one, and resuming is asked for",
+    "save_safetensors": "remove it: every checkpoint is in safetensors",
+    "prompt_sampling": "remove it: prompts come as often as each other, as in TRL",
+    "use_liger_loss": "remove it: the log-probabilities are fused already",
+}
+"""Config arguments without an equal today, and what to do instead."""
+
+TRAINER_OLD = {
+    "policy": "model",
+    "tokenizer": "processing_class",
+    "reward_model": "reward_funcs",
+    "config": "args",
+}
+"""Arguments of older TRL trainers, and what they are called today."""
+
+TRAINER_GONE = {
+    "ref_policy": "remove it: the reference is the policy as it was when the trainer was made",
+    "ref_model": "remove it: the reference is the policy as it was when the trainer was made",
+    "value_model": "remove it: the leave-one-out baseline needs no value model",
+    "data_collator": "remove it: prompts are tokenized by the trainer",
+}
+"""Trainer arguments without an equal today, and what to do instead."""
+
+MEANT = {"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "epochs": "num_train_epochs"}
+MEANT |= {"steps": "max_steps", "k": "num_generations", "group_size": "num_generations", "kl_beta": "beta"}
+MEANT |= {"max_tokens": "max_completion_length", "max_length": "max_completion_length"}
+"""Names that no recipe of RLOO's has, and what they mean; others are compared letter by letter."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +122,10 @@ FIELDS: dict[str, Row] = {
             "luspo": _aggregation("seq-mean-token-sum", importance_sampling_level="sequence"),
         },
         todo="use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
+    ),
+    "kl_in_reward": Row(
+        {True: {"kl_placement": "reward"}, False: {"kl_placement": "loss"}},
+        todo="use kl_placement='reward' or kl_placement='loss'; beta=0 leaves the KL term out",
     ),
     "scale_rewards": Row(
         {"group": _GRPO, True: _GRPO, "none": _DR_GRPO, False: _DR_GRPO},
@@ -112,7 +179,7 @@ FIELDS: dict[str, Row] = {
     "unsloth_grpo_mini_batch": Row(nothing=(None,), left_out=f"{_CHUNKS}; see per_device_train_batch_size"),
     "vllm_sampling_params": Row(nothing=(None,), todo="set temperature, top_p, top_k and min_p themselves"),
 }
-"""Fields of ``GRPOConfig`` that ``RLOOConfig`` has not, by name."""
+"""Fields of ``GRPOConfig`` that ``RLOOConfig`` has not, by name; and ``kl_in_reward``, as others call its placement."""
 
 OF_THE_UPDATE = (
     *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl"),
@@ -220,3 +287,52 @@ def settings_of(config: trl.GRPOConfig) -> Settings:
     if config.metric_for_best_model == "loss":
         found = {k: v for k, v in found.items() if k not in ("metric_for_best_model", "greater_is_better")}
     return found
+
+
+def todays(given: Mapping[str, Any], known: set[str], where: str) -> Settings:
+    """Settings by today's names, which are ``known``; a warning for all that had others.
+
+    Raises:
+        ArgumentError: a name without an equal, an unknown name, or one setting by two names.
+    """
+    found = translated(given, known, where)
+    if said := found.mapped + found.left_out:
+        processes.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
+    return modern_names(found.settings, CONFIG_OLD, CONFIG_GONE, known, where)
+
+
+def modern_names(
+    given: Mapping[str, Any],
+    old: Mapping[str, str],
+    gone: Mapping[str, str],
+    known: set[str],
+    where: str,
+) -> dict[str, Any]:
+    """The same arguments under today's names; an old one is warned of.
+
+    Raises:
+        ArgumentError: a name without an equal, an unknown name, or an old name beside its new one.
+    """
+    renamed = {name: old[name] for name in given if name in old and name not in known}
+    if renamed:
+        pairs = ", ".join(f"{before} is now {after}" for before, after in renamed.items())
+        processes.warn(f"{where}: {pairs}.", FutureWarning)
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        new = renamed.get(name, name)
+        if new not in known:
+            todo = gone.get(name) or _suggestion(name, known, where)
+            state = "has no equal in today's TRL" if name in gone else "is no argument"
+            raise ArgumentError(f"{name} {state}", where=f"{where}({name}={shown(name, value)})", todo=todo)
+        if new in values:
+            before = next(old for old in given if renamed.get(old) == new)
+            raise ArgumentError(
+                f"{new} is given twice", where=f"{where}: {before} is its old name", todo=f"keep {new} alone"
+            )
+        values[new] = value
+    return values
+
+
+def _suggestion(name: str, known: set[str], where: str) -> str:
+    close = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else f"remove it; see help(rloo_kit.{where})"

@@ -1,14 +1,12 @@
 """What a run writes, and when: whole checkpoints of finite weights, at the end of a step and of no half of one.
 
-For :mod:`.resumable`, which goes on from them.  transformers writes the files; here they are written aside, sealed and
-moved into place (:mod:`.checkpoints`), signals wait for the end of a step (:mod:`.stops`), and what the next step will
-change is kept (:mod:`.moment`).
+For :mod:`.resume`, which goes on from them.  transformers writes the files; here they are written aside, sealed and
+moved into place (:mod:`.checkpoints`), and signals wait while an update is made (:mod:`.stops`).
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +16,12 @@ import torch
 import trl
 from transformers import TrainerCallback
 
-from rloo_kit.memory import footprint
+from rloo_kit.memory import formulas as footprint
 from rloo_kit.policy import model_card
-from rloo_kit.policy.folder import CARD
-from rloo_kit.policy.weights import check_finite
+from rloo_kit.policy.model_card import CARD
+from rloo_kit.policy.save import check_finite
 from rloo_kit.session import processes
-from rloo_kit.train import checkpoints, facts
-from rloo_kit.train.moment import Batches, Moment
+from rloo_kit.train import checkpoints, fingerprints, run_record
 from rloo_kit.train.stops import Stops
 from rloo_kit.watch import checkpoint, run_folder
 
@@ -33,11 +30,13 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import TrainOutput
 
-    from rloo_kit.memory.planning import Plan
-    from rloo_kit.train.recipe import Asked
+    from rloo_kit.memory.plan import Plan
+    from rloo_kit.train.run_record import Asked
 
 ROLLOUT = "rollout.pt"
-"""The rest of a generation batch that several steps train on, and its place in it."""
+"""The rest of a generation batch that several steps train on."""
+
+Batches = list[dict[str, torch.Tensor]]
 
 
 class SavingTrainer(trl.RLOOTrainer):
@@ -47,16 +46,16 @@ class SavingTrainer(trl.RLOOTrainer):
     stops: Stops
     _step: int
     _buffered_inputs: Batches | None
-    _moment: Moment | None
+    _finished: int | None
     _asked: Asked
     _torn: bool
     _saved_step: int
-    _ending_step = False
+    _made_of: fingerprints.Made | None = None
     _aside = False
 
     def _start_afresh(self) -> None:
         """What a run before this one has left says nothing of this one."""
-        self.stops, self._moment, self._torn, self._saved_step = Stops(), None, False, -1
+        self.stops, self._finished, self._torn, self._saved_step = Stops(), None, False, -1
 
     @cached_property
     def folder(self) -> Path:
@@ -108,29 +107,22 @@ class SavingTrainer(trl.RLOOTrainer):
             NonFiniteError: a weight is NaN or infinite.
         """
         self._check_weights(f"step {self.state.global_step}")
-        self._torn = False
+        self._torn, self._finished = False, self.state.global_step
         self._remember()
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
         """Works around: a signal between two of these would leave a step half logged or half saved."""
         self.stops.hold()
-        self._ending_step = True
-        try:
-            super()._maybe_log_save_evaluate(*args, **kwargs)
-        finally:
-            self._ending_step = False
-        self._moment = Moment.of(self, self._batch_steps)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
         self.stops.release(self._agreed)
 
     def _evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
-        """Works around: an evaluation takes as long as many steps, and draws random numbers as they do."""
-        if self._ending_step:
-            self._moment = Moment.of(self, self._batch_steps, evaluation_due=True)
-            if not self.stops.together:
-                self.stops.release()
+        """Works around: an evaluation takes as long as many steps, for which a signal should not wait."""
+        held = self.stops.held
+        if not self.stops.together:
+            self.stops.release()
         found: dict[str, float] = super()._evaluate(*args, **kwargs)
-        if self._ending_step:
-            self.stops.hold()
+        self.stops.held = held
         return found
 
     def _agreed(self, asked: int) -> int:
@@ -188,12 +180,7 @@ class SavingTrainer(trl.RLOOTrainer):
             # transformers has noted where it was written.
             self.state.best_model_checkpoint = str(Path(self.args.output_dir) / place.name)
             self.state.save_to_json(str(written / checkpoint.STATE))
-        due = bool(self._moment and self._moment.evaluation_due and self._moment.step == step)
-        told = {
-            "step": step,
-            "optimizer": optimizer_name(self.optimizer),
-            "evaluation_due": due and not self._ending_step,
-        }
+        told = {"step": step, "optimizer": optimizer_name(self.optimizer), "run": self._made_of}
         checkpoints.publish(written, place, told)
         self._saved_step = step
         checkpoints.keep_newest(folder, self.args.save_total_limit, self._best(folder))
@@ -232,36 +219,16 @@ class SavingTrainer(trl.RLOOTrainer):
         """Works around: in a run's folder that was moved transformers forgets where the best checkpoint is, but
         not its metric, so that save_total_limit deletes it and no later one takes its place."""
         state = self.state
-        if state.best_model_checkpoint is not None or not state.best_global_step:
+        if not (step := state.best_global_step):
             return
-        step = state.best_global_step
         if found := [one for one in checkpoints.ours(self.folder) if checkpoint.step_of(one) == step]:
             state.best_model_checkpoint = self.shown(found[-1])
-            if self.accelerator.is_main_process:
-                processes.say(f"the best checkpoint so far is {state.best_model_checkpoint}")
             return
+        state.best_global_step, state.best_metric, state.best_model_checkpoint = None, None, None
         if self.args.load_best_model_at_end:
             processes.warn(
                 f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now",
-                stacklevel=2,
             )
-        state.best_global_step, state.best_metric = None, None
-
-    def _load_best_model(self) -> None:
-        """Works around: the best checkpoint is noted by the path it was written to.  In a run's folder that was moved
-        or renamed since, or after os.chdir, transformers would not find it and keep the last weights."""
-        noted, mine = self.state.best_model_checkpoint, self._best(self.folder)
-        place = mine if mine and checkpoint.is_ours(mine) else Path(str(noted))
-        if not place.is_dir():
-            processes.warn(
-                f"load_best_model_at_end: {noted} is gone, so the policy keeps the weights of step "
-                f"{self.state.global_step}, the last one",
-                stacklevel=2,
-            )
-            return
-        self.state.best_model_checkpoint = str(place)
-        super()._load_best_model()
-        self.state.best_model_checkpoint = self.shown(place)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As transformers', of finite weights alone.
@@ -292,49 +259,48 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _write_card(self, folder: Path) -> None:
         self._remember()
-        checkpoint.replace_text(folder / CARD, facts.card(self))
+        checkpoint.replace_text(folder / CARD, run_record.card(self))
 
     def _remember(self) -> None:
         """The model keeps what its card is to say: the user may save it without the trainer."""
-        self.model.trained_by = facts.facts(self, self._data_facts)
+        self.model.trained_by = run_record.facts(self, self._data_facts)
+
+    @cached_property
+    def _base_facts(self) -> dict[str, object]:
+        return fingerprints.base_of(self.model)
 
     @cached_property
     def _data_facts(self) -> dict[str, object]:
-        return facts.data(self._asked.train_dataset)
+        return run_record.data(self._asked.train_dataset)
 
     # --- what is drawn ------------------------------------------------------------------------------------
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Works around: a generation batch that several steps train on would be sampled anew."""
         super()._save_rng_state(output_dir)
-        if self._step % self._batch_steps and self._buffered_inputs is not None:
+        if self._first_micro_step % self._batch_steps and self._buffered_inputs is not None:
             batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
-            kept = {"layout": self._batch_layout, "micro_step": self._step, "batches": batches}
+            kept = {"layout": self._batch_layout, "batches": batches}
             torch.save(kept, Path(output_dir) / rollout_file(self.accelerator))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         """Works around: TRL goes on in the middle of a generation batch as if at its start."""
-        super()._load_rng_state(checkpoint_folder)
         if checkpoint_folder is None:
             return
-        self._step = self.state.global_step * self.args.gradient_accumulation_steps
-        file = Path(checkpoint_folder) / rollout_file(self.accelerator)
-        if file.is_file():
-            kept, device = torch.load(file, map_location="cpu", weights_only=True), self.accelerator.device
-            if kept["layout"] == self._batch_layout:
-                batches = [
-                    {name: tensor.to(device) for name, tensor in one.items()} for one in kept["batches"]
-                ]
-                self._step, self._buffered_inputs = kept["micro_step"], batches
-        if checkpoint.facts(Path(checkpoint_folder)).get("evaluation_due"):
-            self._evaluate_late()
+        file, device = Path(checkpoint_folder) / rollout_file(self.accelerator), self.accelerator.device
+        self._step = self._first_micro_step
+        with checkpoints.loadable(Path(checkpoint_folder)):
+            super()._load_rng_state(checkpoint_folder)
+            kept = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
+            if kept.get("layout") == self._batch_layout:
+                batches = [{name: t.to(device) for name, t in one.items()} for one in kept["batches"]]
+                self._buffered_inputs = batches
 
-    def _evaluate_late(self) -> None:
-        """The evaluation that the run was stopped in."""
-        self.control.should_evaluate, self.control.should_log, self.control.should_save = True, False, False
-        super()._maybe_log_save_evaluate(
-            self._tr_loss, None, self.model_wrapped, None, self.state.epoch, None, time.time()
-        )
+    @property
+    def _first_micro_step(self) -> int:
+        """Micro-batches until the next step, which a stop may have cut in two."""
+        steps: int = self.state.global_step * self.args.gradient_accumulation_steps
+        return steps
 
 
 def rollout_file(accelerator: object) -> str:
@@ -366,10 +332,9 @@ def optimizer_differs(optimizer: Optimizer, saved: Mapping[str, object], told: s
     mine = optimizer_name(optimizer)
     if told is not None:
         return told if told != mine else ""
-    group = saved["param_groups"][0]  # type: ignore[index]
     kept = {name for one in saved["state"].values() for name in one}  # type: ignore[attr-defined]
-    if ("betas" in group) != ("betas" in optimizer.param_groups[0]):
-        return "one with betas" if "betas" in group else "one without betas"
+    if ("betas" in saved["param_groups"][0]) != ("betas" in optimizer.param_groups[0]):  # type: ignore[index]
+        return "one of another kind"
     if kept and ("state1" in kept) != mine.partition(" of ")[2].startswith("bitsandbytes"):
         return "one of bitsandbytes" if "state1" in kept else "one of torch"
     return ""

@@ -12,7 +12,7 @@ import rloo_kit
 from rloo_kit.policy import model_card
 from rloo_kit.policy.policy import Policy
 from rloo_kit.tasks.task import Task
-from rloo_kit.train import facts
+from rloo_kit.train import run_record
 from tests.conftest import random_rewards, right_after_thought
 
 TOLD = (
@@ -52,7 +52,7 @@ def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_traine
         card = (folder / "README.md").read_text()
         missing = [fact for fact in TOLD if fact not in card]
         assert not missing, folder
-        assert f"- fingerprint: {facts.data(task.train)['fingerprint']}\n" in card
+        assert f"- fingerprint: {run_record.data(task.train)['fingerprint']}\n" in card
         assert model_card.NOT_FILLED_IN not in card
         assert str(tmp_path) not in card
         assert str(Path.home()) not in card
@@ -76,11 +76,13 @@ def test_of_a_file_the_name_is_told_and_not_where_it_is(tmp_path: Path) -> None:
     rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(20)]
     file.write_text("\n".join(map(json.dumps, rows)))
     task = rloo_kit.tasks.from_file(file)
-    told = facts.data(task.train)
+    told = run_record.data(task.train)
     assert "problems.jsonl" in str(told["name"])
     assert str(tmp_path) not in str(told)
     assert told["prompts"] == len(task.train)
     by_hand = Dataset.from_list(rows)
-    assert facts.data(by_hand)["name"] == "made by hand"
-    assert facts.data(by_hand)["fingerprint"] != facts.data(Dataset.from_list(rows[1:]))["fingerprint"]
-    assert facts.data(by_hand.to_iterable_dataset()) == {"name": "made by hand", "prompts": "a stream"}
+    assert run_record.data(by_hand)["name"] == "made by hand"
+    assert (
+        run_record.data(by_hand)["fingerprint"] != run_record.data(Dataset.from_list(rows[1:]))["fingerprint"]
+    )
+    assert run_record.data(by_hand.to_iterable_dataset()) == {"name": "made by hand", "prompts": "a stream"}

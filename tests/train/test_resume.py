@@ -1,0 +1,460 @@
+"""A run twice, stopped, killed and resumed."""
+
+import dataclasses
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from transformers.trainer_pt_utils import safe_globals
+
+import rewards
+import rloo_kit
+from rloo_kit.errors import ConfigError
+from rloo_kit.policy.bundled import TINY
+from rloo_kit.train import fingerprints
+from rloo_kit.train.resume import STATES
+from rloo_kit.watch import checkpoint
+from rloo_kit.watch.run_folder import last_whole_checkpoint
+from tests.conftest import SMALL, as_loaded, random_rewards
+
+# --- which checkpoint is taken ----------------------------------------------------------------------------
+
+
+def test_a_cell_stopped_within_a_step_goes_on_with_fresh_completions(make_trainer: Any) -> None:
+    trainer = make_trainer(
+        reward_funcs=random_rewards,
+        max_steps=3,
+        gradient_accumulation_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    events: list[str] = []
+    sample, loss = trainer._generate_and_score_completions, trainer._compute_loss
+
+    def stops(model: Any, inputs: Any) -> Any:
+        if len(events) == 5:
+            events.append("stopped")
+            raise KeyboardInterrupt
+        events.append("loss")
+        return loss(model, inputs)
+
+    def watched(inputs: Any) -> Any:
+        events.append("sample")
+        return sample(inputs)
+
+    trainer._compute_loss, trainer._generate_and_score_completions = stops, watched
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer.train(resume_from_checkpoint=True)
+    whole_step = ["sample", "loss", "loss"]
+    assert events == [*whole_step, "sample", "loss", "stopped", *whole_step, *whole_step]
+    assert trainer.state.global_step == 3
+
+
+def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_are(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(save_strategy="steps", save_steps=1, max_steps=2)
+    with pytest.raises(ConfigError, match="call train\\(\\) without it"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-9"))
+    trainer.train()
+    cut_off = tmp_path / "run" / "checkpoint-2"
+    (cut_off / "trainer_state.json").write_text('{"global_step": 2')
+    with pytest.raises(
+        ConfigError, match=r"(?s)checkpoint-2 is not .* take one of those in .*run: checkpoint-1"
+    ):
+        trainer.train(resume_from_checkpoint=str(cut_off))
+
+
+def test_a_whole_checkpoint_under_another_name_is_taken(make_trainer: Any, tmp_path: Path) -> None:
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    best = (tmp_path / "run" / "checkpoint-1").rename(tmp_path / "best")
+    trainer = make_trainer(max_steps=2)
+    trainer.train(resume_from_checkpoint=str(best))
+    assert trainer.state.global_step == 2
+    assert make_trainer(max_steps=1).train(resume_from_checkpoint=str(best)).global_step == 1, (
+        "nothing is left"
+    )
+
+
+def test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped(make_trainer: Any) -> None:
+    """To the bit: precision, optimizer, schedule and draws are those of the checkpoint."""
+
+    def every_other(completions: Any, **kwargs: Any) -> list[float]:
+        return [float(index % 2) for index in range(len(completions))]
+
+    settings = {"learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    settings |= {"max_completion_length": 16, "reward_funcs": every_other}
+    whole = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))
+    whole.train()
+    resumed = make_trainer(max_steps=3, **settings, model=rloo_kit.load_policy("tiny", seed=0))
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-1"))
+    pairs = zip(whole.model.named_parameters(), resumed.model.named_parameters(), strict=True)
+    trained = [(name, a, b) for (name, a), (_, b) in pairs if a.requires_grad]
+    assert {a.dtype for _, a, _ in trained} == {torch.float32}
+    assert any(b.abs().sum() > 0 for name, _, b in trained if "lora_B" in name), "nothing was trained"
+    assert not [name for name, a, b in trained if not torch.equal(a, b)]
+
+
+def test_a_resumed_run_takes_the_learning_rate_that_it_is_given(make_trainer: Any) -> None:
+    """transformers takes it from the checkpoint, so that lowering it would have no effect."""
+    schedule = {"lr_scheduler_type": "linear", "save_strategy": "steps", "save_steps": 2, "weight_decay": 0.0}
+    make_trainer(max_steps=2, learning_rate=4e-3, **schedule).train()
+    trainer = make_trainer(max_steps=4, learning_rate=1e-3, **{**schedule, "weight_decay": 0.1})
+    with pytest.warns(UserWarning, match=r"learning_rate=0.001 \(it was 0.004\)"):
+        trainer.train(resume_from_checkpoint=True)
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    # Linear to 0 over 2 steps of 4e-3, then the last two of 4 steps of 1e-3.
+    assert rates == pytest.approx([4e-3, 2e-3, 0.5e-3, 0.25e-3])
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.1, 0.0}
+
+
+def test_resuming_restores_the_trained_adapter_beside_its_reference(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    """transformers loads the adapters in a checkpoint's subfolders and then not the one at its top."""
+    with torch.no_grad():
+        for name, parameter in fresh_policy.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.05)
+    settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(model=fresh_policy, learning_rate=0.05, **settings).train()
+    trained = {n: p.clone() for n, p in fresh_policy.model.named_parameters() if ".default." in n}
+
+    other = rloo_kit.load_policy("tiny", seed=0)
+    with torch.no_grad():
+        for name, parameter in other.model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.05)
+    trainer = make_trainer(model=other, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    for name, value in trained.items():
+        assert torch.equal(other.model.get_parameter(name), value), name
+
+
+def test_resuming_in_a_used_kernel_has_the_reference_of_a_fresh_one(make_trainer: Any) -> None:
+    settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "learning_rate": 0.05}
+    policy = rloo_kit.load_policy("tiny", seed=0)
+    make_trainer(model=policy, save_steps=1, max_steps=2, **settings).train()
+    kl = []
+    for model in (policy, rloo_kit.load_policy("tiny", seed=0)):  # the used kernel's policy, and a fresh one
+        trainer = make_trainer(model=model, save_steps=10, max_steps=3, **settings)
+        trainer.train(resume_from_checkpoint=True)
+        kl.append([entry["kl"] for entry in trainer.state.log_history if "kl" in entry][-1])
+    assert kl[0] == kl[1]
+    assert abs(kl[0]) > 1e-3
+
+
+def test_a_new_run_sets_the_checkpoints_of_an_earlier_one_aside(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(save_strategy="steps", save_steps=1, max_steps=2).train()
+    make_trainer(max_steps=1).train()
+    assert last_whole_checkpoint(tmp_path / "run") is None
+    assert (tmp_path / "run" / "_earlier-1" / "checkpoint-2").is_dir()
+    assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
+
+
+def test_resuming_a_run_that_is_done_restores_it_and_trains_nothing(
+    fresh_policy: Any, make_trainer: Any
+) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "reward_funcs": random_rewards}
+    make_trainer(model=fresh_policy, learning_rate=0.05, **settings).train()
+    trained = {n: p.clone() for n, p in fresh_policy.model.named_parameters() if ".default." in n}
+    other = rloo_kit.load_policy("tiny", seed=0)
+    trainer = make_trainer(model=other, **settings)
+    result = trainer.train(resume_from_checkpoint=True)
+    assert result.global_step == 2
+    assert sum("reward" in entry for entry in trainer.state.log_history) == 2
+    for name, value in trained.items():
+        assert torch.equal(other.model.get_parameter(name), value), name
+
+
+def test_a_run_leaves_its_log_in_the_output_folder(make_trainer: Any, tmp_path: Path) -> None:
+    make_trainer().train()
+    assert (tmp_path / "run" / "trainer_state.json").is_file()
+
+
+# --- the same run -----------------------------------------------------------------------------------------
+
+
+def scaled(factor: float) -> Any:
+    def length(completion_ids: Any, **kwargs: Any) -> list[float]:
+        return [factor * len(ids) for ids in completion_ids]
+
+    return length
+
+
+SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
+
+
+@pytest.fixture
+def said(recwarn: pytest.WarningsRecorder) -> Any:
+    """What warnings say of a resumed run that is not the same, since the last call."""
+
+    def said() -> list[str]:
+        found = [str(one.message) for one in recwarn if "not as in the checkpoint" in str(one.message)]
+        recwarn.clear()
+        return found
+
+    return said
+
+
+def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value(
+    make_trainer: Any, task: Any, said: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer([scaled(1.0), random_rewards], reward_weights=[1.0, 0.5], **SAVED).train()
+    more = {**SAVED, "max_steps": 3}
+    rows = Dataset.from_list(list(task.train))  # the same, and made otherwise
+    same = make_trainer([scaled(1.0), random_rewards], reward_weights=[1.0, 0.5], train_dataset=rows, **more)
+    same.train(resume_from_checkpoint=True)
+    assert said() == [], "more steps on a constant schedule are no other run"
+    assert "is not known" not in capsys.readouterr().out
+    changed = {"temperature": 0.9, "top_p": 0.5, "beta": 0.05, "epsilon": 0.1, "learning_rate": 3e-6}
+    changed |= {"mask_truncated_completions": True, "normalize_advantages": True, "max_steps": 4}
+    changed |= {"chat_template_kwargs": {"enable_thinking": False}, "reward_weights": [2.0]}
+    other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **{**SAVED, **changed})
+    other.train(resume_from_checkpoint=True)
+    (told,) = said()
+    assert other.state.global_step == 4
+    for name in ("dataset=", "rewards=['length x 2'] (it was ['length x 1', 'random_rewards x 0.5'])"):
+        assert name in told
+    assert "63, " in told
+    assert "the source of length='" in told
+    now, before = rloo_kit.RLOOConfig(**changed, output_dir="a"), rloo_kit.RLOOConfig(output_dir="a")
+    for name in set(changed) - {"reward_weights", "max_steps"}:
+        was = before.learning_rate if name == "learning_rate" else getattr(before, name)
+        was = 0.0 if name == "beta" else was  # as make_trainer has it
+        assert f"{name}={getattr(now, name)!r} (it was {was!r})" in told
+
+
+def test_a_reward_whose_source_or_constants_have_changed_is_another_one() -> None:
+    def digest(reward: Any) -> Any:
+        return fingerprints._said(rewards.guarded(reward))
+
+    assert digest(scaled(1.0)) == digest(scaled(1.0)) != digest(scaled(2.0))
+    assert digest(random_rewards) != digest(scaled(1.0))
+    made = [rewards.answer_reward(kind, form="boxed") for kind in ("number", "number", "exact")]
+    assert digest(made[0]) == digest(made[1]) != digest(made[2])
+    together = [rewards.weighted([made[0], scaled(1.0)], [1, weight]) for weight in (1, 1, 2)]
+    assert digest(together[0]) == digest(together[1]) != digest(together[2])
+
+
+def test_a_mistyped_output_dir_is_answered_with_the_neighbour_that_has_checkpoints(
+    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_trainer(random_rewards, output_dir=str(tmp_path / "first-run"), **SAVED).train()
+    for name in ("frist-run", "another"):
+        make_trainer(output_dir=str(tmp_path / name)).train(resume_from_checkpoint=True)
+    said = capsys.readouterr().out
+    start = "no whole checkpoint: starting at step 0"
+    assert f"{start}; did you mean {tmp_path / 'first-run' / 'checkpoint-2'}?\n" in said
+    assert f"{start}\n" in said, "what is not alike is not suggested"
+
+
+@pytest.fixture
+def stopped(make_trainer: Any) -> Any:
+    """A checkpoint of a run on the tiny policy."""
+    make_trainer(random_rewards, **SAVED).train()
+
+
+OTHERS = {
+    "lora_alpha": ({"lora_alpha": 7}, r"lora_alpha=7 \(it was 16\)"),
+    "rslora": ({"use_rslora": True}, r"use_rslora=True \(it was False\)"),
+    "rank": ({"lora_rank": 2}, r"lora_rank=2 \(it was 16\), lora_alpha=2 \(it was 16\)"),
+    "modules": ({"target_modules": ["q_proj"]}, r"does not fit the policy's: .* is \[16, \d+\], not None"),
+    "bits": ({"load_in_4bit": False}, r"in 16 bit, and the checkpoint was trained on 4"),
+}
+
+
+@pytest.mark.usefixtures("stopped")
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
+    make_trainer: Any, case: str, tmp_path: Path
+) -> None:
+    given, message = OTHERS[case]
+    other = rloo_kit.load_policy("tiny", seed=0, **given)
+    before = [p.detach().clone() for p in other.model.parameters() if p.requires_grad]
+    trainer = make_trainer(random_rewards, model=other, **SAVED)
+    with pytest.raises(ConfigError, match=f"(?s){message}.*load the policy"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert (tmp_path / "run" / "checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
+    after = [p for p in other.model.parameters() if p.requires_grad]
+    assert all(a.equal(b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.usefixtures("stopped")
+def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
+    make_trainer: Any, tmp_path: Path, said: Any
+) -> None:
+    here = shutil.copytree(TINY.checkpoint(), tmp_path / "a copy")
+    file = here / "model.safetensors"
+    copied = rloo_kit.load_policy(here, seed=0, load_in_4bit=True)
+    make_trainer(random_rewards, model=copied, **{**SAVED, "max_steps": 3}).train(resume_from_checkpoint=True)
+    assert said() == []
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if "down_proj" in name)
+    weights[name] += 0.01 * weights[name].std() * torch.randn_like(weights[name])
+    save_file(weights, file, metadata={"format": "pt"})
+    other = rloo_kit.load_policy(here, seed=0, load_in_4bit=True)
+    with pytest.raises(
+        ConfigError, match=r"(?s)base is another one: a copy \w{16}, and the checkpoint's was \w+"
+    ):
+        make_trainer(random_rewards, model=other, **SAVED).train(resume_from_checkpoint=True)
+
+
+def test_a_base_is_the_same_in_every_precision_that_holds_it() -> None:
+    torch.manual_seed(0)
+    stored = torch.nn.Linear(300, 300).requires_grad_(False).bfloat16()
+    digests = {
+        fingerprints.weights(stored.to(kind)) for kind in (torch.bfloat16, torch.float32, torch.float16)
+    }
+    assert len(digests) == 1
+    stored.weight[0, 0] += 0.1
+    assert fingerprints.weights(stored) not in digests
+
+
+def test_what_cannot_be_told_is_said_and_not_refused() -> None:
+    then = {"name": "b", "bits": 16, "loaded": "float16", "digest": "1"}
+    told = fingerprints.check_base({**then, "loaded": "float32", "digest": "2"}, then, Path("checkpoint-1"))
+    assert told == ["whether the base is the same cannot be told: float32 (it was float16)"]
+    with pytest.raises(ConfigError, match="another one: b 2, and the checkpoint's was b 1"):
+        fingerprints.check_base({**then, "digest": "2"}, then, Path("checkpoint-1"))
+
+
+CHANGES_NOTHING = """
+accelerator_config auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval
+cache_implementation debug deepspeed disable_tqdm ds3_gather_for_generation enable_jit_checkpoint
+fast_sampling fp16 fp16_full_eval fsdp fsdp_config full_determinism generation_batch_size generation_rows
+gradient_checkpointing gradient_checkpointing_kwargs greater_is_better ignore_data_skip include_for_metrics
+include_num_input_tokens_seen label_names length_column_name liger_kernel_config live_plot
+load_best_model_at_end local_rank metric_for_best_model model_init_kwargs num_completions_to_print
+num_generations_eval on_unhealthy optim optim_target_modules output_dir pad_to_multiple_of
+parallelism_config per_device_eval_batch_size prediction_loss_only progress project remove_unused_columns
+restore_callback_states_from_checkpoint resume_from_checkpoint reward_limit reward_weights run_name
+single_pass skip_memory_metrics tf32 torch_compile torch_compile_backend torch_compile_mode
+torch_empty_cache_steps transformers_continuous_batching_config trust_remote_code use_cache use_cpu
+use_liger_kernel use_transformers_continuous_batching use_transformers_paged
+"""
+"""Where a run computes, what it shows, or what is compared otherwise: the optimizer, the weights of rewards."""
+
+
+def test_every_field_of_a_configuration_is_compared_or_changes_nothing_that_is_learned() -> None:
+    """A new field of TRL's fails here: put it into SETTINGS, or into CHANGES_NOTHING."""
+    fields = {field.name for field in dataclasses.fields(rloo_kit.RLOOConfig)}
+    told = [
+        "logging",
+        "log",
+        "eval",
+        "save",
+        "hub",
+        "dataloader",
+        "ddp",
+        "trackio",
+        "vllm",
+        "do",
+        "report",
+        "push",
+    ]
+    others = {name for name in fields if name.split("_")[0] not in told} - set(fingerprints.SETTINGS)
+    assert others == set(CHANGES_NOTHING.split())
+    assert set(fingerprints.SETTINGS) <= fields
+
+
+# --- what a checkpoint's files may be ---------------------------------------------------------------------
+
+
+class Runs:
+    """A pickle that runs something when it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.file),)
+
+
+def of_another_kind(file: Path, trap: Path) -> None:
+    torch.save(["something else"], file)
+
+
+def cut_short(file: Path, trap: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def of_another_format(file: Path, trap: Path) -> None:
+    file.write_bytes(pickle.dumps({"state": 1}))
+
+
+def malicious(file: Path, trap: Path) -> None:
+    torch.save(
+        {"state": Runs(trap), "param_groups": [], "python": 0, "numpy": 0, "cpu": 0, "last_epoch": 0}, file
+    )
+
+
+def with_other_values(file: Path, trap: Path) -> None:
+    keys = next(parts for pattern, parts in STATES.items() if file.match(pattern))
+    with safe_globals():
+        found = torch.load(file, weights_only=True)
+    torch.save({**found, **dict.fromkeys(keys - {"layout"}, "text")}, file)
+
+
+DAMAGED = [(cut_short, True), (of_another_format, True), (of_another_kind, True), (with_other_values, True)]
+DAMAGED += [(malicious, True), (malicious, False)]
+
+
+@pytest.mark.parametrize(("damage", "sealed"), DAMAGED)
+@pytest.mark.parametrize("file", ["rng_state.pth", "optimizer.pt", "scheduler.pt", "rollout.pt"])
+def test_a_damaged_or_foreign_pickle_is_the_kits_error_and_nothing_of_it_runs(
+    saved_run: Path, make_trainer: Any, tmp_path: Path, file: str, damage: Any, sealed: bool
+) -> None:
+    folder, trap = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1"), tmp_path / "trap"
+    damage(folder / file, trap)
+    told = checkpoint.facts(folder)
+    (folder / checkpoint.MANIFEST).unlink()
+    if sealed:
+        checkpoint.seal(folder, told)
+    with pytest.raises(ConfigError) as caught:
+        make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
+    assert "checkpoint" in str(caught.value)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("told", [{"version": 1}, {"version": 1, "base": 3}, [1], "text"])
+def test_a_record_that_was_tampered_with_is_the_kits_error(
+    saved_run: Path, make_trainer: Any, tmp_path: Path, told: object
+) -> None:
+    folder = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1")
+    (folder / checkpoint.MANIFEST).unlink()
+    checkpoint.seal(folder, {"run": told})
+    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{checkpoint.MANIFEST}"):
+        make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
+
+
+def test_settings_that_would_run_something_are_not_run(
+    saved_run: Path, make_trainer: Any, tmp_path: Path
+) -> None:
+    folder, trap = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1"), tmp_path / "trap"
+    torch.save(Runs(trap), folder / "training_args.bin")
+    (folder / checkpoint.MANIFEST).unlink()
+    trainer = make_trainer(random_rewards, **SAVED, num_iterations=2)
+    trainer.train(resume_from_checkpoint=str(folder))
+    assert trainer.state.global_step == 2
+    assert not trap.exists()
+
+
+@pytest.fixture(scope="module")
+def saved_run(loaded_once: Any, task: Any, tmp_path_factory: Any) -> Path:
+    """A checkpoint in the middle of a generation batch, so that it has the rest of it."""
+    folder = tmp_path_factory.mktemp("saved")
+    settings = {**SMALL, **SAVED, "max_steps": 1, "num_iterations": 2, "output_dir": str(folder)}
+    config = rloo_kit.RLOOConfig(**settings)
+    rloo_kit.RLOOTrainer(as_loaded(loaded_once), random_rewards, config, task.train).train()
+    assert (folder / "checkpoint-1" / "rollout.pt").is_file()
+    return folder / "checkpoint-1"
