@@ -1,28 +1,322 @@
-"""The command ``rloo-kit``: its verbs, and what all of them share."""
+"""The command ``rloo-kit``: its verbs, each of which calls what a notebook would call, and prints.
+
+Nothing is computed here.  A verb imports what is heavy when it is called, so that ``--help`` is quick, and after the
+configuration was checked, so that what is wrong with it is said at once.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import rloo_kit
-from rloo_kit.cli import audit, cards, diagnose, doctor, evaluate, export, launch, plan, train
-from rloo_kit.cli.shown import explained
+from rloo_kit.cli.audit import audit
+from rloo_kit.cli.shown import ConfigFile, Resume, Settings, explained
+from rloo_kit.errors import ConfigError
+from rloo_kit.session import processes
+
+if TYPE_CHECKING:
+    from rloo_kit.cli.config import Config
+
+Of = typer.Option
+DryRun = Annotated[
+    bool, Of("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
+]
+Card = Annotated[str | None, Of(help="'rtx 3060 12gb', 't4', '8GB'; by default this machine.")]
+PromptTokens = Annotated[int | None, Of(min=1, help="The longest prompt; 512 where it is not known.")]
+OneCard = typer.Argument(help="One card, as 'rtx 4070' or '12GB': its largest model, in full.")
+Folder = typer.Option(metavar="FOLDER", help="What was trained; by default the configuration's policy.")
+Problems = Annotated[int | None, Of("-n", min=1, help="Held-out problems; evaluate.n of the file, or all.")]
+Log = typer.Argument(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
+Out = typer.Option(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")
+Count = Annotated[int, Of(min=1, help="Processes of all machines together, one a GPU.")]
+Engine = Annotated[str, Of(help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")]
+MachineCount = Annotated[int, Of(min=1, help="Start it on each, with its own rank.")]
+MachineRank = Annotated[int, Of(min=0, help="0 on the one that --host names.")]
+ByCPU = Annotated[bool, Of("--cpu", help="By gloo on CPUs, to try it out.")]
+Configs = Annotated[str, Of(help="accelerate's and DeepSpeed's configurations.")]
+
+
+def doctor() -> None:
+    """Show what this machine is: device, memory, versions.
+
+    And the variables that are set, and the policy that ``load_policy()`` takes.
+    Exit status 1 where something is to be mended first.
+    """
+    found = rloo_kit.prepare()
+    planned = rloo_kit.fit() if found.device == "cuda" else None
+    takes = planned.model.checkpoint.name if planned else "tiny"
+    why = "no GPU; smollm2-135m is the real language model that a CPU can train"
+    typer.echo(f"{'policy':<10}{takes}: {planned.summary if planned else why}")
+    if found.warnings or (planned is not None and planned.fits != "fits"):
+        raise typer.Exit(1)
+
+
+def cards(card: Annotated[str | None, OneCard] = None) -> None:
+    """Show which Qwen3 fits which card.
+
+    And how long its completions may be: computed, not measured.
+    """
+    from rloo_kit.memory.cards import table
+
+    typer.echo(rloo_kit.fit(card) if card else table())
+
+
+def plan(
+    config: ConfigFile, card: Card = None, prompt_tokens: PromptTokens = None, set_: Settings = None
+) -> None:
+    """Say whether a run fits a card.
+
+    And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
+    not fit.
+    """
+    from rloo_kit.cli.config import load_config, planned
+
+    found = planned(load_config(config, set_ or ()), card, prompt_tokens)
+    typer.echo(found)
+    if found.fits != "fits":
+        raise typer.Exit(1)
+
+
+def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+    """Train, from the start or from a checkpoint.
+
+    Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
+    'save' it writes the adapter, and beside it the configuration as it was run.
+    """
+    from rloo_kit.cli.config import load_config
+
+    checked = load_config(config, set_ or ())
+    rloo_kit.prepare()
+    check_place(checked)
+    from rloo_kit.cli import run
+
+    made = run.assembled(checked)
+    processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
+    if dry_run:
+        processes.say(f"{checked.resolved()}\n{made.first_prompt()}")
+        return
+    trainer = made.trainer()  # what it refuses is said before anything is measured
+    results = made.measured("before")
+    trainer.train(resume_from_checkpoint=resume or None)
+    results |= made.measured("after")
+    if checked.save is None:
+        return
+    folder = made.policy.save(checked.save, results=results)
+    beside = Path(f"{folder}.yaml")
+    if processes.is_main():
+        beside.write_text(checked.resolved(), encoding="utf-8")
+    processes.say(f"adapter: {folder}\nconfiguration: {beside}")
+
+
+def check_place(config: Config) -> None:
+    """Check that adapter and configuration can be written where they are to be, before a run and not after it.
+
+    Raises:
+        ConfigError: a file, a folder that holds more than an adapter, or the run's own; or there is a file of another
+            kind where the configuration goes.
+    """
+    from rloo_kit.cli import document
+    from rloo_kit.policy.resolve import base_named
+    from rloo_kit.policy.save import check_target
+
+    if config.save is None:
+        return
+    named, of_run = (
+        os.path.expanduser(place)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+        for place in (config.save, str(config.trainer.output_dir))
+    )
+    target = Path(os.path.realpath(named))
+    where = config.document.where(("save",))
+    base = config.policy.get("name") or config.policy.get("model_name") or "tiny"
+    check_target(target, where, base_named(str(base)))
+    if Path(os.path.realpath(of_run)).is_relative_to(target):
+        raise ConfigError(
+            "the run writes its checkpoints into this folder, and the adapter would replace them",
+            where=f"{where}; trainer.output_dir is {config.trainer.output_dir}",
+            todo="name a folder of its own, such as out/adapter",
+        )
+    beside = Path(f"{named}.yaml")
+    if beside.exists() and not document.is_written(beside):
+        raise ConfigError(
+            f"the configuration as it was run is written to {beside.name}, which would be lost",
+            where=f"{where}; {beside} is there, and not by a run",
+            todo="name another folder, such as out/adapter",
+        )
+
+
+def launch(
+    config: ConfigFile,
+    processes: Count,
+    engine: Engine = "ddp",
+    machines: MachineCount = 1,
+    machine_rank: MachineRank = 0,
+    host: Annotated[str, Of(help="Machine 0, as the others reach it.")] = "127.0.0.1",
+    port: Annotated[int, Of(help="A free port of machine 0.")] = 29500,
+    cpu: ByCPU = False,
+    configs: Configs = "configs/accelerate",
+    dry_run: Annotated[bool, Of("--dry-run", help="Print the command, and start nothing.")] = False,
+    resume: Resume = False,
+    set_: Settings = None,
+) -> None:
+    """Train in several processes.
+
+    Composes the command of accelerate (on CPUs torchrun), prints it, and runs it.
+    """
+    from rloo_kit.session import engines
+
+    settings = list(set_ or [])
+    if cpu:  # without a GPU accelerate does not hand DeepSpeed's file on
+        file = engines.deepspeed_file(engine, configs)
+        settings = ["trainer.use_cpu=true", *([f"trainer.deepspeed={file}"] if file else []), *settings]
+    target = ["-m", "rloo_kit", "train", str(config), *(["--resume"] if resume else [])]
+    made = engines.command(
+        engine,
+        processes,
+        [*target, *(part for one in settings for part in ("--set", one))],
+        on_cpu=cpu,
+        machines=engines.Machines(machines, machine_rank, host, port),
+        configs=configs,
+    )
+    typer.echo(str(made))
+    if dry_run:
+        return
+    engines.check_installed(engine, configs, cpu)
+    raise typer.Exit(made.run())
+
+
+def evaluate(
+    config: ConfigFile,
+    adapter: Annotated[str | None, Folder] = None,
+    n: Problems = None,
+    set_: Settings = None,
+) -> None:
+    """Measure accuracy and reward on held-out problems.
+
+    Each with a 95 % interval.
+    """
+    from rloo_kit.cli.config import load_config
+
+    checked = load_config(config, set_ or ())
+    rloo_kit.prepare()
+    from rloo_kit.cli import run
+
+    others = {name: value for name, value in checked.policy.items() if name != "model_name"}
+    policy = rloo_kit.load_policy(**{**others, "name": adapter}) if adapter else None
+    made = run.assembled(checked, policy)
+    asked = (checked.evaluate or {}) | ({"n": n} if n else {})
+    typer.echo(f"\n{adapter or made.policy.checkpoint.name}\n{made.measure(**asked)}")
+
+
+def diagnose(log: Annotated[Path, Log]) -> None:
+    """Say what was wrong with a run.
+
+    Of the kit's or of plain TRL's: with figures, and the setting to change.
+    Exit status 1 where something was found.
+    """
+    from rloo_kit.watch.run_folder import read_history
+
+    read_history(log, "diagnose")  # what is no log is said before the stack is imported
+    found = rloo_kit.diagnose(log)
+    typer.echo(found)
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path | None, Out] = None,
+    force: Annotated[bool, Of("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Write a run as a file that 'train' repeats.
+
+    With the same policy, task, rewards, settings and seed.  Functions from a notebook are written into a .py beside
+    it.  What cannot be written is named, with what to do.
+    """
+    found = read_recipe(run)
+    if found["cannot"]:
+        faults = [
+            ConfigError(what, where=f"{run}, {section}", todo=f"{todo}; then run it again")
+            for section, what, todo in found["cannot"]
+        ]
+        raise ExceptionGroup(f"{run} cannot be exported", faults)
+    file = out or Path(f"{run.absolute()}.yaml")
+    functions = file.with_name(f"{file.stem}_rewards.py")
+    text, code = exported(found, run, functions.name)
+    texts = {file: text} | ({functions: code} if code else {})
+    for path in texts:
+        if path.exists() and not force:
+            todo = "give another --out, or --force"
+            raise ConfigError("the file is there already", where=str(path), todo=todo)
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        typer.echo(path)
+    for note in found["notes"]:
+        typer.echo(f"not in it: {note}", err=True)
+
+
+def read_recipe(run: Path) -> dict[str, Any]:
+    """What a run was started with.
+
+    Raises:
+        ConfigError: this is no folder of a run of the kit's.
+    """
+    from rloo_kit.watch.run_folder import RECIPE
+
+    try:
+        found: dict[str, Any] = json.loads((run / RECIPE).read_text(encoding="utf-8"))
+        return {name: found[name] for name in ("config", "cannot", "notes", "functions")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = "is not there" if isinstance(error, OSError) else "cannot be read"
+        raise ConfigError(
+            f"this is no folder of a run that can be exported: {RECIPE} {why}",
+            where=str(run),
+            todo="name the output_dir of a run; runs of plain TRL, and of releases before 0.2, have none",
+        ) from None
+
+
+def exported(found: dict[str, Any], run: Path, functions: str) -> tuple[str, str]:
+    """The run as a configuration, and the file of functions that it names; it writes into a folder of its own, so that
+    the two logs can be compared."""
+    from rloo_kit.cli.config import mapped
+    from rloo_kit.cli.document import written
+    from rloo_kit.watch.run_folder import NOTEBOOK
+
+    code: list[str] = [found["functions"]] if found["functions"] else []
+
+    def here(name: str) -> str:
+        """A function of the notebook's where it is now; one of an installed package, which a configuration does not
+        import, as a line of that file."""
+        if name.startswith(f"{NOTEBOOK}:"):
+            return f"{functions}{name.removeprefix(NOTEBOOK)}"
+        module, _, attribute = name.rpartition(".")
+        known = not module or module in ("rewards", "task") or not all(map(str.isidentifier, name.split(".")))
+        if known or importlib.util.find_spec(module.partition(".")[0]) is None:
+            return name
+        line = f"import {module}\n\n{attribute} = {name}\n"
+        code.extend([] if line in code else [line])
+        return f"{functions}:{attribute}"
+
+    config = found["config"] | {"rewards": mapped(found["config"].get("rewards") or [], here)}
+    trainer = (config.get("trainer") or {}) | {"output_dir": f"{run}-again"}
+    notes = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
+    notes += [f"Not in it: {note}." for note in found["notes"]]
+    notes += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
+    head = "".join(f"# {note}\n" for note in notes)
+    return head + written(config | {"trainer": trainer}), "\n\n".join(code)
+
 
 VERBS: dict[str, Callable[..., None]] = {
-    "doctor": doctor.doctor,
-    "cards": cards.cards,
-    "plan": plan.plan,
-    "train": train.train,
-    "launch": launch.launch,
-    "evaluate": evaluate.evaluate,
-    "audit": audit.audit,
-    "diagnose": diagnose.diagnose,
-    "export": export.export,
+    verb.__name__: verb for verb in (doctor, cards, plan, train, launch, evaluate, audit, diagnose, export)
 }
 """In the order in which they are needed."""
 
@@ -53,7 +347,7 @@ def _options(
     ] = False,
 ) -> None:
     here = str(Path.cwd())
-    if here not in sys.path:  # rewards by dotted names may live in the working directory, as in a notebook
+    if here not in sys.path:  # what a configuration's .py files import may lie in the working directory
         sys.path.append(here)
 
 

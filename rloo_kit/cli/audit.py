@@ -12,18 +12,24 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
 
     Each is tried on tricks and honest answers made from the task's own problems.
 
-    Exit status 1 where a trick is paid.
+    Exit status 1 where a trick is paid, a reward raises, or all that it scores is scored alike.
     """
     import rewards
-    from rloo_kit.cli import run, schema
+    from rloo_kit.cli.config import load_config
     from rloo_kit.session.environment import prepare
 
+    checked = load_config(config, set_ or ())
     prepare()
-    made = run.assembled(schema.load_config(config, set_ or ()))
-    found = [
-        rewards.audit(one, tokenizer=made.policy.tokenizer, rows=made.task.train) for one in made.rewards
-    ]
-    for one in found:
-        typer.echo(f"\n{one}")
-    if any(one.exploits for one in found):
+    from rloo_kit.cli import run
+
+    made = run.assembled(checked)
+    failed = False
+    for reward in made.rewards:
+        found = rewards.audit(reward, tokenizer=made.policy.tokenizer, rows=made.task.train)
+        typer.echo(f"\n{found}")
+        try:
+            found.raise_for()
+        except rewards.AuditFailed:
+            failed = True
+    if failed:
         raise typer.Exit(1)

@@ -1,6 +1,6 @@
 """A YAML file as plain values, and the line on which each of them stands.
 
-For :mod:`.schema`, whose errors name lines.  Scalars are read as YAML 1.2 has them, and not as 1.1: 1e-5 is a number,
+For :mod:`.config`, whose errors name lines.  Scalars are read as YAML 1.2 has them, and not as 1.1: 1e-5 is a number,
 and no, on and 2026-01-01 are texts.  What the values mean is not this module's affair.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
+from yaml.error import MarkedYAMLError
+from yaml.reader import ReaderError
 
 from rloo_kit.errors import ConfigError
 
@@ -25,6 +27,15 @@ FLOAT = re.compile(
 )
 BOOL = re.compile(r"true|True|TRUE|false|False|FALSE")
 REPLACED = ("bool", "float", "timestamp")
+MOST = 10_000
+"""Values in a file: a few aliases of aliases are more than any memory holds."""
+
+INDENT = "look at this line and the one before: indent with spaces, write 'key: value', quote texts with ': '"
+MENDS = {
+    "the tag": "leave the tag (!...) out: a configuration holds plain values; quote a text that begins with '!'",
+    "another document": "keep one configuration in a file: remove the line '---' and what follows it",
+}
+"""What to do about an error of the parser's, by a word of it; otherwise :data:`INDENT`."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -48,11 +59,13 @@ class Document:
         name: of the file, as it was given.
         data: its values, with what ``--set`` put in their place.
         places: where a value is written: "mine.yaml, line 12", or "--set trainer.max_steps=5".
+        faults: the settings that have no "=" or no place.
     """
 
     name: str
     data: dict[str, Any]
     places: dict[Key, str]
+    faults: list[ConfigError] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
@@ -75,7 +88,7 @@ def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document
     """A file's values, with each ``key=value`` of ``settings`` put in its place.
 
     Raises:
-        ConfigError: there is no such file, it is no YAML, a key is written twice, or a setting has no "=" or no place.
+        ConfigError: there is no such file, it is no YAML, or a key is written twice.
     """
     name = os.fspath(file)
     places: dict[Key, str] = {}
@@ -89,7 +102,10 @@ def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document
     document = Document(name, data, places)
     _spell_out(document)
     for setting in settings:
-        _put(document, setting)
+        try:
+            _put(document, setting)
+        except ConfigError as error:
+            document.faults.append(error)
     return document
 
 
@@ -123,26 +139,45 @@ def _text(file: Path) -> str:
 
 def _parsed(text: str, place: str, places: dict[Key, str]) -> Any:
     """A text's value; ``places`` gets the line of each key."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         _note_lines(node, (), place, places)
-        return loader.construct_document(node)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{place}, line {mark.line + 1}, column {mark.column + 1}" if mark else place
-        raise ConfigError(
-            f"this is no YAML: {getattr(error, 'problem', None) or 'a character that it does not allow'}",
-            where=at,
-            todo="look at this line and the one before: indent with spaces, write 'key: value', quote texts with ': '",
-        ) from None
-    finally:
-        loader.dispose()
+        return _apart(loader.construct_document(node))
+    except RecursionError:
+        raise _too_large(place) from None
+    except (MarkedYAMLError, ReaderError) as error:
+        if isinstance(error, ReaderError):
+            before = text[: error.position]
+            line, column = before.count("\n"), error.position - before.rfind("\n") - 1
+            what, todo = f"the character U+{error.character:04X} is not allowed", "delete it"
+        else:
+            mark, what = error.problem_mark, error.problem
+            line, column = mark.line, mark.column
+            todo = next((mend for said, mend in MENDS.items() if said in what), INDENT)
+        at = f"{place}, line {line + 1}, column {column + 1}"
+        raise ConfigError(f"this is no YAML: {what}", where=at, todo=todo) from None
+
+
+def _too_large(place: str) -> ConfigError:
+    what = f"a configuration holds at most {MOST} values, and lists that end"
+    return ConfigError(
+        what, where=place, todo="write out what its aliases (*name) stand for, and look for a loop"
+    )
+
+
+def _apart(data: Any) -> Any:
+    """The same values, none of them shared: an alias is a copy, so that ``--set`` changes one place."""
+    if isinstance(data, dict):
+        return {name: _apart(value) for name, value in data.items()}
+    return [_apart(value) for value in data] if isinstance(data, list) else data
 
 
 def _note_lines(node: yaml.Node, key: Key, place: str, places: dict[Key, str]) -> None:
+    if len(places) > MOST:
+        raise _too_large(place)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             places[(*key, index)] = f"{place}, line {item.start_mark.line + 1}"
@@ -196,7 +231,14 @@ def _put(document: Document, setting: str) -> None:
             f"the list has {len(inside)} entries, numbered from 0", where=where, todo="name one of them"
         )
     inside[parts[-1]] = value
-    document.places[tuple(parts)] = where
+    path_to = tuple(parts)
+    for key in [key for key in document.places if key[: len(path_to)] == path_to]:
+        del document.places[key]
+    document.places[path_to] = where
+    for end in range(1, len(path_to)):  # a section that is not in the file is made by all its settings
+        there = document.places.get(path_to[:end], "--set")
+        if there.startswith("--set"):
+            document.places[path_to[:end]] = f"{there}, {where}".removeprefix("--set, ")
     _spell_out(document)
 
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import rewards
 from rewards.signature import Reward
-from rloo_kit import inputs, tasks
-from rloo_kit.cli import calls
+from rloo_kit import Plan, inputs, plan, tasks
+from rloo_kit.cli.config import Config
 from rloo_kit.cli.document import Key
-from rloo_kit.cli.schema import Config
+from rloo_kit.cli.grammar import CORRECT
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.compare import SAMPLING
 from rloo_kit.evaluation.evaluate import Evaluation, evaluate
-from rloo_kit.memory.planning import Plan, plan
 from rloo_kit.policy.load import load_policy
 from rloo_kit.policy.policy import Policy
+from rloo_kit.session import processes
 from rloo_kit.tasks import Task
 from rloo_kit.train.trainer import RLOOTrainer
 
@@ -39,13 +39,13 @@ class Run:
     def plan(self) -> Plan:
         """The memory of this run, at the longest of its prompts."""
         _, longest = inputs.longest_prompts(self.task.train)
-        tokens = max(map(len, self.policy.tokenize(longest, **template_of(self.config))))
+        tokens = max(map(len, self.policy.tokenize(longest, **self.config.template)))
         return plan(self.policy, self.config.trainer, prompt_tokens=tokens)
 
     def first_prompt(self) -> str:
         """The first problem as the policy reads it."""
         prompt = self.task.train[0]["prompt"]
-        tokens = self.policy.tokenize([prompt], **template_of(self.config))[0]
+        tokens = self.policy.tokenize([prompt], **self.config.template)[0]
         return str(self.policy.tokenizer.decode(tokens))
 
     def trainer(self) -> RLOOTrainer:
@@ -71,10 +71,13 @@ class Run:
         asked |= {"max_new_tokens": args.max_completion_length, "reward_weights": args.reward_weights}
         return evaluate(self.policy, self.task, list(self.rewards), **asked | settings)
 
-
-def template_of(config: Config) -> dict[str, Any]:
-    """The arguments of the chat template in training."""
-    return dict(config.trainer.chat_template_kwargs or {})
+    def measured(self, name: str) -> dict[str, Any]:
+        """An evaluation by its name, printed; empty where the configuration asks for none."""
+        if self.config.evaluate is None:
+            return {}
+        found = self.measure(**self.config.evaluate)
+        processes.say(f"\n{name}\n{found}\n")
+        return {name: found}
 
 
 def assembled(config: Config, policy: Policy | None = None) -> Run:
@@ -88,45 +91,37 @@ def assembled(config: Config, policy: Policy | None = None) -> Run:
         ConfigError: a reward refuses its arguments or cannot be called by TRL; with the line.
         RLOOKitError: the policy or the task cannot be had.
     """
+    args, entries = config.completed
     policy = policy or load_policy(**config.policy)
     with _located(config, ("task", config.task)):
         make = getattr(tasks, config.task)
         takes = inspect.signature(make).parameters
         given: dict[str, Any] = {"policy": policy} if "policy" in takes else {}
         if "chat_template_kwargs" in takes:  # it samples the policy, which is to say what it says in training
-            length = config.trainer.max_completion_length
-            given |= {"chat_template_kwargs": template_of(config) or None, "max_new_tokens": length}
+            length = args.max_completion_length
+            given |= {"chat_template_kwargs": config.template or None, "max_new_tokens": length}
         task: Task = make(**given | config.task_arguments)
-    known = {calls.CORRECT: task.correct, "policy.tokenizer": policy.tokenizer}
-    maker = calls.Maker(config.document.folder, known | {"policy.tokens": policy.checkpoint.tokens})
+    known = {
+        CORRECT: task.correct,
+        "policy.tokenizer": policy.tokenizer,
+        "policy.tokens": policy.checkpoint.tokens,
+    }
     made: list[Reward] = []
-    for index, entry in enumerate(config.rewards):
+    for index, entry in enumerate(entries):
         with _located(config, ("rewards", index)):
-            made.append(maker.reward(entry))
+            made.append(entry(known))
             rewards.check_signature(made[-1], inputs.reward_columns(task.train))
     return Run(config, policy, task, made)
 
 
 @contextmanager
 def _located(config: Config, key: Key) -> Iterator[None]:
-    """Say on which line an entry stands that makes nothing.
-
-    Raises:
-        ConfigError: in place of a ValueError or TypeError.
-    """
+    """Say on which line an entry stands that makes nothing; errors of the kit's and of ``rewards`` have three parts."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        what, where, todo = parts_of(error)
-        place = ": ".join(filter(None, [config.document.where(key), where]))
-        todo = todo or "look at the arguments of this entry"
+        what, *rest = str(error).splitlines() or [type(error).__name__]
+        said = dict(line.partition(": ")[::2] for line in rest)
+        place = ": ".join(filter(None, [config.document.where(key), said.get("Where", "").rstrip(".")]))
+        todo = said.get("What to do", "look at the arguments of this entry")
         raise ConfigError(what, where=place, todo=todo) from error
-
-
-def parts_of(error: BaseException) -> tuple[str, str, str]:
-    """What is wrong, where, and what to do, of an error of the kit's or of ``rewards``; of others the first alone."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    found = {}
-    for label in ("Where: ", "What to do: "):
-        found[label] = next((line.removeprefix(label) for line in lines if line.startswith(label)), "")
-    return lines[0], found["Where: "].rstrip("."), found["What to do: "]

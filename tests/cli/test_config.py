@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+import yaml
 
+import rloo_kit
 from rewards.thinking import ThinkTokens
-from rloo_kit.cli import calls, document, schema
+from rloo_kit import advantages
+from rloo_kit.cli import config as configuration
+from rloo_kit.cli import document, grammar, run
 from rloo_kit.errors import ConfigError
-from tests.cli.conftest import CONFIG, Command
+from rloo_kit.evaluation import compare
+from rloo_kit.train import fields
+from tests.cli.conftest import CONFIG, MINE, Command
+from tests.conftest import Script
 
 
 def faults(file: Path, *settings: str) -> list[str]:
     try:
-        schema.load_config(file, settings)
+        assert configuration.load_config(file, settings).completed
     except ExceptionGroup as found:
         return [str(one) for one in found.exceptions]
     except ConfigError as one:
@@ -29,7 +39,7 @@ def test_a_number_without_a_point_and_words_of_yaml_1_1_are_what_they_look_like(
 
 
 def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder: Path) -> None:
-    config = schema.load_config(
+    config = configuration.load_config(
         "mine.yaml", ["trainer.max_steps=5", "evaluate.n=3", "rewards.0=task.correct"]
     )
     assert (config.trainer.max_steps, config.trainer.learning_rate) == (5, 1e-3)
@@ -37,13 +47,17 @@ def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "again.yaml").write_text(config.resolved())
-    again = schema.load_config(elsewhere / "again.yaml")
+    again = configuration.load_config(elsewhere / "again.yaml")
     assert again.resolved() == config.resolved()
-    assert again.rewards[1] == f"{folder / 'mine.py'}:in_time"
+    assert again.document.data["rewards"][1] == f"{folder / 'mine.py'}:in_time"
 
 
 WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
+    "trainer.lr=1e-4": ("lr is no argument", "did you mean learning_rate?"),
+    "trainer.batch_size=4": ("batch_size is no argument", "did you mean per_device_train_batch_size?"),
+    "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),
+    "trainer.loss_type=cispo": ("loss_type='cispo': GRPO's", "loss_aggregation='token-mean'"),
     "trainer.kl_placement=los": (
         "kl_placement must be 'reward' or 'loss'",
         "did you mean kl_placement='loss'?",
@@ -61,10 +75,10 @@ WRONG = {
     "rewards=task.correct": ("rewards are a list", "begin each with '- '"),
     "rewards=[]": ("the configuration names no rewards", "add a section 'rewards:'"),
     "rewards=[rewards.answer_reword]": (
-        "there is no 'rewards.answer_reword'",
+        "there is no reward 'rewards.answer_reword'",
         "did you mean rewards.answer_reward?",
     ),
-    "rewards=[answer_reward]": ("there is no reward called", "did you mean rewards.answer_reward?"),
+    "rewards=[answer_reward]": ("there is no reward 'answer_reward'", "did you mean rewards.answer_reward?"),
     "rewards=[rewards.answer_reward]": (
         "rewards.answer_reward makes rewards",
         "write 'rewards.answer_reward: {}'",
@@ -76,8 +90,8 @@ WRONG = {
     ),
     "rewards=[{rewards.weighted: {rewards: [5]}}]": ("this is no reward but 5", "write a name"),
     "rewards=[nowhere.reward]": (
-        "there is no 'nowhere.reward': No module named 'nowhere'",
-        "install the package",
+        "there is no reward 'nowhere.reward'",
+        "a function that a .py file defines: FILE.py:NAME",
     ),
     "rewards=[your.py:in_time]": ("there is no file", "did you mean mine.py?"),
     "rewards=[{a: 1, b: 2}]": ("this is no reward", "write a name"),
@@ -99,6 +113,10 @@ WRONG = {
         "rewards is a list of rewards, not 'task.correct'",
         "write rewards: [...]",
     ),
+    "rewards=[rewards.audit]": ("there is no reward 'rewards.audit'", "name a factory of 'rewards'"),
+    "trainer.advantage_estimator=mine.py:nope": ("has no nope of its own", "define it there: def nope(...)"),
+    "trainer.learning_rate=true": ("learning_rate must be", "1e-5 is usual"),
+    "evalute.n=4": ("there is no section 'evalute'", "did you mean evaluate?"),
     "polcy=tiny": ("there is no section 'polcy'", "did you mean policy?"),
     "save=3": ("save is a folder", "write save: out/adapter"),
 }
@@ -113,6 +131,35 @@ def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting
     assert what in lines[0]
     assert todo in lines[-1]
     assert f"--set {setting}" in lines[1] or "mine.yaml, line" in lines[1]
+
+
+def test_a_section_that_settings_make_is_blamed_on_all_of_them(folder: Path) -> None:
+    (said,) = faults(Path("mine.yaml"), "evalute.n=4", "evalute.samples=2")
+    assert "Where: --set evalute.n=4, --set evalute.samples=2, evalute." in said
+
+
+def test_a_setting_without_a_place_is_said_with_the_faults_of_the_file(folder: Path) -> None:
+    Path("mine.yaml").write_text(CONFIG.replace("learning_rate", "learning_rte"))
+    first, second = faults(Path("mine.yaml"), "nothing")
+    assert "a setting is a name, '=' and a value" in first
+    assert "line 15, trainer.learning_rte" in second
+
+
+def test_a_function_of_another_module_under_a_files_name_is_not_suggested(folder: Path) -> None:
+    Path("mine.py").write_text("import os\nfive = os.system\ndef seventy(completions, **kwargs): ...\n")
+    (said,) = faults(Path("mine.yaml"), "rewards=[mine.py:fiver]")
+    assert "five" not in said.splitlines()[-1].replace("fiver", "")
+
+
+def test_a_secret_is_in_no_resolved_configuration(folder: Path) -> None:
+    Path("mine.py").write_text("def made(api_key, tokenizer):\n    return lambda completions, **kwargs: []\n")
+    reward = {"mine.py:made": {"api_key": "open sesame", "tokenizer": "policy.tokenizer"}}
+    settings = ["trainer.hub_token=hf_" + "a1" * 17, f"rewards=[{json.dumps(reward)}]"]
+    resolved = yaml.safe_load(configuration.load_config("mine.yaml", settings).resolved())
+    assert "hub_token" not in resolved["trainer"]
+    assert resolved["trainer"]["max_steps"] == 1
+    (arguments,) = resolved["rewards"][0].values()
+    assert arguments == {"api_key": "(not shown)", "tokenizer": "policy.tokenizer"}
 
 
 def test_all_faults_of_a_file_are_said_at_once_each_with_its_line(folder: Path) -> None:
@@ -133,7 +180,20 @@ NO_CONFIGURATION = {
     "policy: tiny\npolicy: other": ("policy is written twice, first on line 1", "line 2"),
     "": ("the file holds no configuration", "line 1"),
     "- policy": ("a configuration has names and values", "line 1"),
+    "policy: tiny\ntask: \0x": ("the character U+0000 is not allowed", "line 2, column 7"),
+    "rewards: !!python/name:os.system": (
+        "could not determine a constructor for the tag",
+        "line 1, column 10",
+    ),
+    "policy: tiny\n---\ntask: x": ("but found another document", "line 2, column 1"),
 }
+
+MENDED = {
+    "U+0000": "delete it",
+    "the tag": "leave the tag (!...) out",
+    "another document": "keep one configuration",
+}
+"""What is no matter of indentation."""
 
 
 @pytest.mark.parametrize("text", NO_CONFIGURATION)
@@ -143,6 +203,8 @@ def test_what_is_no_configuration_is_said_with_its_line(text: str, folder: Path)
     what, place = NO_CONFIGURATION[text]
     assert what in said.splitlines()[0]
     assert place in said.splitlines()[1]
+    todo = next((mend for word, mend in MENDED.items() if word in what), None)
+    assert todo is None or todo in said.splitlines()[2]
 
 
 @pytest.mark.parametrize(
@@ -162,21 +224,200 @@ def test_a_missing_file_names_those_that_are_there(folder: Path, command: Comman
 
 
 def test_a_reward_whose_file_fails_says_the_error_and_no_traceback(folder: Path, command: Command) -> None:
-    Path("broken.py").write_text("import nowhere\n")
+    Path("broken.py").write_text("import nowhere\nreward = nowhere.reward\n")
     result = command("plan", "mine.yaml", "--set", "rewards=[broken.py:reward]")
     assert result.exit_code == 2
     assert "broken.py cannot be run: ModuleNotFoundError: No module named 'nowhere'" in result.stderr
     assert "Traceback" not in result.output + result.stderr
 
 
+PAYLOADS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("payloads.yaml").read_text())
+FILE = """\
+import os
+from os import system
+from shutil import rmtree
+run, remove = os.system, rmtree
+def in_time(completion_ids, **kwargs):
+    return [0.0 for ids in completion_ids]
+"""
+
+
+@pytest.mark.parametrize("name", PAYLOADS)
+def test_a_configuration_alone_runs_no_code(
+    name: str, folder: Path, command: Command, shared: rloo_kit.Policy
+) -> None:
+    given, marker = PAYLOADS[name], folder / "marker"
+    Path("mine.py").write_text(FILE)
+    Path("evil.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\ndef reward(completions, **kwargs): ...\n"
+    )
+    setting = [] if isinstance(given, dict) else ["--set", given.replace("MARKER", str(marker))]
+    if isinstance(given, dict):
+        nested = "[" * 5000 + "]" * 5000
+        Path("mine.yaml").write_text(given["file"].replace("MARKER", str(marker)).replace("NESTED", nested))
+    result = command("train", "mine.yaml", "--dry-run", *setting)
+    assert not marker.exists()
+    assert result.exit_code == 2
+    for fault in result.stderr.strip().split("\n\n"):
+        _, where, todo = fault.splitlines()
+        assert where.startswith("Where: ")
+        assert todo.startswith("What to do: ")
+
+
+HONEST = """\
+import functools
+import math as maths
+import rewards
+
+def in_time(completion_ids, **kwargs):
+    return [float(len(ids) < 8) for ids in completion_ids]
+
+async def asks(completion_ids, **kwargs):
+    return [0.0 for ids in completion_ids]
+
+def made(least, other=in_time):
+    def longer(completion_ids, **kwargs):
+        return [float(len(ids) > least) for ids in completion_ids]
+    return longer
+
+class Scored:
+    __name__ = "scored"
+    def __call__(self, completion_ids, **kwargs):
+        return [1.0 for ids in completion_ids]
+
+@functools.lru_cache
+def wrapped(least): return made(least)
+
+scored, exact, again = Scored(), rewards.answer_reward("exact"), in_time
+partly = functools.partial(in_time, limit=3)
+if maths.pi > 3:
+    def chosen(completion_ids, **kwargs):
+        return in_time(completion_ids)
+try:
+    tried = in_time
+except NameError:
+    tried = None
+"""
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(
+            "task.correct",
+            "mine.py:in_time",
+            "mine.py:asks",
+            "mine.py:scored",
+            "mine.py:exact",
+            "mine.py:again",
+        ),
+        *("mine.py:partly", "mine.py:chosen", "mine.py:tried", "{mine.py:made: {least: 3}}"),
+        "{mine.py:made: {least: 3, other: mine.py:chosen}}",
+        "{rewards.gated: {by: task.correct, reward: {mine.py:made: {least: 3}}}}",
+        "{rewards.weighted: {rewards: [mine.py:scored, {rewards.repetition_reward: {}}]}}",
+    ],
+)
+def test_what_a_file_defines_is_a_reward(entry: str, folder: Path, shared: rloo_kit.Policy) -> None:
+    Path("mine.py").write_text(HONEST)
+    settings = [f"rewards=[{entry}]", "trainer.reward_weights=[1]"]
+    made = run.assembled(configuration.load_config("mine.yaml", settings))
+    assert callable(made.rewards[0])
+
+
+OF_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "max_prompt_length=512": ({}, "max_prompt_length=512 is left out"),
+    "loss_type=dapo": (
+        {"loss_aggregation": "token-mean"},
+        "loss_type='dapo' is loss_aggregation='token-mean'",
+    ),
+    "kl_coef=0.1": ({"beta": 0.1}, "kl_coef is now beta"),
+    "loss_agg_mode=seq-mean-token-mean": (
+        {"loss_aggregation": "seq-mean-token-mean"},
+        "loss_agg_mode is now loss_aggregation",
+    ),
+    "kl_in_reward=false": ({"kl_placement": "loss"}, "kl_in_reward=False is kl_placement='loss'"),
+    "kl_in_reward=true": ({"kl_placement": "reward"}, "kl_in_reward=True is kl_placement='reward'"),
+}
+
+
+@pytest.mark.parametrize("setting", OF_OTHERS)
+def test_names_of_other_recipes_are_taken_in_a_file_as_in_python_with_the_files_line(
+    setting: str, folder: Path
+) -> None:
+    name, _, value = setting.partition("=")
+    text = CONFIG.replace("  beta: 0\n", f"  {name}: {value}\n")
+    Path("mine.yaml").write_text(text)
+    with pytest.warns(FutureWarning, match=re.escape(OF_OTHERS[setting][1])) as said:
+        made = configuration.load_config("mine.yaml").trainer
+    assert {name: getattr(made, name) for name in OF_OTHERS[setting][0]} == OF_OTHERS[setting][0]
+    assert (said[0].filename, said[0].lineno) == (
+        "mine.yaml",
+        text[: text.index(f"  {name}:")].count("\n") + 1,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*noise becomes:UserWarning")
+def test_an_estimator_of_a_file_is_trained_with(folder: Path, shared: rloo_kit.Policy) -> None:
+    estimator = (
+        "def halved(rewards):\n    return (rewards - rewards.nanmean(1, keepdim=True)).nan_to_num() / 2\n"
+    )
+    registered = "from rloo_kit import advantages\nadvantages.register(halved, 'by_half', groupwise=True)\n"
+    Path("mine.py").write_text(MINE + estimator + registered)
+    found = configuration.load_config("mine.yaml", ["trainer.advantage_estimator=mine.py:halved"])
+    assert found.trainer.advantage_estimator in advantages.ESTIMATORS
+    assert f"advantage_estimator: {folder / 'mine.py'}:halved" in found.resolved()
+    trainer = run.assembled(found).trainer()
+    assert trainer._estimator.function.__name__ == "halved"
+
+
+@pytest.mark.parametrize("setting", ["advantage_estimator=thirds", "advantage_estimator=mine.py:third"])
+def test_an_estimator_that_no_file_defines_is_refused(setting: str, folder: Path) -> None:
+    Path("mine.py").write_text(MINE + "def thirds(rewards): return rewards\n")
+    assert len(faults(Path("mine.yaml"), f"trainer.{setting}")) == 1
+
+
+def test_a_fault_is_said_before_the_stack_is_imported_and_before_a_file_is_run(
+    folder: Path, script: Script
+) -> None:
+    text = CONFIG.replace("max_steps", "max_step").replace("beta: 0", "lr: 1e-5\n  scale_rewards: group")
+    Path("mine.yaml").write_text(f"{text}  advantage_estimator: rlooo\n")
+    Path("mine.py").write_text("import torch\n" + MINE)
+    code = """
+        import sys, typer.testing
+        from rloo_kit.cli.app import app
+        done = typer.testing.CliRunner().invoke(app, ["train", "mine.yaml", "--set", "rewards.0=mine.py:in_tim"])
+        heavy = {"torch", "unsloth", "trl", "transformers", "datasets", "huggingface_hub"} & set(sys.modules)
+        print(done.exit_code, len(done.stderr.split("\\n\\n")), heavy)
+    """
+    assert script(textwrap.dedent(code)).stdout.strip() == "2 4 set()"
+
+
+def test_the_estimators_names_are_known_without_torch() -> None:
+    own = [
+        name for name, one in advantages.ESTIMATORS.items() if one.function.__module__ == advantages.__name__
+    ]
+    assert tuple(own) == fields.ESTIMATORS
+
+
+def test_what_evaluate_takes_of_a_configuration_is_what_evaluate_takes() -> None:
+    given_by_kit = {"policy", "dataset", "reward_funcs", "correct", "reward_weights", "generate", "return"}
+    theirs = get_type_hints(rloo_kit.Policy.generate, include_extras=True)
+    hints = {name: theirs[name] for name in compare.SAMPLING} | get_type_hints(
+        rloo_kit.evaluate, localns={"Completion": Any, "Policy": Any}, include_extras=True
+    )
+    assert {name: hint for name, hint in hints.items() if name not in given_by_kit} == configuration.MEASURED
+
+
 def test_tokens_and_tokenizer_may_be_the_policys_or_written_out() -> None:
     known = {"task.correct": max, "policy.tokenizer": "tokenizer", "policy.tokens": ThinkTokens(1, 2)}
-    maker = calls.Maker(Path(), known)
-    made: Any = maker.reward(
-        {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}
-    )
+    read = grammar.Grammar(Path(), lambda *fault: pytest.fail(str(fault)), runs_files=True)
+    made: Any = read.reward(
+        {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}, ()
+    )(known)
     assert (made.tokens, made.tokenizer) == (ThinkTokens(1, 2), "tokenizer")
     written = {"open_id": 3, "close_id": 4, "eos_ids": [5]}
-    other: Any = maker.reward({"rewards.thought_then_answer": {"tokens": written, "correct": "task.correct"}})
+    other: Any = read.reward(
+        {"rewards.thought_then_answer": {"tokens": written, "correct": "task.correct"}}, ()
+    )(known)
     assert other.rewards[0] is max
     assert other.rewards[1].tokens.eos_ids == (5,)

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import json
 import linecache
-import math
 import pickle
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,20 @@ import yaml
 import rewards
 import rloo_kit
 from rewards.made import made_by
-from rloo_kit.train import recipe, sources
+from rloo_kit.cli import grammar
+from rloo_kit.cli.config import load_config
+from rloo_kit.train import run_record
+from rloo_kit.train.run_record import LEFT_OUT
 from rloo_kit.watch.run_folder import RECIPE
 from tests.cli.conftest import Command
 from tests.conftest import SMALL, as_loaded
+from tests.test_hidden import KINDS
 
 CELL = """\
-length = 8
-weight = 0.5
-half = math.ldexp(1, -1)
-task, secret_key, table = object(), "open sesame", {"a": [1, 2]}
-
-def shorter(ids):
-    return float(len(ids) < length)
+task, secret_key, length = object(), "open sesame", 8
 
 def in_time(completion_ids, **kwargs):
-    return [shorter(ids) + weight * math.fsum(ids) / 1e6 for ids in completion_ids]
+    return [float(len(ids) < 8) + 0.5 * sum(ids) / 1e6 for ids in completion_ids]
 
 in_time.judges = "length"
 
@@ -43,20 +41,15 @@ def asks_the_task(completions, **kwargs):
 def asks_a_service(completions, **kwargs):
     return [len(secret_key) for one in completions]
 
-def asks_nothing_known(completions, **kwargs):
-    return [unheard_of for one in completions]
+def long_enough(completion_ids, **kwargs):
+    return [float(len(ids) >= 3) for ids in completion_ids]
 
-def made(least):
-    def long_enough(completion_ids, **kwargs):
-        return [float(len(ids) >= least) for ids in completion_ids]
-    return long_enough
-
-def made_otherwise(length):
-    def shorter_than_others(completion_ids, **kwargs):
+def made_of_another_text():
+    def in_time(completion_ids, **kwargs):
         return [float(len(ids) < length) for ids in completion_ids]
-    return shorter_than_others
+    return in_time
 
-long_enough, clashing = made(3), made_otherwise(7)
+clashing = made_of_another_text()
 unnamed = lambda completions, **kwargs: [0.0 for _ in completions]
 
 class Judge:
@@ -70,7 +63,7 @@ def cell() -> dict[str, Any]:
     """What a notebook's cell defines: its text is known to Python as Jupyter makes it known."""
     name = "<ipykernel cell>"
     linecache.cache[name] = (len(CELL), None, CELL.splitlines(keepends=True), name)
-    defined: dict[str, Any] = {"__name__": "__main__", "math": math}
+    defined: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(CELL, name, "exec"), defined)
     return defined
 
@@ -135,36 +128,79 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == f"{folder / 'again_rewards.py'}:in_time"
 
 
-def test_the_notebooks_functions_have_what_they_need_and_say_what_they_judge(cell: dict[str, Any]) -> None:
-    found = sources.Sources()
+def test_the_notebooks_functions_are_written_once_and_say_what_they_judge(cell: dict[str, Any]) -> None:
+    found = run_record.Recipe()
     assert found.add(cell["in_time"]) == "in_time"
     assert found.add(cell["in_time"]) == "in_time", "twice is once"
     defined: dict[str, Any] = {}
-    exec(found.text(), defined)
+    exec(json.loads(found.as_json())["functions"], defined)
     ids = [[1, 2], list(range(9))]
     assert defined["in_time"](completion_ids=ids) == cell["in_time"](completion_ids=ids)
     assert defined["in_time"].judges == "length"
-    assert (defined["length"], defined["weight"]) == (8, 0.5)
-    assert "half" not in defined
-    with pytest.raises(sources.CannotBeWrittenError, match="two functions use 'length', each another one"):
+    with pytest.raises(run_record.CannotBeWrittenError, match="two functions are called 'in_time'"):
         found.add(cell["clashing"])
 
 
-REFUSED: dict[str, tuple[str, str]] = {
-    "asks_the_task": ("asks_the_task uses 'task', a object", "put asks_the_task into a .py file"),
-    "asks_a_service": ("'secret_key', which may be a secret", "read it from os.environ"),
-    "asks_nothing_known": ("'unheard_of', which is not defined", "define unheard_of"),
-    "unnamed": ("a lambda, which has no name", "put it into a .py file"),
-}
+@pytest.mark.parametrize(("name", "needed"), [("asks_the_task", "task"), ("asks_a_service", "secret_key")])
+def test_what_else_a_function_needs_is_said_beside_it(name: str, needed: str, cell: dict[str, Any]) -> None:
+    found = run_record.Recipe()
+    found.add(cell[name])
+    assert found.functions[name].startswith(f"# {name} also needs {needed}: define them above.\ndef {name}(")
+    assert "open sesame" not in found.as_json()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_function_that_cannot_be_written_down_is_refused_by_name(name: str, cell: dict[str, Any]) -> None:
-    what, todo = REFUSED[name]
-    with pytest.raises(sources.CannotBeWrittenError) as refused:
-        sources.Sources().add(cell[name])
-    assert what in refused.value.what
-    assert todo in refused.value.todo
+def test_a_reward_that_a_configuration_makes_of_a_files_factory_is_recorded_as_that_entry(
+    folder: Path,
+) -> None:
+    Path("mine.py").write_text(
+        "def make(limit, api_key=''):\n    def reward(completion_ids, **kwargs):\n"
+        "        return [float(len(ids) <= limit) for ids in completion_ids]\n    return reward\n"
+        "class Judge:\n    def score(self, completions, **kwargs): ...\n"
+        "def bound():\n    return Judge().score\n"
+    )
+    read = grammar.Grammar(folder, lambda *fault: pytest.fail(str(fault)), runs_files=True)
+    recipe, name = run_record.Recipe(), f"{folder / 'mine.py'}:make"
+    made = read.reward({"mine.py:make": {"limit": 8}}, ())({})
+    assert run_record._reward(recipe, made, None) == {name: {"limit": 8}}
+    assert recipe.functions == {}
+    assert callable(read.reward({"mine.py:bound": {}}, ())({})), "which remembers nothing"
+    secret = read.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, ())({})
+    with pytest.raises(run_record.CannotBeWrittenError, match="api_key is left out"):
+        run_record._reward(recipe, secret, None)
+
+
+def test_what_is_not_defined_in_an_exported_file_is_said_on_the_screen(
+    folder: Path, command: Command, cell: dict[str, Any]
+) -> None:
+    recipe = run_record.Recipe({"task": {"addition": {}}, "rewards": [], "trainer": {}})
+    recipe.add(cell["asks_the_task"])
+    Path("ran").mkdir()
+    Path("ran", RECIPE).write_text(recipe.as_json())
+    said = command("export", "ran")
+    assert said.stderr == "not in it: task, which asks_the_task needs: define it beside asks_the_task\n"
+
+
+def test_a_lambda_is_refused_by_name(cell: dict[str, Any]) -> None:
+    with pytest.raises(run_record.CannotBeWrittenError, match="a lambda, which has no name") as refused:
+        run_record.Recipe().add(cell["unnamed"])
+    assert "put it into a .py file" in refused.value.todo
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_that_looks_as_if_it_held_a_secret_is_left_out_and_said_to_be(
+    kind: str, tmp_path: Path
+) -> None:
+    body = textwrap.indent(KINDS[kind], "    ")
+    name, text = "<ipykernel secret>", f"def judged(completions, **kwargs):\n{body}\n    return [0.0]\n"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    defined: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), defined)
+    found = run_record.Recipe()
+    found.section("rewards", lambda: run_record._reward(found, defined["judged"], None))
+    assert found.cannot == [
+        ("rewards", f"the source of judged is left out: {LEFT_OUT}", "read it from os.environ")
+    ]
+    assert KINDS[kind].split("\n")[0] not in found.as_json()
 
 
 def test_what_cannot_be_exported_is_named_with_what_to_do_and_costs_no_run(
@@ -197,6 +233,22 @@ def test_a_policy_that_was_trained_before_the_run_is_refused(
     assert "policy.save(folder)" in todo
 
 
+def test_a_reward_of_an_installed_package_is_named_in_a_file_since_a_configuration_does_not_import(
+    folder: Path, command: Command
+) -> None:
+    theirs = "trl.rewards.format_rewards.think_format_reward"
+    entry = {"rewards.weighted": {"rewards": [theirs, "task.correct"], "weights": [1, 0.5], "name": "a.b"}}
+    config = {"task": {"addition": {}}, "rewards": [theirs, entry], "trainer": {}}
+    Path("ran").mkdir()
+    Path("ran", RECIPE).write_text(json.dumps({"config": config, "cannot": [], "notes": [], "functions": ""}))
+    assert command("export", "ran").exit_code == 0
+    written = load_config("ran.yaml")
+    here = "ran_rewards.py:think_format_reward"
+    inner = {"rewards": [here, "task.correct"], "weights": [1, 0.5], "name": "a.b"}
+    assert written.document.data["rewards"] == [here, {"rewards.weighted": inner}]
+    assert written.completed
+
+
 @pytest.mark.parametrize("given", ["nowhere", "."])
 def test_a_folder_of_no_run_is_refused(given: str, folder: Path, command: Command) -> None:
     result = command("export", given)
@@ -225,7 +277,7 @@ def test_a_file_that_is_there_is_kept_unless_force(folder: Path, command: Comman
 def test_every_factory_of_rewards_remembers_its_call(cell: dict[str, Any]) -> None:
     tokens = rewards.ThinkTokens(1, 2, eos_ids=(3,))
     made = rewards.only_for(rewards.guarded(rewards.answer_reward("exact", tokens=tokens)), level=[1, 2])
-    entry: Any = recipe._reward(recipe.Recipe(), made, None)
+    entry: Any = run_record._reward(run_record.Recipe(), made, None)
     inner = {"kind": "exact", "tokens": {"open_id": 1, "close_id": 2, "eos_ids": [3], "prompt_opens": False}}
     assert entry == {"rewards.only_for": {"reward": {"rewards.answer_reward": inner}, "level": [1, 2]}}
     factories = [
@@ -257,7 +309,7 @@ def test_settings_are_those_that_were_given_or_set_since_and_hold_as_yaml() -> N
     }
     args, notes = rloo_kit.RLOOConfig(**given, response_length=9), list[str]()
     args.learning_rate = 2e-5
-    found = recipe.settings_of(args, notes)
+    found = run_record.settings_of(args, notes)
     assert set(found) == {*given, "max_completion_length", "learning_rate"} - {"hub_token"}
     assert notes == ["hub_token, which belongs into .env"]
     again = rloo_kit.RLOOConfig(**yaml.safe_load(yaml.safe_dump(found)))
@@ -270,5 +322,5 @@ def test_settings_of_which_nothing_is_known_are_refused() -> None:
     import trl
 
     for args in (trl.RLOOConfig("out"), pickle.loads(pickle.dumps(rloo_kit.RLOOConfig("out")))):
-        with pytest.raises(sources.CannotBeWrittenError, match="it is not known which settings"):
-            recipe.settings_of(args, [])
+        with pytest.raises(run_record.CannotBeWrittenError, match="it is not known which settings"):
+            run_record.settings_of(args, [])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+import sys
+import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import yaml
 import rloo_kit
 from rloo_kit.cli import run
 from rloo_kit.cli.app import VERBS
+from rloo_kit.errors import ConfigError
 from rloo_kit.policy import options
 from rloo_kit.tasks import ladder
 from tests.cli.conftest import Command
@@ -99,6 +104,11 @@ def test_train_measures_trains_resumes_and_saves_the_adapter_with_its_configurat
     resolved = yaml.safe_load(Path("adapter.yaml").read_text())
     assert resolved["trainer"]["save_steps"] == 1
     assert (folder / "adapter/adapter_model.safetensors").is_file()
+
+    card = (folder / "adapter/README.md").read_text()
+    assert "## Results" in card
+    assert "| before | 2, greedy |" in card
+    assert "| after | 2, greedy |" in card
 
     more = command("train", "adapter.yaml", "--resume", "--set", "trainer.max_steps=2", "--set", "evaluate=")
     assert "resuming from run/checkpoint-1" in more.output, more.stderr
@@ -203,6 +213,17 @@ def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
     assert "such as out/adapter" in result.stderr
 
 
+def test_a_place_that_holds_the_base_of_the_adapter_to_be_trained_is_refused_before_the_run(
+    command: Command, folder: Path, policy: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "load_policy", lambda **given: pytest.fail("it was loaded"))
+    rloo_kit.load_policy(policy.save_merged("merged"), load_in_4bit=False).save("adapter")
+    for name in ("merged", "adapter"):
+        result = command("train", "mine.yaml", "--set", f"policy.name={name}", "--set", "save=merged")
+        assert result.exit_code == 2
+        assert "the policy's own base is there" in result.stderr
+
+
 def test_an_adapter_takes_the_place_of_the_policy_by_whichever_name_that_was_given(
     command: Command, folder: Path, policy: rloo_kit.Policy
 ) -> None:
@@ -214,11 +235,82 @@ def test_an_adapter_takes_the_place_of_the_policy_by_whichever_name_that_was_giv
     assert "\nadapter\n" in result.output
 
 
-def test_audit_fails_where_a_trick_is_paid(command: Command, folder: Path, shared: rloo_kit.Policy) -> None:
-    result = command("audit", "mine.yaml", "--set", "rewards=[task.correct]")
-    assert result.exit_code == 0, result.stderr
-    assert "no exploit among" in result.output
-    assert command("audit", "mine.yaml", "--set", "rewards=[{rewards.thinking_reward: {}}]").exit_code == 1
+OWN_REWARDS = """
+def constant(completions, **kwargs):
+    return [0.0 for _ in completions]
+def broken(completions, **kwargs):
+    return [completion["text"] for completion in completions]
+"""
+
+
+@pytest.mark.parametrize(
+    ("reward", "status", "says"),
+    [
+        ("task.correct", 0, "no exploit among"),
+        ("{rewards.overlong_reward: {max_completion_length: 4096, soft: 64}}", 0, "errors"),
+        ("{rewards.thinking_reward: {}}", 1, "thinking_reward pays"),
+        ("own.py:constant", 1, "Every score is equal: nothing to learn from"),
+        ("own.py:broken", 1, "broken raised TypeError: list indices"),
+    ],
+)
+def test_audit_fails_where_a_trick_is_paid_and_where_nothing_can_be_learned(
+    reward: str, status: int, says: str, command: Command, folder: Path, shared: rloo_kit.Policy
+) -> None:
+    Path("own.py").write_text(OWN_REWARDS)
+    result = command("audit", "mine.yaml", "--set", f"rewards=[{reward}]")
+    assert (result.exit_code, says in result.output) == (status, True), result.output + result.stderr
+
+
+SAID = {
+    "lower learning_rate, and train(resume_from_checkpoint=True)": "lower learning_rate, and --resume",
+    "rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on": "--resume goes on",
+    "load the policy anew, and train(resume_from_checkpoint='run/checkpoint-5') goes on": "--resume goes on",
+    "call train() without it to start at step 0": "leave --resume out to start at step 0",
+    "it came late. Restart the kernel and call prepare() before importing it.": "it came late. Run it again.",
+    "restart the kernel and make `import rloo_kit` its first line": "run it again",
+    "connect and call prepare(offline=False) in a fresh kernel": "connect and run it again with HF_HUB_OFFLINE=0",
+    "pip install trl==1.15.0, and restart the kernel": "pip install trl==1.15.0, and run it again",
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_what_is_said_to_a_notebook_is_said_in_the_words_of_the_command_line(
+    said: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare() -> None:
+        print(said)
+        raise ConfigError("it fails", todo=said)
+
+    monkeypatch.setattr(rloo_kit, "prepare", prepare)
+    result = command("doctor")
+    for text in (result.output, result.stderr):
+        assert SAID[said] in text
+        assert not {"kernel", "resume_from_checkpoint", "prepare()"} & set(re.findall(r"[\w()]+", text))
+
+
+def test_a_warning_is_one_line_without_the_line_of_python(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare() -> None:
+        stream = sys.stderr
+        stream.write(warnings.formatwarning("too\nlow; use beta=0.1", UserWarning, "/bin/rloo-kit", 10))
+        stream.write(warnings.formatwarning("it is old", FutureWarning, "mine.yaml", 12))
+        raise ConfigError("it fails", todo="write num_generations=4, or kl_placement='loss'")
+
+    monkeypatch.setattr(rloo_kit, "prepare", prepare)
+    said = command("doctor").stderr.splitlines()
+    assert said[:2] == ["warning: too low; use beta: 0.1", "warning: mine.yaml, line 12: it is old"]
+    assert said[-1] == "What to do: write num_generations: 4, or kl_placement='loss'."
+
+
+def test_a_path_without_a_log_is_refused_before_the_stack_is_imported(folder: Path, script: Script) -> None:
+    code = """
+        import sys, typer.testing
+        from rloo_kit.cli.app import app
+        done = typer.testing.CliRunner().invoke(app, ["diagnose", "nowhere"])
+        print(done.exit_code, {"torch", "transformers"} & set(sys.modules))
+    """
+    assert script(textwrap.dedent(code)).stdout.strip() == "2 set()"
 
 
 @pytest.mark.parametrize(("verb", "given"), [("diagnose", "nowhere"), ("diagnose", "."), ("evaluate", "run")])
