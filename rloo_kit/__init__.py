@@ -13,10 +13,11 @@ from rloo_kit.session import imports as _imports
 
 if TYPE_CHECKING:
     from rloo_kit import tasks
-    from rloo_kit.catalogue import CATALOGUE, Card, Checkpoint
+    from rloo_kit.catalogue import CATALOGUE, Checkpoint
     from rloo_kit.evaluation.compare import Comparison, compare
     from rloo_kit.evaluation.evaluate import Evaluation, evaluate
-    from rloo_kit.memory.planning import Plan, fit, plan
+    from rloo_kit.memory.cards import fit
+    from rloo_kit.memory.plan import Plan, plan
     from rloo_kit.policy.load import load_policy
     from rloo_kit.policy.policy import Completion, Policy
     from rloo_kit.session.environment import Environment, prepare
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
     from rloo_kit.session.release import release
     from rloo_kit.train.config import RLOOConfig
     from rloo_kit.train.trainer import RLOOTrainer
-    from rloo_kit.watch.health import Diagnosis, Finding, HealthCallback, diagnose
+    from rloo_kit.watch.callbacks import HealthCallback
+    from rloo_kit.watch.diagnose import Diagnosis, diagnose
     from rloo_kit.watch.plots import plot
+    from rloo_kit.watch.symptoms import Finding
 
 __version__ = "0.1.0"
 
 # Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
 _NAMES_IN = {
-    "catalogue": ("CATALOGUE", "Card", "Checkpoint"),
+    "catalogue": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
-    "memory.planning": ("Plan", "fit", "plan"),
+    "memory.cards": ("fit",),
+    "memory.plan": ("Plan", "plan"),
     "policy.load": ("load_policy",),
     "policy.policy": ("Completion", "Policy"),
     "session.environment": ("Environment", "prepare"),
@@ -42,23 +46,28 @@ _NAMES_IN = {
     "session.release": ("release",),
     "train.config": ("RLOOConfig",),
     "train.trainer": ("RLOOTrainer",),
-    "watch.health": ("Diagnosis", "Finding", "HealthCallback", "diagnose"),
+    "watch.callbacks": ("HealthCallback",),
+    "watch.diagnose": ("Diagnosis", "diagnose"),
     "watch.plots": ("plot",),
+    "watch.symptoms": ("Finding",),
 }
 
-__all__ = ["CATALOGUE", "Card", "Checkpoint", "Comparison", "Completion", "Diagnosis", "Environment"]
+__all__ = ["CATALOGUE", "Checkpoint", "Comparison", "Completion", "Diagnosis", "Environment"]
 __all__ += ["Evaluation", "Finding", "HealthCallback", "Plan", "Policy", "RLOOConfig", "RLOOTrainer"]
 __all__ += ["compare", "diagnose", "evaluate", "fit", "load_policy", "plan", "plot", "prepare", "release"]
 __all__ += ["shutdown_kernel", "tasks"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "tasks":
-        return importlib.import_module("rloo_kit.tasks")
-    for room, names in _NAMES_IN.items():
-        if name in names:
-            return getattr(importlib.import_module(f"rloo_kit.{room}"), name)
-    raise AttributeError(f"module 'rloo_kit' has no attribute {name!r}")
+    rooms = {"tasks": ("tasks",), **_NAMES_IN}
+    home = next((room for room, names in rooms.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module 'rloo_kit' has no attribute {name!r}")
+    from rloo_kit.session import processes
+
+    processes.folder()  # where it was deleted, importing torch ends the process
+    module = importlib.import_module(f"rloo_kit.{home}")
+    return module if name == home else getattr(module, name)
 
 
 def __dir__() -> list[str]:

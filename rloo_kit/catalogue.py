@@ -16,7 +16,7 @@ from rewards.thinking import OPEN, QWEN3, ThinkTokens
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from rewards.forms import Form
+    from rewards.answers import Form
 
 Thinks = Literal["always", "by choice", "never"]
 
@@ -144,10 +144,6 @@ class Checkpoint:
             f"{self.name}: {self.parameters / 1e9:.2f} B parameters, {self.layers} layers, "
             f"{self.kv_heads} KV heads, thinks {self.thinks}"
         )
-
-
-Card = Checkpoint
-"""The old name."""
 
 
 APACHE = "apache-2.0"

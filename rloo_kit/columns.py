@@ -6,7 +6,8 @@ here raises: a row that may be faulty is a suspect, and a row that is not is non
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ Mask = numpy.ndarray[Any, Any]
 
 BATCH = 10_000  # rows at once
 
+ASKING = pyarrow.array(["user", "tool"])
+"""Roles whose text comes from a dataset or a tool, and not from who wrote the prompt."""
+
 SEEN = r"[!-~]|\p{L}|\p{N}"
 """A text with one of these is not blank, whatever Python and Arrow call white space."""
 
@@ -34,6 +38,7 @@ class Texts:
         row: (texts,) int, the row of each, counted from the first.
         text: (texts,) of Arrow, null where there is none.
         odd: (texts,) bool, messages that may be faulty whatever their text.
+        role: (texts,) of Arrow, who says each; None where the rows are texts.
     """
 
     first: int
@@ -41,6 +46,7 @@ class Texts:
     row: Mask
     text: pyarrow.Array
     odd: Mask
+    role: Any = None
 
 
 def readable(kind: pyarrow.DataType) -> bool:
@@ -81,7 +87,29 @@ def _of(values: pyarrow.Array, first: int) -> Texts:
     # An assistant's message may call a tool in place of saying something.
     silent = compute.and_(compute.is_null(content), compute.not_equal(role, "assistant"))
     odd = compute.or_(compute.is_null(role), compute.fill_null(silent, True))
-    return Texts(first, len(values), row, content, odd.to_numpy(zero_copy_only=False))
+    return Texts(first, len(values), row, content, odd.to_numpy(zero_copy_only=False), role)
+
+
+def of_messages(prompts: Sequence[Any]) -> Texts:
+    """The messages of conversations that are in Python's lists."""
+    named = [[{name: one.get(name) for name in ("role", "content")} for one in prompt] for prompt in prompts]
+    text = pyarrow.string()
+    return _of(pyarrow.array(named, pyarrow.list_(pyarrow.struct({"role": text, "content": text}))), 0)
+
+
+def holding(batches: Iterable[Texts], anywhere: Sequence[str], asked: Sequence[str]) -> list[int]:
+    """Rows of conversations with one of the words ``anywhere``, or one of ``asked`` in what a user or a tool says."""
+    found: list[int] = []
+    for batch in batches:
+        hit = compute.and_(_has(batch.text, asked), compute.is_in(batch.role.cast("string"), ASKING))
+        hit = compute.or_(hit, _has(batch.text, anywhere)).to_numpy(zero_copy_only=False)
+        found += (numpy.unique(batch.row[hit]) + batch.first).tolist()
+    return found
+
+
+def _has(text: pyarrow.Array, words: Sequence[str]) -> pyarrow.Array:
+    pattern = "|".join(map(re.escape, words)) or r"[^\s\S]"
+    return compute.fill_null(compute.match_substring_regex(text, pattern), False)
 
 
 def suspects(batches: Iterator[Texts]) -> list[int]:

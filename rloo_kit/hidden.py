@@ -1,7 +1,8 @@
-"""Values that are never shown: those that a .env file gave this process, hub tokens, and passwords in addresses.
+"""Values that are never shown: those that a .env file gave this process, and what looks like a secret.
 
-:mod:`rloo_kit.session.env_file` puts them in; errors, the screen of ``prepare()`` and a config's text go through
-:func:`without_hidden`.  Nothing is read or set here.
+:mod:`rloo_kit.session.env_file` puts the first in; errors, the screen of ``prepare()``, a config's text and a run's
+record go through :func:`without_hidden`.  Nothing is read or set here.  detect-secrets 1.5 was tried in place of the
+table: of the 38 kinds of tests/test_hidden.py its patterns know 20, neither Hugging Face's nor an Authorization header.
 """
 
 from __future__ import annotations
@@ -14,8 +15,30 @@ SHORT = 6
 """Characters from which a value is also left out inside a longer text.  Shorter ones, such as 1 or true, are no
 secrets, and stand in every text."""
 
-LOOKS_SECRET = re.compile(r"\bhf_[A-Za-z0-9]{12,}|(?<=://)[^\s/@]+:[^\s/@]+(?=@)")
-"""A Hugging Face token, or the user and password of an address, as in a name given by mistake."""
+_NAMES = r"(?i:api[-_]?key|access[-_]?key|secret(?:[-_]?key)?|private[-_]?key|auth[-_]?key|passw(?:or)?d)"
+_GIVEN = r"[\"']?\]?\s*[=:]\s*[frb]?[\"']"
+"""Between a name and its quoted value: of an assignment, an argument, an item of a dict."""
+
+LOOKS_SECRET = re.compile(
+    "|".join(
+        (
+            # Hugging Face, Groq, npm, GitHub, GitLab, Slack, Stripe, AWS, Google, SendGrid, PyPI, OpenAI and its like
+            r"\b(?:(?:hf|gsk|npm|gh[pousr])_[A-Za-z0-9]{12,}|(?:github_pat_|glpat-|xox[abprs]-|[sr]k_live_)[\w-]{12,})",
+            r"\b(?:(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|SG\.[\w-]{16,}\.[\w-]{16,}|pypi-AgE[\w-]{16,})",
+            r"\bsk-[A-Za-z0-9-]{0,12}[\w-]{20,}",
+            r"\bSK[0-9a-f]{32}\b|\b\d{8,10}:AA[\w-]{33}|\beyJ[\w-]{10,}\.eyJ[\w-]+\.[\w-]+",  # Twilio, Telegram, JWT
+            r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\w\s+/=]*",
+            r"hooks\.slack\.com/services/[\w/]+|discord(?:app)?\.com/api/webhooks/[\w/-]+",
+            r"(?<=://)[^\s/@\"'{}]+:[^\s/@\"']+(?=@)",  # the user and password of an address
+            rf"[?&](?:[\w-]*{_NAMES}|[\w-]*token|key)=(?P<asked>[^\s&\"'{{}}]{{{SHORT},}})",
+            rf"(?i:authorization){_GIVEN}(?:\w+ )?+(?P<header>[^\s\"'{{}}]{{{SHORT},}})",
+            r"\bBearer (?P<bearer>(?=\S*\d)[\w.~+/=-]{8,})",
+            rf"{_NAMES}{_GIVEN}(?P<named>[^\s\"'{{}}]{{{SHORT},}})(?=[\"'])",
+            rf"(?i:token){_GIVEN}(?P<token>(?=[^\"']*\d)[\w.+/=~-]{{12,}})(?=[\"'])",
+        )
+    )
+)
+"""A provider's own form, a header, or a value under a secret's name."""
 
 _values: dict[str, str] = {}
 
@@ -30,9 +53,23 @@ def is_hidden(name: str, value: str | None) -> bool:
     return value is not None and _values.get(name) == value
 
 
+def holds_secret(text: str) -> bool:
+    """Whether the text has a hidden value in it, or what looks like a secret."""
+    return without_hidden(text) != text
+
+
 def without_hidden(text: str) -> str:
-    """The text with "(not shown)" in place of every hidden value, and of what looks like a token or a password."""
+    """The text with "(not shown)" in place of every hidden value, and of what looks like a secret.
+
+    >>> without_hidden("https://judge.example/score?model=a&api_key=12345678")
+    'https://judge.example/score?model=a&api_key=(not shown)'
+    """
     for value in sorted(_values.values(), key=len, reverse=True):
         if len(value) >= SHORT:
             text = text.replace(value, INSTEAD)
-    return LOOKS_SECRET.sub(INSTEAD, text)
+    return LOOKS_SECRET.sub(_hidden, text)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    value = next(filter(None, found.groups()), found[0])  # of "api_key=..." the value alone
+    return found[0].replace(value, INSTEAD)

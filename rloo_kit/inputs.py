@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
-from rewards.signature import TRL_KEYWORDS
+from rewards.signature import TRL_KEYWORDS, members, reward_name, said_by
+from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import columns
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.session import processes
@@ -33,6 +36,9 @@ TAKEN = ("self", *TRL_KEYWORDS)
 
 UNSEEN = ("prompt", "completion")
 """Columns that TRL does not pass to rewards."""
+
+FILES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+"""Endings that ``tasks.from_file`` reads."""
 
 RENDERED = 16  # prompts that are rendered before training
 SEEN = 40  # characters of a message that must be found in what is rendered
@@ -82,6 +88,8 @@ def check_dataset(
         )
     prompts = dataset["prompt"] if known else [row.get("prompt") for row in first[:1]]
     check_prompts(prompts, tokenizer, name, _suspects(dataset) if known else None)
+    if tokenizer is not None:
+        name_special_tokens(prompts, tokenizer, name, _in_arrow(dataset) if known else None)
     if tokenizer is not None and tokenizer.chat_template is not None:
         for index, prompt in enumerate(prompts[:RENDERED]):
             if not isinstance(prompt, str):
@@ -114,6 +122,38 @@ def check_prompts(
             )
 
 
+THOUGHT = ("<think>", "</think>")
+
+
+def name_special_tokens(
+    prompts: Sequence[Any],
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    batches: Iterable[columns.Texts] | None = None,
+) -> None:
+    """Warn once of conversations whose text the tokenizer reads as control tokens: an end of turn in a user's words.
+
+    A prompt that is one text may be rendered already, and a system message may ask for <think>: those are left alone.
+
+    Args:
+        prompts: checked by :func:`check_prompts`.
+        batches: the same as Arrow has them, where it has.
+    """
+    if not prompts or isinstance(prompts[0], str):
+        return
+    vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_added_vocab()  # of a processor its own
+    special = getattr(tokenizer, "tokenizer", tokenizer).all_special_tokens
+    control, thought = ([token for token in known if token in vocabulary] for known in (special, THOUGHT))
+    if rows := columns.holding(batches or [columns.of_messages(prompts)], control, thought):
+        said = " ".join(str(message.get("content")) for message in prompts[rows[0]])
+        token = next(token for token in (*control, *thought) if token in said)
+        others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+        processes.warn(
+            f"{name}[{rows[0]}]['prompt']{others} has {token!r} in a message's text, which the tokenizer reads as a "
+            "control token, and not as what was written. What to do: take it out, unless it is meant."
+        )
+
+
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     """The error for something that is not a dataset, with what to pass instead."""
     library = type(given).__module__.partition(".")[0]
@@ -121,8 +161,10 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
-    elif isinstance(given, str):
-        todo = f"load it: datasets.load_dataset({given!r}, split='train')"
+    elif isinstance(given, str | os.PathLike):
+        of_file = Path(given).suffix.lower() in FILES or Path(given).exists()
+        read = f"rloo_kit.tasks.from_file({os.fspath(given)!r}).train"
+        todo = f"read it: {read}" if of_file else f"load it: datasets.load_dataset({given!r}, split='train')"
     elif library in ("pandas", "polars"):
         todo = f"datasets.Dataset.from_{library}(frame)"
     else:
@@ -155,13 +197,11 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
     if "tools" in columns:
         processes.warn(
             f"{name} has a column 'tools': the policy does not see it, since the chat template gets the prompt alone. "
-            "Rewards get it. Write the tools into a system message, or give RLOOConfig(chat_template_kwargs=...).",
-            stacklevel=5,
+            "Rewards get it. Write the tools into a system message, or give RLOOConfig(chat_template_kwargs=...)."
         )
 
 
 def _prompts(dataset: Dataset | IterableDataset) -> Sequence[Prompt]:
-    """All prompts, or a stream's first."""
     return dataset["prompt"] if isinstance(dataset, Dataset) else [row["prompt"] for row in dataset.take(1)]
 
 
@@ -185,7 +225,8 @@ def _check_prompt(prompt: object, where: str, renders: bool) -> None:
         )
     else:
         raise DatasetError(
-            f"a prompt must be a string or a list of messages, not a {type(prompt).__name__}",
+            "a prompt must be a string or a list of messages, not "
+            f"{'an empty' if prompt == [] else 'a'} {type(prompt).__name__}",
             where=where,
             todo="give text, or [{'role': 'user', 'content': text}]",
         )
@@ -200,11 +241,6 @@ def _check_prompt(prompt: object, where: str, renders: bool) -> None:
 
 
 def _content(message: object, where: str) -> str:
-    """A message's text.
-
-    Raises:
-        DatasetError: it has no role, or its content is not text.
-    """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise DatasetError(
             "a message has no role",
@@ -215,10 +251,13 @@ def _content(message: object, where: str) -> str:
     if content is None and message["role"] == "assistant":  # it may call a tool instead
         return ""
     if not isinstance(content, str):
+        parts = isinstance(content, list | tuple)
         raise DatasetError(
             f"the content of a message must be text, and one is a {type(content).__name__}",
             where=where,
-            todo="join its parts: ''.join(part['text'] for part in content)",
+            todo="join its parts: ''.join(part['text'] for part in content)"
+            if parts
+            else "write it, or leave the row out",
         )
     return content
 
@@ -316,6 +355,36 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
             todo="pass at least one: def reward(completions, **kwargs) -> list[float]",
         )
     check_weights(reward_funcs, reward_weights, where)
+
+
+def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenizerBase | None) -> None:
+    """Check that rewards of the thought, also within others, look for tokens that the policy can write.
+
+    One that reads the answer alone needs none: a policy that never thinks answers with all that it writes.
+
+    Args:
+        tokenizer: the policy's; None where TRL will load it.
+
+    Raises:
+        RewardError: names the reward and the ids.
+    """
+    for reward in itertools.chain.from_iterable(map(members, reward_funcs)):
+        tokens = getattr(reward, "tokens", None)
+        if tokenizer is None or not isinstance(tokens, ThinkTokens) or said_by(reward, "aim") != "thought":
+            continue
+        ids = (tokens.open_id, tokens.close_id)
+        written = [
+            name for name, i in getattr(tokenizer, "tokenizer", tokenizer).get_vocab().items() if i in ids
+        ]
+        if len(written) < 2 or (tokens == QWEN3 and {*written} != {OPEN, CLOSE}):
+            name = reward_name(reward)  # type: ignore[arg-type]
+            raise RewardError(
+                f"'{name}' looks for a thought between the tokens {ids[0]} and {ids[1]}, which the policy's tokenizer "
+                "does not have, so it scores all completions alike",
+                where=f"RLOOTrainer(reward_funcs=...), tokens={tokens}",
+                todo=f"{name}(tokens=rewards.ThinkTokens.from_tokenizer(policy.tokenizer)); leave it out where the "
+                "policy does not think",
+            )
 
 
 def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:

@@ -31,7 +31,7 @@ CPU_TILE = 512
 a core's own cache holds."""
 
 DRAWN_AT_ONCE = 8192
-"""Entries of a row of logits that a CPU makes exponentials of at once when it draws (policy/sampling.py)."""
+"""Entries of a row of logits that a CPU makes exponentials of at once when it draws (policy/generate.py)."""
 
 PLAIN = {"single_pass": False, "fast_sampling": False}
 """What a plain ``trl.RLOOConfig``, which has no such arguments, means."""

@@ -53,7 +53,7 @@ SIGNS = {
     "lt": "below {}",
     "multiple_of": "whole",
 }
-SECRET = re.compile(r"token(?!s)|key|secret|password", re.IGNORECASE)
+SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
 
 
 def check(
@@ -128,7 +128,7 @@ def nearest(name: str, value: object, hint: Hint) -> str | None:
 
 def _written(value: object, hint: Hint) -> Any:
     """The value in the form that was meant, "2" as 2 and 1.0 as 1; None where there is none."""
-    for form in _forms(value):
+    for form in () if isinstance(value, bool) else _forms(value):
         for part in _parts(hint):
             found = None if part is str else _read(form, part)
             if found is not None:
@@ -211,6 +211,11 @@ def shown(name: str, value: Any) -> str:
     if SECRET.search(name) or "hf_" in text:
         return INSTEAD
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting is left out of what is written down of a run."""
+    return isinstance(value, str | Mapping | list | tuple) and without_secrets(value, name) != value
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

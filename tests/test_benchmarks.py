@@ -15,9 +15,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
-import candidates
-import floor
-import growth
 import learned
 import one_run
 import real_model
@@ -371,7 +368,7 @@ class TestTimeToAccuracy:
 
 class TestStep:
     def test_grpo_is_no_ablation_of_rloo_and_runs_only_where_it_is_named(self) -> None:
-        apart = {"stock-grpo", "kit-dynamic"} | {name for name in VARIANTS if name.startswith("kit-token")}
+        apart = {"stock-grpo"} | {name for name in VARIANTS if name.startswith("kit-token")}
         assert set(VARIANTS) - set(runs.ABLATION) == apart
 
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
@@ -383,49 +380,6 @@ class TestStep:
         assert "| no-single-pass | 1.50 [1.50, 1.50] | 0.38 | 1.50 | 3.00 [3.00, 3.00] | 0.38 |" in text
         assert "| kit | 1.000 | 0.000 |" in text
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
-
-
-class TestFloor:
-    def test_a_phases_floor_is_the_longer_of_its_arithmetic_and_its_bytes(self) -> None:
-        speed = floor.Speed(operations=5.0, exponentials=2.0, bytes=50.0)
-        assert floor.Work(10.0, 4.0, 100.0).seconds(speed) == 4.0
-        assert floor.Work(10.0, 4.0, 500.0).seconds(speed) == 10.0
-
-    def test_a_step_multiplies_by_the_head_once_to_sample_and_twice_to_score(self) -> None:
-        shape = SimpleNamespace(linear_parameters=100, vocabulary=50, hidden_size=4)
-        batch = floor.Batch(prompt_tokens=6, lengths=(3, 1))
-        phases = [floor.work(phase, batch, SimpleNamespace(checkpoint=shape)) for phase in floor.SHOWN]
-        assert [phase.operations for phase in phases] == [2000 + 1600, 2000 + 3200, 4000]
-        assert [phase.exponentials for phase in phases] == [200, 200, 0]
-        assert phases[0].bytes == 4 * 3 * (100 + 200), "the weights for each of three tokens"
-
-    def test_every_event_of_a_profile_has_a_kind(self) -> None:
-        kinds = {
-            "aten::mm": "matrix products",
-            "aten::exp_": "exponentials",
-            "aten::silu_backward": "exponentials",
-            "bitsandbytes::dequantize_4bit": "4-bit weights",
-            "aten::add": "other passes over tensors",
-            "LogProbsBackward": "Python",
-        }
-        assert {name: floor.kind_of(name) for name in kinds} == kinds
-
-
-class TestGrowth:
-    def test_what_is_linear_has_a_slope_of_1_and_what_is_flat_of_0(self) -> None:
-        found = [growth.Found("prompts", n, 8 * n, (0.5 * n, 9.0, 0.1 * n), 700) for n in (1, 2, 4, 8)]
-        assert growth.slope(found, "middle") == pytest.approx(1.0)
-        assert growth.slope(found, "bytes") == pytest.approx(0.0)
-        assert growth.cells(found[1]) == ["2", "16", "1.00 [0.20, 9.00]", "62.50", "0.0"]
-
-    def test_while_inside_no_completion_ends_and_afterwards_the_head_is_as_it_was(self) -> None:
-        head = torch.nn.Linear(2, 4)
-        known = SimpleNamespace(eos_token_id=1, convert_tokens_to_ids=lambda text: 3)
-        model = SimpleNamespace(get_output_embeddings=lambda: head)
-        with growth.unending(SimpleNamespace(model=model, tokenizer=known)), torch.no_grad():
-            inside = head(torch.ones(1, 2))[0]
-        assert (inside == -torch.inf).tolist() == [False, True, False, True]
-        assert head(torch.ones(1, 2)).isfinite().all()
 
 
 def seed_of(before: float, after: float) -> dict[str, Any]:
@@ -502,90 +456,3 @@ class TestRealModel:
         text, found = real_model.STORED.with_suffix(".md").read_text(), real_model.stored()
         runs_of = {int(seed): real_model.Run(**run) for seed, run in sorted(found["seeds"].items())}
         assert real_model.report(runs_of, found["baselines"], f"`{text.split('`')[1]}`") == text
-
-
-class TestDynamicSampling:
-    """Two groups of two are wanted; a prompt's name says what its completions earn."""
-
-    def kept(self, first: list[str], fresh: list[str]) -> tuple[list[str], int]:
-        """The prompts of the batch, and how many groups were sampled for it."""
-        sampled: list[str] = []
-
-        class Trainer(candidates.Dynamic):
-            num_generations = 2
-
-            def __init__(self) -> None:
-                pass
-
-            def _generate(self, prompts: list[str]) -> tuple[list[str], list[list[int]], list[str]]:  # type: ignore[override]
-                sampled.extend(prompts)
-                return prompts, [[0]] * len(prompts), ["text"] * len(prompts)
-
-            def _calculate_rewards(self, examples: list[dict[str, str]], *_: object) -> torch.Tensor:
-                earned = [
-                    [0.0, 1.0] if row["prompt"].startswith("alive") else [1.0, 1.0] for row in examples[::2]
-                ]
-                return torch.tensor(earned).view(-1, 1)
-
-            def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
-                return scores.view(-1, num_generations)
-
-            def _padded(self, prompt_ids: list[str], completion_ids: list[list[int]]) -> list[str]:  # type: ignore[override]
-                return prompt_ids
-
-            def _log_rollout(self, *_: object) -> None:
-                pass
-
-            def _fresh(self, prompts: int) -> list[dict[str, str]]:
-                return [{"prompt": fresh.pop(0)} for _ in range(prompts)]
-
-        batch, scores = Trainer()._rollout([{"prompt": name} for name in first for _ in range(2)])
-        assert scores.shape == (4, 1)
-        return batch[::2], len(sampled) // 2  # type: ignore[index]
-
-    def test_dead_groups_are_sampled_again_from_fresh_prompts(self) -> None:
-        found = self.kept(["dead", "alive 1"], ["alive 2", "alive 3"])
-        assert found == (["alive 1", "alive 2"], 3)
-
-    def test_what_is_alive_is_sampled_once(self) -> None:
-        assert self.kept(["alive 1", "alive 2"], []) == (["alive 1", "alive 2"], 2)
-
-    def test_after_three_rounds_dead_groups_fill_the_batch(self) -> None:
-        found = self.kept(["dead 1", "dead 2"], ["dead 3", "alive", "dead 4"])
-        assert found == (["alive", "dead 1"], 5)
-
-
-class TestChangingK:
-    """Eight completions a batch, of K 4 by the config."""
-
-    @pytest.mark.parametrize("trainer", [candidates.GrowingK, candidates.FallingK])
-    def test_each_k_holds_for_two_batches_and_the_last_for_all_that_follow(
-        self, monkeypatch: pytest.MonkeyPatch, trainer: type[candidates.ChangingK]
-    ) -> None:
-        seen: list[tuple[int, list[str]]] = []
-
-        class Trainer(trainer):  # type: ignore[misc,valid-type]
-            ks = tuple(k // 2 for k in trainer.ks)
-            num_generations = 4
-
-            def __init__(self) -> None:
-                pass
-
-            def _fresh(self, prompts: int) -> list[str]:
-                return [f"fresh {number}" for number in range(prompts)]
-
-        monkeypatch.setattr(
-            candidates.RLOOTrainer,
-            "_rollout",
-            lambda self, examples: seen.append((self.num_generations, examples)),
-        )
-        changing = Trainer()
-        for _ in range(7):
-            changing._rollout(["a"] * 4 + ["b"] * 4)
-        rows = {
-            2: ["a", "a", "b", "b", "fresh 0", "fresh 0", "fresh 1", "fresh 1"],
-            4: ["a"] * 4 + ["b"] * 4,
-            8: ["a"] * 8,
-        }
-        order = [k for k in Trainer.ks for _ in range(2)] + [Trainer.ks[-1]]
-        assert seen == [(k, rows[k]) for k in order]

@@ -13,7 +13,10 @@ from rloo_kit.errors import DatasetError
 ROWS, BAD = 2_000, 1_234
 ARGS = types.SimpleNamespace(generation_batch_size=8, num_generations=4)
 TOKENIZER: Any = types.SimpleNamespace(
-    chat_template="{{ messages }}", apply_chat_template=lambda prompt, **how: str(prompt)
+    chat_template="{{ messages }}",
+    apply_chat_template=lambda prompt, **how: str(prompt),
+    all_special_tokens=[],
+    get_added_vocab=dict,
 )
 GOOD: dict[str, Any] = {
     "text": "What is 1 + 2?",

@@ -180,10 +180,10 @@ def test_an_interval_is_one_of_a_stored_result() -> None:
 
 
 def test_the_columns_that_a_line_shows_are_explained() -> None:
-    from rloo_kit.watch import progress
+    from rloo_kit.watch import callbacks
 
     text = (ROOT / "docs" / "reading-a-run.md").read_text()
-    header = progress.header(30)
+    header = callbacks.header(30)
     assert header in text
     explained = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
     assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}

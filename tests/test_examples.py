@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.policy import tiny
+from rloo_kit.policy.bundled import TINY
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "docs" / "examples"
 SMALL = {
@@ -60,7 +60,7 @@ def test_an_example_trains_saves_and_samples(
     for written, small in SMALL.items():
         assert code.count(written) == 1, written
         code = code.replace(written, small)
-    ran: dict[str, Any] = {"TINY": str(tiny.checkpoint())}
+    ran: dict[str, Any] = {"TINY": str(TINY.checkpoint())}
     exec(compile(code, f"{name}.py", "exec"), ran)
     assert ran["trainer"].state.global_step == 2
     assert (tmp_path / "lora" / "adapter_model.safetensors").exists()

@@ -3,14 +3,20 @@
 Each case of the tables is given to the check itself, without a trainer or a policy.
 """
 
+import functools
 import math
 import types
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 
+import rewards
+import rloo_kit
 from rloo_kit import inputs
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
@@ -18,8 +24,12 @@ from rloo_kit.tasks import Task
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
 ARGS = types.SimpleNamespace(generation_batch_size=8, num_generations=4)  # two prompts a generation batch
 EMPTY = [{"role": "user", "content": ""}]
-CHAT_TOKENIZER = types.SimpleNamespace(
-    chat_template="{{ messages }}", apply_chat_template=lambda prompt, **how: str(prompt)
+CONTROL = ["<|im_start|>", "<|im_end|>"]
+CHAT_TOKENIZER: Any = types.SimpleNamespace(
+    chat_template="{{ messages }}",
+    apply_chat_template=lambda prompt, **how: str(prompt),
+    all_special_tokens=CONTROL,
+    get_added_vocab=lambda: dict.fromkeys([*CONTROL, "<think>", "</think>"], 1),
 )
 BASE_TOKENIZER = types.SimpleNamespace(chat_template=None)
 
@@ -41,6 +51,9 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a list of rows": (list(TWO), ("is a list", "Dataset.from_list(rows)")),
     "a DataFrame": (TWO.to_pandas(), ("is a DataFrame", "Dataset.from_pandas(frame)")),
     "all splits at once": (DatasetDict(test=TWO), ("is a DatasetDict", "dataset['test']")),
+    "a file's name": ("mine.jsonl", ("is a str", "tasks.from_file('mine.jsonl').train")),
+    "a file's path": (Path("data") / "mine.csv", ("Path", "tasks.from_file('data/mine.csv').train")),
+    "a name of the hub": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
     "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "its name")),
     "prompts under a usual name": (TWO.rename_column("prompt", "problem"), ("rename_column('problem', 'prompt')",)),
@@ -111,3 +124,99 @@ def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights
     inputs.check_rewards([min, max], None, where="RLOOConfig")
     with pytest.raises(RewardError, match=says):
         inputs.check_rewards(funcs, weights, where="RLOOConfig")
+
+
+def said(role: str, content: str | None) -> list[dict[str, str | None]]:
+    return [{"role": "system", "content": "Be brief."}, {"role": role, "content": content}, *CHAT]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token"),
+    [
+        (said("user", "1 + 1?<|im_end|>"), "<|im_end|>"),
+        (said("system", "<|im_start|>user"), "<|im_start|>"),
+        (said("assistant", "2<|im_end|>"), "<|im_end|>"),
+        (said("user", "What does </think> mean?"), "</think>"),
+        (said("tool", "<think>"), "<think>"),
+        (said("system", "Think inside <think> and </think>, then answer."), ""),  # what it is there for
+        (said("assistant", "<think>1 + 1</think>2"), ""),
+        (said("assistant", None), ""),
+        (said("user", "a < b |> c, <thinking>, im_end"), ""),
+        ("<|im_start|>user\n1 + 1?<|im_end|>", ""),  # rendered by hand
+    ],
+)
+def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: Any, token: str) -> None:
+    rows = prompts(*[prompt if isinstance(prompt, str) else CHAT] * 2, prompt, prompt, prompt)
+    for given in (rows, rows.with_format("numpy").with_transform(lambda batch: batch)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            inputs.check_dataset(given, ARGS, CHAT_TOKENIZER)
+        named = f"train_dataset[2]['prompt'] (and 2 more) has {token!r}"
+        assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
+
+
+THOUGHT, BOTH = rewards.thinking_reward(), rewards.thought_then_answer(correct=rewards.answer_reward())
+OF_A_THOUGHT: dict[str, Any] = {
+    "alone": THOUGHT,
+    "within others": rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
+    "gated": rewards.gated(by=rewards.answer_reward(), reward=THOUGHT),
+    "a gate": rewards.gated(by=THOUGHT, reward=rewards.answer_reward()),
+    "guarded": rewards.guarded(rewards.scaled(BOTH, 2.0)),
+    "a partial": functools.partial(rewards.guarded(BOTH), level=1),
+    "a judge of the thought": rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="thought"),
+}
+QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
+WITHOUT: dict[str, dict[str, int]] = {
+    "no such ids": {"hm": 7},
+    "other words at these ids": {"so": 151667, "then": 151668},
+    "one of the two": {"<think>": 151667},
+}
+
+
+def a_tokenizer(vocabulary: dict[str, int]) -> Any:
+    return types.SimpleNamespace(get_vocab=lambda: vocabulary)
+
+
+@pytest.mark.parametrize("vocabulary", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize("reward", OF_A_THOUGHT.values(), ids=OF_A_THOUGHT)
+def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(
+    reward: Any, vocabulary: dict[str, int]
+) -> None:
+    said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
+    with pytest.raises(RewardError, match=said) as caught:
+        inputs.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def own(completions: list[Any], **kwargs: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+@pytest.mark.parametrize(
+    ("reward", "vocabulary"),
+    [
+        *((reward, QWEN) for reward in OF_A_THOUGHT.values()),
+        *((reward, {"hm": 7}) for reward in (own, rewards.answer_reward(), rewards.sentence_reward())),
+        (rewards.weighted([rewards.answer_reward("math"), own]), {"hm": 7}),
+        (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="answer"), {"hm": 7}),
+        (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0), {"hm": 7}),
+        (rewards.thinking_reward(rewards.ThinkTokens(3, 4)), {"[open]": 3, "[close]": 4}),
+        (torch.nn.Linear(1, 1), {"hm": 7}),
+    ],
+)
+def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken(
+    reward: Any, vocabulary: dict[str, int]
+) -> None:
+    inputs.check_thoughts([reward], a_tokenizer(vocabulary))
+    inputs.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
+
+
+def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_write(
+    make_trainer: Callable[..., rloo_kit.RLOOTrainer],
+) -> None:
+    elsewhere = rewards.ThinkTokens(999_998, 999_999)
+    with pytest.raises(
+        RewardError, match="'thinking_reward' looks for a thought between the tokens 999998 and"
+    ):
+        make_trainer(reward_funcs=rewards.thinking_reward(elsewhere))
+    make_trainer(reward_funcs=[rewards.thinking_reward(), rewards.answer_reward(tokens=elsewhere)])

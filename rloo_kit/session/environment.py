@@ -104,6 +104,7 @@ def prepare(
     Raises:
         ConfigError: the .env file cannot be read, or is not UTF-8 text; RLOO_KIT_STEPS is no whole number above 0.
         ImportOrderError: trl, transformers, peft or accelerate was imported before ``rloo_kit``.
+        RunFolderError: the working directory was deleted.
         VersionError: trl is not of the version that the trainer was written for.
     """
     global _shown_in_cell
@@ -150,12 +151,10 @@ def _asked_steps() -> int | None:
 
 
 def _running_cell() -> int | None:
-    """The number of the notebook's running cell; None elsewhere."""
     return getattr(running_shell(), "execution_count", None)
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
-    """Set the file's variables that are not set yet; return the names of those that are in effect."""
     if path is None:
         return ()
     file = env_file.find(path)
@@ -194,7 +193,6 @@ def _check_trl() -> None:
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
-    """Decide whether the hub is used, and set HF_HUB_OFFLINE before it is read; returns offline, and in words."""
     told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE"))
     told_offline = told is not None and told.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:

@@ -1,6 +1,6 @@
 """Which tensors are alive, and who holds them: the search behind :func:`rloo_kit.release`.
 
-It walks from every name, running function and module to the tensors they lead to.  It only reads: :mod:`.release`
+It walks from every name and running function to the tensors that they lead to.  It only reads: :mod:`.release`
 drops references.  torch is used where it is loaded and never loaded here.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ Held = Iterator[tuple[str, int]]  # pairs of (who, bytes)
 Storages = dict[tuple[str, int], int]  # bytes by (device, address): views and tied weights count once
 
 WORTH_NAMING = MIB // 2  # less rounds to 0 MiB: tables that libraries keep
-MAX_WALKED = 1_000_000  # objects; bounds the search to about a second
+MAX_WALKED = 1_000_000  # objects from one root: about a second
 # Where trainers, policies, pipelines and accelerate's wrappers keep what they wrap.
 WRAPPED = ("model", "model_wrapped", "ref_model", "module", "optimizer", "lr_scheduler", "scheduler")
 _HOLDS_NOTHING = (type, ModuleType, FunctionType, BuiltinFunctionType)
@@ -117,44 +117,32 @@ def _storages_of_one(tensor: torch.Tensor) -> Iterator[tuple[tuple[str, int], in
 
 
 def who_holds(held_bytes: int, shell: object, names: Namespace) -> tuple[tuple[str, int], ...]:
-    """Roots from which live tensors are reached, largest first, then by name."""
+    """Names and running functions from which live tensors are reached, largest first, then by name."""
     if held_bytes < WORTH_NAMING:
         return ()
     # Objects that lead everywhere and hold nothing themselves: namespaces, modules, the shell.
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     everywhere = [names, shell, sys.modules, *modules, *map(vars, modules)]
-    walk = _Walk(stops={id(thing) for thing in everywhere if thing is not None})
-    held = {f"{name} (name in the notebook)": walk.bytes_from(value) for name, value in list(names.items())}
-    held |= dict(_held_by_frames(walk, names))
-    if held_bytes - sum(walk.explained.values()) >= WORTH_NAMING:
-        held |= dict(_held_by_modules(walk, names))
+    stops = {id(thing) for thing in everywhere if thing is not None}
+    held = {
+        f"{name} (name in the notebook)": _bytes_from(value, set(stops))
+        for name, value in list(names.items())
+    }
+    held |= dict(_held_by_frames(stops, names))
     large = [(who, count) for who, count in held.items() if count >= WORTH_NAMING]
     return tuple(sorted(large, key=lambda pair: (-pair[1], pair[0])))
 
 
-@dataclass
-class _Walk:
-    """Walks from a root to all that it refers to, within a bound on the whole search."""
-
-    stops: set[int]
-    explained: Storages = field(default_factory=dict)
-    left: int = MAX_WALKED
-
-    def bytes_from(self, root: object, seen: set[int] | None = None) -> int:
-        """Bytes of the tensors reached from ``root``, without passing through what ``seen`` has."""
-        seen = set() if seen is None else seen
-        todo, reached = [root], []
-        while todo and self.left > 0:
-            thing = todo.pop()
-            if id(thing) in seen or id(thing) in self.stops or not gc.is_tracked(thing):
-                continue
+def _bytes_from(root: object, seen: set[int]) -> int:
+    """Bytes of the tensors reached from ``root``, without passing through what ``seen`` has, which grows."""
+    todo, reached = [root], list[object]()
+    while todo and len(reached) < MAX_WALKED:
+        thing = todo.pop()
+        if id(thing) not in seen and gc.is_tracked(thing):
             seen.add(id(thing))
-            self.left -= 1
             reached.append(thing)
             todo.extend(_referents(thing))
-        storages = _storages_of(reached)
-        self.explained.update(storages)
-        return sum(storages.values())
+    return sum(_storages_of(reached).values())
 
 
 def _referents(thing: object) -> list[object]:
@@ -165,8 +153,11 @@ def _referents(thing: object) -> list[object]:
     return gc.get_referents(thing)
 
 
-def _held_by_frames(walk: _Walk, names: Namespace) -> Held:
-    seen: set[int] = set()
+def _frames() -> Iterator[FrameType]:
+    return (frame for top in sys._current_frames().values() for frame, _ in traceback.walk_stack(top))
+
+
+def _held_by_frames(seen: set[int], names: Namespace) -> Held:
     for frame in _frames():
         variables = frame.f_locals
         ours = frame.f_globals.get("__package__") == __package__
@@ -174,34 +165,9 @@ def _held_by_frames(walk: _Walk, names: Namespace) -> Held:
             continue
         # The model itself before what leads to it: the first that reaches it is the one to be named.
         for name, value in sorted(variables.items(), key=lambda item: not holds_model(item[1])):
-            if held := walk.bytes_from(value, seen):
+            if held := _bytes_from(value, seen):
                 yield f"{name} (variable of {frame.f_code.co_name}(), line {frame.f_lineno})", held
                 # Before Python 3.13 f_locals is a copy that the frame keeps: left alone, this very look at a
                 # variable would go on holding the model after the function's own `del`.
                 if isinstance(variables, dict) and frame.f_code.co_flags & _CO_OPTIMIZED:
                     variables.pop(name, None)
-
-
-def _frames() -> Iterator[FrameType]:
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-
-def _held_by_modules(walk: _Walk, names: Namespace) -> Held:
-    seen: set[int] = set()  # shared: a global that ten modules import is named once
-    for module_name, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and vars(module) is not names:
-            for who, value in _globals_of(module_name, module):
-                yield who, walk.bytes_from(value, seen)
-
-
-def _globals_of(module_name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
-    for name, value in list(vars(module).items()):
-        if not is_a(value, type):
-            yield f"{module_name}.{name} (global of a module)", value
-        elif value.__module__ == module_name:
-            for inner, kept in list(vars(value).items()):
-                yield f"{module_name}.{name}.{inner} (attribute of a class)", kept

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -144,6 +145,14 @@ def put_in_force() -> None:
     imported_too_early = tuple(name for name in PATCHED_BY_UNSLOTH if name in sys.modules)
     if not imported_too_early:
         _hook.install()
+        return
+    from rloo_kit.session import processes
+
+    processes.warn(
+        f"{', '.join(imported_too_early)} came before rloo_kit in this process, and unsloth has to come before "
+        "them: nothing can be loaded or trained here. What to do: restart the kernel and make `import rloo_kit` its "
+        "first line."
+    )
 
 
 def import_unsloth() -> ModuleType:
@@ -203,6 +212,17 @@ def apply_settings() -> None:
                 found.setdefault(name, whose)
         elif setting.value is not None and setting.read_by not in sys.modules:
             os.environ[name] = set_by_kit[name] = setting.value
+
+
+@contextlib.contextmanager
+def without_variable(name: str) -> Iterator[None]:
+    """While inside, a variable is not set."""
+    found = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if found is not None:
+            os.environ[name] = found
 
 
 def cache_folder() -> Path:

@@ -125,8 +125,6 @@ def _release_quietly() -> None:
 
 @dataclass(frozen=True)
 class _Server:
-    """The Jupyter server that started this kernel."""
-
     kernel_id: str
     host: str
     port: int
@@ -192,7 +190,6 @@ class _Server:
 
 
 def _find_server() -> _Server | None:
-    """The server that started this kernel, by the file that each server writes into its runtime folder."""
     try:
         from ipykernel import get_connection_file
         from jupyter_core.paths import jupyter_runtime_dir

@@ -7,15 +7,17 @@ each train alone.  The trainer stops there (:func:`downgrade`).  What all proces
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rloo_kit.errors import ConfigError
+from rloo_kit.errors import ConfigError, RunFolderError
 from rloo_kit.session import cell, engines
 
 COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -36,19 +38,12 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a launch asked for.
+    """What a launch asked for."""
 
-    Attributes:
-        processes: how many; 2 where it is known that there are several.
-        engine: :data:`DEEPSPEED`, :data:`FSDP`, or "" for DDP or a process alone.
-        by: the variables and settings that say so.
-        launched_alone: ``accelerate launch`` asked for several and started one.
-    """
-
-    processes: int
-    engine: str
-    by: tuple[str, ...]
-    launched_alone: bool = False
+    processes: int  # 2 where it is known that there are several
+    engine: str  # "" for DDP or a process alone
+    by: tuple[str, ...]  # the variables and settings that say so
+    launched_alone: bool = False  # accelerate launch asked for several and started one
 
 
 def process_count(environment: Mapping[str, str] | None = None) -> int:
@@ -72,10 +67,48 @@ def say(text: object) -> None:
         cell.say(str(text))
 
 
-def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
-    """``warnings.warn``, on the main process alone: for what the others would say too."""
-    if is_main():
-        warnings.warn(message, category, stacklevel=stacklevel + 1)
+def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
+    """Warn at the user's line; with ``main_alone`` on the main process, where the others would say it too."""
+    if main_alone and not is_main():
+        return
+    here = sys._getframe(1)
+    frame = next(
+        (one for one, _ in traceback.walk_stack(here) if not _is_library(one.f_code.co_filename)), here
+    )
+    names = frame.f_globals
+    registry, module = names.setdefault("__warningregistry__", {}), names.get("__name__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+INSTALLED = {"site-packages", "dist-packages", "unsloth_compiled_cache"}
+HOMES = (Path(__file__).parents[1], Path(__file__).parents[2] / "rewards", Path(os.__file__).parent)
+"""Of the kit, also where it is not installed, and of Python's own library."""
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    path = Path(file)
+    return (
+        file.startswith("<frozen ")
+        or not INSTALLED.isdisjoint(path.parts)
+        or any(map(path.is_relative_to, HOMES))
+    )
+
+
+def folder() -> Path:
+    """The folder that this process works in.
+
+    Raises:
+        RunFolderError: it was deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise RunFolderError(
+            "the folder that this process works in was deleted, and torch and the run need one",
+            where="the working directory, as os.getcwd() has it",
+            todo="os.chdir to a folder that is there, or restart the kernel",
+        ) from error
 
 
 @contextmanager
@@ -98,12 +131,7 @@ def named() -> Iterator[None]:
 def asked(
     deepspeed: object = None, fsdp: object = None, environment: Mapping[str, str] | None = None
 ) -> Asked:
-    """What the launcher and a configuration ask for.
-
-    Args:
-        deepspeed, fsdp: transformers' settings of these names.
-        environment: None for this process's.
-    """
+    """What the launcher and a configuration, by transformers' settings of these names, ask for."""
     env = os.environ if environment is None else environment
     count = process_count(env)
     by = [f"{name}={env[name]}" for name in (*COUNTS, CPU, *VARIABLES.values()) if name in env]
@@ -121,13 +149,7 @@ def asked(
 
 
 def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: bool) -> ConfigError | None:
-    """The error where a launch gave something else than was asked for; None where it gave that.
-
-    Args:
-        wanted: from :func:`asked`.
-        processes, distributed_type: accelerate's state, the type by its name: "NO", "MULTI_CPU", "DEEPSPEED", ...
-        on_cpu: whether accelerate computes on a CPU.
-    """
+    """The error where a launch gave something else than was asked for, by accelerate's state; else None."""
     found = {"DEEPSPEED": DEEPSPEED, "FSDP": FSDP}.get(distributed_type, "")
     if processes >= wanted.processes and wanted.engine in ("", found):
         return None
@@ -140,7 +162,6 @@ def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: b
 
 
 def _way(wanted: Asked, on_cpu: bool) -> str:
-    """The command that does what was asked."""
     script = Path(sys.argv[0]).name if sys.argv and sys.argv[0].endswith(".py") else "SCRIPT.py"
     engine = {DEEPSPEED: "zero2", FSDP: "fsdp2"}.get(wanted.engine, "ddp")
     count = wanted.processes

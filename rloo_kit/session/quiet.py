@@ -1,4 +1,4 @@
-"""Drops start-up lines of the stack that are known, harmless and always there.
+"""Drops lines of the stack that are known, harmless and always there, and all but the first of one said at each step.
 
 For code that imports the stack or loads a model.  Every other line gets through unchanged.
 """
@@ -62,18 +62,32 @@ NOISE = (
 )
 
 
+ONCE = {
+    # tests/contract pins it; rloo_kit.watch says what it means.
+    "trl.trainer.rloo_trainer": "All reward functions returned None for the following kwargs:",
+}
+"""A logger -> its line that shows one row of a batch, in every step, and is let through once."""
+
+_said: set[str] = set()
+
+
 def is_noise(line: str, source: str = "print") -> bool:
     """Whether a line is one of :data:`NOISE`; an empty line is not."""
     return any(noise.source == source and re.search(noise.pattern, line) for noise in NOISE)
 
 
 def _not_noise(record: logging.LogRecord) -> bool:
-    return not is_noise(record.getMessage(), record.name)
+    line = record.getMessage()
+    if record.name in ONCE and ONCE[record.name] in line:
+        again = record.name in _said
+        _said.add(record.name)
+        return not again
+    return not is_noise(line, record.name)
 
 
 def drop_logged_noise() -> None:
-    """Filter the loggers of :data:`NOISE`, once and for all: some log when they are imported."""
-    for name in {noise.source for noise in NOISE} - {"print"}:
+    """Filter the loggers of :data:`NOISE` and :data:`ONCE`, for good: some log when they are imported."""
+    for name in {*ONCE, *(noise.source for noise in NOISE)} - {"print"}:
         logging.getLogger(name).addFilter(_not_noise)
 
 

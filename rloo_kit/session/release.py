@@ -40,9 +40,9 @@ class Released:
         freed_bytes: bytes that were held before and are not now.
         held_bytes: bytes still held.
         holders: pairs of (who, bytes) from half a MiB on, largest first: a name in the notebook, a variable of a
-            running function, a global of a module.  Two names of one model each count it in full, because both have to
-            go; of the functions that pass it on, the innermost is named; modules are searched for what is unexplained
-            then.  ``held_bytes`` also counts bytes whose holder was not found.
+            running function.  Two names of one model each count it in full, because both have to go; of the functions
+            that pass it on, the innermost is named.  ``held_bytes`` also counts bytes whose holder was not found, such
+            as a global of a library.
     """
 
     freed_bytes: int
@@ -119,7 +119,6 @@ def _let_go(holders: tuple[object, ...], names: Namespace) -> None:
 
 
 def _with_parts(targets: Iterable[object]) -> set[int]:
-    """Identities of the targets, of what they wrap, and of every submodule of these."""
     wrapped = [attribute(target, name) for target in targets for name in search.WRAPPED]
     everything = [*targets, *(part for part in wrapped if search.holds_weights(part))]
     modules = [module for thing in everything if search.is_module(thing) for module in thing.modules()]  # type: ignore[attr-defined]

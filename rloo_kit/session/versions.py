@@ -6,7 +6,6 @@ installation; a kit that only lies on the path checks nothing.
 
 from __future__ import annotations
 
-import warnings
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -70,5 +69,7 @@ def outside() -> dict[str, str]:
 @cache
 def warn_once() -> None:
     """Warn of every release outside its range, once in a process."""
+    from rloo_kit.session import processes
+
     for text in outside().values():
-        warnings.warn(text, stacklevel=3)
+        processes.warn(text)

@@ -18,18 +18,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rewards.text import prompt_text
+from rloo_kit import values
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import processes
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for, made
 
 if TYPE_CHECKING:
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
 READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 USUAL = {"question": ("question", "problem", "prompt", "instruction", "query", "input", "text")}
 USUAL |= {"answer": ("answer", "solution", "target", "label", "output", "response", "gold")}
+
+ADVICE = {
+    "path": "give a file: tasks.from_file('mine.csv')",
+    "system": "give the message's text: system='Be brief.'",
+}
+ADVICE |= {"question": "name its column: question='problem'", "answer": "name its column: answer='solution'"}
 
 Row = dict[str, Any]
 
@@ -44,14 +52,9 @@ class Columns:
 
 @dataclass
 class Kept:
-    """The rows of a file that can be used, and the reasons why others cannot.
+    """The rows of a file that can be used, and how many cannot for which reason, in the order of the checks."""
 
-    Attributes:
-        rows: with the columns ``prompt``, ``answer`` and ``problem``, and the file's others.
-        left_out: reason -> how many, in the order of the checks.
-    """
-
-    rows: list[Row]
+    rows: list[Row]  # with the columns prompt, answer and problem, and the file's others
     left_out: Counter[str] = field(default_factory=Counter)
 
     def without(self, bad: Sequence[bool], reason: str) -> None:
@@ -82,7 +85,8 @@ def from_file(
 
     Args:
         path: a .csv, .tsv, .jsonl, .json or .parquet file, in UTF-8.
-        question, answer: its columns.  An answer may be a whole solution: what follows "####", or its last box, counts.
+        question, answer: its columns.  A question may be a list of messages that ends with the user's.  An answer may
+            be a whole solution: what follows "####", or its last box, counts.
         system: a message before each question.
         held_out: the share of problems that is held out, or a file of its own.
         kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
@@ -93,9 +97,11 @@ def from_file(
 
     Raises:
         DatasetError: no such file or column, a file that cannot be read, or no problem on a side of the split.
-        ConfigError: a share that is not between 0 and 1.
+        ConfigError: a share that is not between 0 and 1, or no text where one is asked for.
         ValueError: an unknown kind or form.
     """
+    texts = {"path": path, "question": question, "answer": answer, "system": system}
+    values.check(texts, {**dict.fromkeys(texts, str), "system": str | None}, "tasks.from_file", ADVICE)
     correct, asks = asked_for(form or form_for(policy), policy, kind)
     columns, file = Columns(question, answer), home(path)
     train = _usable(file, columns, correct, kind)
@@ -107,12 +113,12 @@ def from_file(
         other = _split_off(train, held_out)
     for side in (train, other):
         for row in side.rows:
-            row["prompt"] = conversation(row["problem"], asks, system)
+            row["prompt"] = _prompt(row, asks, system)
         if policy is not None:
             _leave_out_long(side, policy, max_new_tokens)
     description = _described(file, train, other)
     if train.left_out + other.left_out:
-        processes.warn(f"tasks.from_file, {description}.", stacklevel=3)  # past ``recorded``
+        processes.warn(f"tasks.from_file, {description}.")
     return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
 
 
@@ -122,9 +128,11 @@ def home(path: str | os.PathLike[str]) -> Path:
 
 
 def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
-    """A file's rows with a question, once each, whose answer the reward can read."""
     kept = Kept([_renamed(row, columns) for row in read(file, columns)])
+    kept.without([row["problem"] is None for row in kept.rows], "whose question is neither text nor messages")
     kept.without([not row["problem"] for row in kept.rows], "without a question")
+    told = [row["prompt"] and row["prompt"][-1]["role"] == "assistant" for row in kept.rows]
+    kept.without(told, "whose messages end with the assistant's")
     kept.without([not row["answer"] for row in kept.rows], "without an answer")
     _leave_out_repeated(kept)
     answers = [row["answer"] for row in kept.rows]
@@ -135,7 +143,6 @@ def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
 
 
 def _leave_out_repeated(kept: Kept) -> None:
-    """Keep the first row of each question."""
     first: dict[str, Row] = {}
     for row in kept.rows:
         first.setdefault(_key(row["problem"]), row)
@@ -148,10 +155,33 @@ def _leave_out_repeated(kept: Kept) -> None:
 def _renamed(row: Row, columns: Columns) -> Row:
     """A row as a task has it; the question and the answer as text, the other columns as they are."""
     others = {name: value for name, value in row.items() if name not in (columns.question, columns.answer)}
-    question, answer = (
-        "" if row[name] is None else str(row[name]).strip() for name in (columns.question, columns.answer)
-    )
-    return others | {"prompt": [], "answer": answer, "problem": question}
+    asked, answered = row[columns.question], row[columns.answer]
+    messages, said = _messages(asked), _messages(answered)
+    problem = None if isinstance(asked, list | dict) and not messages else _text(messages or asked)
+    answer = _text(said[-1:] or answered)
+    return others | {"prompt": messages, "answer": answer, "problem": problem}
+
+
+def _messages(value: Any) -> list[Message]:
+    """A list of messages, without the keys that ``datasets`` adds; empty for anything else."""
+    given = value if isinstance(value, list) else []
+    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in given):
+        return []
+    if not all(isinstance(one.get("content"), str | None) for one in given):
+        return []
+    return [{name: part for name, part in one.items() if part is not None} for one in given]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else prompt_text(value) if _messages(value) else str(value).strip()
+
+
+def _prompt(row: Row, asks: str, system: str | None) -> list[Message]:
+    """The row's own messages, or its question as one."""
+    *first, last = row["prompt"] or conversation(row["problem"])
+    if system and not any(one["role"] == "system" for one in first):
+        first = [{"role": "system", "content": system}, *first]
+    return [*first, {**last, "content": f"{last['content']} {asks}".rstrip()}]
 
 
 def _key(question: str) -> str:
@@ -187,16 +217,14 @@ def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
 
 
 def read(file: Path, columns: Columns) -> list[Row]:
-    """All rows of a file, through ``datasets``; in CSV the question and the answer are text as written.
-
-    Raises:
-        DatasetError: there is no such file or column, its ending is not known, it cannot be read, or it has no rows.
-    """
+    """All rows of a file, through ``datasets``; in CSV the question and the answer are text as written."""
     from datasets import Dataset, disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
 
     if not file.is_file():
         raise _no_file(file)
     kind = READERS.get(file.suffix.lower())
+    if not file.stat().st_size:
+        raise DatasetError("the file is empty", where=str(file), todo="give a line for each problem")
     if kind is None:
         raise DatasetError(
             f"files of the kind {file.suffix or 'without an ending'!r} are not read",
@@ -234,6 +262,11 @@ def _first_line(error: BaseException) -> str:
 
 
 def _no_file(file: Path) -> DatasetError:
+    if file.is_dir():
+        named = ", ".join(sorted(path.name for path in file.iterdir() if path.suffix in READERS)[:3])
+        return DatasetError(
+            "it is a folder", where=str(file), todo=f"name a file in it: {named or 'it has none'}"
+        )
     beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
     near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
     return DatasetError(
@@ -246,11 +279,6 @@ def _no_file(file: Path) -> DatasetError:
 
 
 def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
-    """That the columns are there.
-
-    Raises:
-        DatasetError: one is not, with the likeliest right name.
-    """
     there = list(rows[0])
     for argument, name in (("question", columns.question), ("answer", columns.answer)):
         if name in there:
@@ -272,11 +300,6 @@ def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Colum
 
 
 def _described(file: Path, train: Kept, held_out: Kept) -> str:
-    """What the sides hold, and what was left out of them.
-
-    Raises:
-        DatasetError: a side holds nothing.
-    """
     left_out = train.left_out + held_out.left_out
     why = (
         f"; left out: {', '.join(f'{count} {reason}' for reason, count in left_out.items())}"

@@ -20,7 +20,7 @@ from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
 REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
@@ -62,7 +62,6 @@ def gsm8k(
 
 
 def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, seed: int) -> Dataset:
-    """One of its two splits, with the columns of a task."""
     rows = _chosen(_from_hub(split) if folder is None else _from_folder(folder, split), n, name, seed)
     return dataset_of(
         {
@@ -75,11 +74,6 @@ def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, 
 
 
 def _chosen(rows: list[Row], n: int | None, name: str, seed: int) -> list[Row]:
-    """As many rows at random.
-
-    Raises:
-        DatasetError: there are fewer, or the number is not positive.
-    """
     if n is None:
         return rows
     if not 1 <= n <= len(rows):
@@ -90,11 +84,6 @@ def _chosen(rows: list[Row], n: int | None, name: str, seed: int) -> list[Row]:
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:
-    """A split from a file of its own.
-
-    Raises:
-        DatasetError: there is no such file, it cannot be read, or it has other columns.
-    """
     file = next((file for end in ENDINGS if (file := folder / f"{split}{end}").is_file()), None)
     if file is None:
         where = f"tasks.gsm8k(folder={str(folder)!r})"
@@ -103,11 +92,6 @@ def _from_folder(folder: Path, split: str) -> list[Row]:
 
 
 def _from_hub(split: str) -> list[Row]:
-    """A split from the hub or its cache.
-
-    Raises:
-        DatasetError: neither has it.
-    """
     from datasets import config, load_dataset
     from huggingface_hub import constants, dataset_info
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from rewards.answers import answer_reward, statements
+from rewards.answers import answer_reward, stated
 from rewards.quantities import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made
 
 if TYPE_CHECKING:
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
     Generator = Any  # reasoning_gym.dataset.ProceduralDataset
@@ -54,9 +54,9 @@ class OwnRule:
     form: Form
 
     def __call__(self, text: str, entry: str) -> bool:
-        """For ``answer_reward``: the text and the column ``entry``."""
-        stated = statements(text, self.form, "exact")
-        answer = stated[-1].value if stated else text.strip() if self.form == "auto" else None
+        """For ``answer_reward``: what stands in a named form, else the text; and the column ``entry``."""
+        found = stated(text, self.form, "exact") if self.form in ("auto", "prose") else [text.strip()]
+        answer = found[-1] if found else text.strip() if self.form == "auto" else None
         return answer is not None and _grader(self.name).score_answer(answer, json.loads(entry)) >= 1.0
 
 
@@ -118,18 +118,11 @@ def _row(entry: Entry, asks: str) -> dict[str, Any]:
 
 
 def _entry(name: str, difficulty: Mapping[str, Any] | None, rng: random.Random) -> Entry:
-    """One problem, of a generator with a seed of its own."""
     found = _generator(name, difficulty, rng.randrange(SEEDS))[0]
     return Entry(found["question"].strip(), str(found["answer"]), json.dumps(found, default=str))
 
 
 def _generator(name: str, difficulty: Mapping[str, Any] | None, seed: int) -> Generator:
-    """A generator of one problem.
-
-    Raises:
-        VersionError: the package is not installed.
-        ConfigError: there is no such generator or setting.
-    """
     gym = _package()
     try:
         return gym.create_dataset(name, **{**(difficulty or {}), "seed": seed, "size": 1})
@@ -161,11 +154,6 @@ def _grader(name: str) -> Generator:
 
 
 def _package() -> Any:
-    """reasoning_gym, which takes seconds to import.
-
-    Raises:
-        VersionError: it is not installed.
-    """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise VersionError(
             "reasoning-gym is not installed",

@@ -32,9 +32,7 @@ from rloo_kit.tasks.task import (
 )
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
@@ -141,17 +139,18 @@ def task_at(
     level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int, correct: Reward, asks: str
 ) -> Task:
     """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
-    train = side_of(problems_of(level, n_train, held_out=False, seed=seed, asks=asks))
-    held_out = side_of(problems_of(level, n_held_out, held_out=True, seed=seed, asks=asks))
+    train, held_out = (
+        dataset_of(
+            {"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression}
+            for p in problems_of(level, n, held_out=out, seed=seed, asks=asks)
+        )
+        for n, out in ((n_train, False), (n_held_out, True))
+    )
     return Task(name, train, held_out, correct, level, LEVELS[level].description)
 
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
-    """Distinct problems of a level from one side of the split, in random order.
-
-    Raises:
-        DatasetError: there are fewer than n, or n is not positive.
-    """
+    """Distinct problems of a level from one side of the split, in random order."""
     found = draw(
         LEVELS[level].draw,
         n,
@@ -160,13 +159,6 @@ def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: s
         what=f"problems at level {level} ({LEVELS[level].description})",
     )
     return [replace(problem, asks=asks) for problem in found]
-
-
-def side_of(problems: list[Problem]) -> Dataset:
-    """Problems as a dataset with the columns ``prompt``, ``answer`` and ``problem``."""
-    return dataset_of(
-        {"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in problems
-    )
 
 
 # --- choosing a level
@@ -285,7 +277,6 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
     if best.correct in (0, best.completions):
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
         processes.warn(
-            f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}.",
-            stacklevel=4,  # past ``recorded``
+            f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}."
         )
     return best.level

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from rewards.answers import answer_reward
-from rewards.forms import instruction
+from rewards.answers import answer_reward, instruction
 from rewards.made import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit.errors import DatasetError
@@ -22,7 +21,7 @@ from rloo_kit.errors import DatasetError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
@@ -58,16 +57,10 @@ class Task:
 
 
 class Origin(NamedTuple):
-    """Where a dataset comes from.
+    """Where a dataset comes from."""
 
-    Attributes:
-        call: of the task's function, by its name in this room, without the policy.
-        side: "train" or "held_out".
-        correct: the task's reward.
-    """
-
-    call: Call
-    side: str
+    call: Call  # of the task's function, by its name in this room, without the policy
+    side: str  # "train" or "held_out"
     correct: Reward
 
 
@@ -115,13 +108,8 @@ def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
 def draw(
     problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, seed: str, what: str
 ) -> list[Found]:
-    """Distinct problems from one side of the split, in random order.
-
-    Args:
-        problem: draws one.
-        n: how many; None for 1000 to train and 200 held out, or as many as there are.
-        seed: of the draw.
-        what: the problems, for the message: "problems at level 1 (...)".
+    """Distinct problems from one side of the split, in random order; None asks for 1000 to train and 200 held out, or
+    as many as there are.
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.

@@ -17,7 +17,7 @@ from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw,
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from rewards.forms import Form
+    from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
 NAMES = ("Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jonas", "Kira", "Leo")
@@ -99,7 +99,6 @@ def word_sums(
 
 
 def _side(n: int | None, held_out: bool, largest: int, asks: str, seed: int) -> Dataset:
-    """One side of the split."""
     found = draw(
         lambda rng: word_sum(rng, largest),
         n,

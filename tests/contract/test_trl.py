@@ -14,13 +14,14 @@ from collections.abc import Callable
 import pytest
 import trl.trainer.rloo_trainer
 import trl.trainer.utils
-from transformers import GenerationMixin, Trainer
+from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.signature import TRL_KEYWORDS
-from rloo_kit.train import names
+from rloo_kit.session import quiet
+from rloo_kit.train import precision, renamed_args
 from rloo_kit.train.arguments import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer
-from rloo_kit.watch import progress
+from rloo_kit.watch import callbacks
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
 Utils = trl.trainer.utils
@@ -54,7 +55,6 @@ RESUMING = {
     "_load_callback_state": "b08121261b7f",
     "_load_from_checkpoint": "3ceae24659dd",
     "_load_optimizer_and_scheduler": "574f91b51261",
-    "_load_best_model": "67458131026b",
 }
 PINNED = {
     **{(Stock, name): digits for name, digits in OVERRIDDEN.items()},
@@ -87,7 +87,7 @@ def test_every_override_of_a_method_of_theirs_is_pinned() -> None:
 def test_the_trainers_arguments_are_known_and_names_of_older_releases_are_not_fields_today() -> None:
     assert tuple(inspect.signature(Stock.__init__).parameters)[1:] == ARGUMENTS
     fields = {item.name for item in dataclasses.fields(trl.trainer.rloo_config.RLOOConfig)}
-    assert not fields & {*names.CONFIG_OLD, *names.CONFIG_GONE}
+    assert not fields & {*renamed_args.CONFIG_OLD, *renamed_args.CONFIG_GONE}
 
 
 def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_metrics_are_logged(
@@ -104,7 +104,7 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
     assert set(seen) == {*TRL_KEYWORDS, "answer", "problem"}
     assert all(type(token) is int for row in seen["completion_ids"] for token in row)
     logged = set(next(entry for entry in trainer.state.log_history if "reward" in entry))
-    shown = {metric for _, metric, _, _ in progress.COLUMNS}
+    shown = {metric for _, metric, _, _ in callbacks.COLUMNS}
     also = {"grad_norm", "entropy", "frac_reward_zero_std", "num_tokens", "clip_ratio/region_mean"}
     assert shown | also <= logged
 
@@ -114,15 +114,26 @@ LINES = {
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
     # rloo_kit.train.precision undoes it: what is trained of a quantised model turns to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
+    # rloo_kit.session.quiet lets it through once.
+    Stock._calculate_rewards: ("logger.warning(", quiet.ONCE[Stock.__module__]),
     # rloo_kit.train.trainer undoes it in row_weight.
     Trainer.training_step: ("loss = loss / self.current_gradient_accumulation_steps",),
-    # rloo_kit.train.saving writes all of it aside, and seals it when the last of them is there.
+    # rloo_kit.train.checkpointing writes all of it aside, and seals it when the last of them is there.
     Trainer._save_checkpoint: ("self.save_model", "_save_optimizer_and", "_save_rng", "TRAINER_STATE_NAME"),
+    # What the kit keeps in a run's folder for itself begins with "_", and is not for the hub.
+    Trainer.push_to_hub: (
+        "folder_path=self.args.output_dir",
+        'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
+    ),
+    Trainer._push_from_checkpoint: (
+        "folder_path=output_dir",
+        'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
+    ),
     # rloo_kit.train.gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
     # rloo_kit.train.packing trims columns: what is masked within them must cost nothing.
     Utils.add_fused_lm_head: ("mask = labels != -100", "hidden_states[mask]"),
-    # rloo_kit.policy.slices goes on from what a stopping criterion saw: all that was drawn.
+    # rloo_kit.policy.generate goes on from what a stopping criterion saw: all that was drawn.
     GenerationMixin._sample: (
         "next_tokens = torch.multinomial",
         "input_ids = torch.cat([input_ids, next_tokens",
@@ -130,7 +141,7 @@ LINES = {
     ),
     # It takes the place of generate within this; all rows come as one left-padded batch.
     Stock._generate_single_turn: ('padding_side="left"', "unwrapped_model.generate(", "generation_config="),
-    # rloo_kit.policy.sampling.decode replaces the loop, with warpers, cache and stopping criteria.
+    # rloo_kit.policy.generate.decode replaces the loop, with warpers, cache and stopping criteria.
     GenerationMixin.generate: (
         "decoding_method = custom_generate",
         "logits_processor=prepared_logits_processor",
@@ -144,3 +155,11 @@ def test_lines_that_the_kit_relies_on_are_there_in_this_order(code: Callable[...
     source, end = inspect.getsource(code), 0
     for line in LINES[code]:
         end = source.index(line, end)
+
+
+def test_transformers_takes_a_variable_for_the_precision_where_none_is_set(monkeypatch, tmp_path):
+    """rloo_kit.train.precision takes it away meanwhile: a CPU would compute in bfloat16 under autocast."""
+    monkeypatch.setenv(precision.VARIABLE, "bf16")
+    plain = TrainingArguments(str(tmp_path), bf16=False, fp16=False, report_to="none")
+    assert plain.mixed_precision == "bf16"
+    assert '"mixed_precision": self.args.mixed_precision' in inspect.getsource(Trainer)

@@ -100,7 +100,7 @@ def gpu_path(script: Script, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(gpu_path: dict) -> None:
     assert gpu_path["changed"] == CHANGED_ON_A_GPU
-    ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.config._precision
+    ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.precision
     assert set(CHANGED_ON_A_GPU) <= ours, "a notebook would mean two things"
     # rloo_kit.train.trainer._check_model knows the class by its name.
     assert gpu_path["name"].startswith("Unsloth")
@@ -109,7 +109,7 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
 
 
 def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_prompts(gpu_path: dict) -> None:
-    """Which ``footprint.Step`` plans, and which lets the trainer drop it where all prompts are of one length."""
+    """Which ``formulas.Step`` plans, and which lets the trainer drop it where all prompts are of one length."""
     mask = gpu_path["mask"]
     assert mask["additive"] == 2
     assert 1.9 < mask["beside"] < 2.1, "two bool copies"
@@ -120,7 +120,7 @@ def test_the_mask_costs_four_bytes_a_pair_and_changes_nothing_without_padded_pro
 def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffers_where_they_are(
     gpu_path: dict,
 ) -> None:
-    """Which ``rloo_kit.policy.slices`` mends before a smaller slice.  If it fails, the mending may be needless."""
+    """Which ``rloo_kit.policy.generate`` mends before a smaller slice.  If it fails, the mending may be needless."""
     source, end = gpu_path["generate"], 0
     restored = ("_decode_graphs.release_for_training(self)", "FastLlamaModel.for_training(")
     for line in ("FastLlamaModel.for_inference(self)", "finally:", "end_generation()", *restored):
@@ -148,7 +148,7 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
 
 
 LINES = (
-    # Why rloo_kit.policy.sampling.without_max_length is there.
+    # Why rloo_kit.policy.generate.without_max_length is there.
     ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
     # Why rloo_kit.train.precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
@@ -169,7 +169,7 @@ def test_lines_that_the_kit_answers_to_are_there(file: str, line: str) -> None:
 
 
 def test_the_switch_of_4_bit_products_and_the_slice_that_lm_head_is_given_are_where_they_were() -> None:
-    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/imports.py) and for ``sampling.head_in_one_product``."""
+    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/imports.py) and for ``generate.head_in_one_product``."""
     folder = Path(unsloth.__file__).parent
     for file, lines in {
         "kernels/utils.py": (

@@ -50,6 +50,25 @@ QUESTIONS = Dataset.from_list(
 )
 
 
+def test_a_long_evaluation_says_how_far_it_is_whatever_the_batch(capsys: Any) -> None:
+    class Batched(Policy):
+        def generate(self, prompts: Any, *, progress: Any = None, **options: Any) -> list[Completion]:
+            if progress is not None:
+                for done in (*range(self.rows, len(prompts), self.rows), len(prompts)):
+                    progress(done)
+            return [Completion(prompt, "1", (1, 2), True) for prompt in prompts]
+
+    said = []
+    for rows in (1, 3, 9, 10):
+        policy = Batched(model=None, tokenizer=None, checkpoint=CATALOGUE["tiny"])
+        policy.rows = rows
+        evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=4000)
+        said.append(capsys.readouterr().out)
+    assert said == ["".join(f"evaluate: {done} of 10 completions\n" for done in (3, 5, 8))] * 4
+    evaluate(policy, [{"prompt": "?"}] * 10, max_new_tokens=2000)
+    assert capsys.readouterr().out == "", "a short one"
+
+
 def test_accuracy_is_the_share_of_answers_asserted_after_the_thought() -> None:
     # the second never left its thought, the fourth is wrong
     texts = ("<think>\n</think>\n\n1", "<think>2", "3", "The answer is 5.")

@@ -33,6 +33,7 @@ task = rloo_kit.tasks.addition(n_train=64, n_held_out=4, seed=0)
 def trainer_of(policy: rloo_kit.Policy, **settings: object) -> rloo_kit.RLOOTrainer:
     small = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     small |= {"max_completion_length": 6, "learning_rate": 1e-3, "beta": 0.05, "save_strategy": "no"}
+    small |= {"lr_scheduler_type": "constant"}  # so that two steps may become three
     config = rloo_kit.RLOOConfig(**{"output_dir": sys.argv[1], **small, **settings})
     return rloo_kit.RLOOTrainer(policy, right, config, task.train)
 

@@ -16,7 +16,7 @@ import rloo_kit
 from rloo_kit import hidden
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import env_file, environment, imports
-from rloo_kit.train import recipe
+from rloo_kit.train import run_record
 
 SECRET = "a-value-of-the-file"
 
@@ -134,5 +134,5 @@ def test_a_token_in_a_setting_that_is_a_dict_is_not_stored_either_and_a_copy_kee
         assert (copied.hub_token, copied.model_init_kwargs) == (token, given)
     assert copy.deepcopy(config).model_init_kwargs is not given
     notes: list[str] = []
-    assert not {"hub_token", "model_init_kwargs"} & set(recipe.settings_of(config, notes))
+    assert not {"hub_token", "model_init_kwargs"} & set(run_record.settings_of(config, notes))
     assert len(notes) == 2

@@ -42,6 +42,7 @@ def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str,
 def test_a_library_imported_before_is_named_and_a_failed_import_leaves_the_hook(children: Any) -> None:
     todo = "restart the kernel and make `import rloo_kit` its first line"
     assert re.match(f"(?s)ImportOrderError: .*trl came first.*{todo}", children["too early"]["result"])
+    assert "trl came before rloo_kit in this process" in children["too early"]["said"], "at import"
     assert children["failing"]["result"] == ["transformers", "trl"]
 
 

@@ -132,3 +132,14 @@ def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: 
     command, environment = prepare_simple_launcher_cmd_env(given)
     assert command[1:] == ["train.py"]
     assert asked(environment=environment).launched_alone is (number == "2")
+
+
+def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_the_kits(script: Any) -> None:
+    """Importing torch there ends the process: MKL does not find its own libraries."""
+    done = script(
+        "import os, tempfile, rloo_kit\n"
+        "with tempfile.TemporaryDirectory() as gone: os.chdir(gone)\n"
+        "rloo_kit.load_policy('tiny')",
+        check=False,
+    )
+    assert "RunFolderError: the folder that this process works in was deleted" in done.stderr

@@ -131,7 +131,8 @@ ERRORS = [
     ("mne.csv", {}, "did you mean '.*mine.csv'"),
     ("mine.txt", {}, "files of the kind '.txt' are not read"),
     ("half.jsonl", {}, "half.jsonl cannot be read"),
-    ("empty.csv", {}, "empty.csv cannot be read"),
+    ("empty.csv", {}, "the file is empty"),
+    ("", {}, r"it is a folder[\s\S]*name a file in it: empty.csv"),
     ("utf16.csv", {}, "save it in UTF-8"),
 ]
 
@@ -156,3 +157,43 @@ def test_nothing_is_left_in_the_cache_of_datasets(write: Any, tmp_path: Path, mo
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     tasks.from_file(write(SUMS))
     assert not (tmp_path / "cache").exists()
+
+
+def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any) -> None:
+    def row(n: int, *turns: dict[str, str]) -> dict[str, Any]:
+        asked = [*turns, {"role": "user", "content": f"What is {n} + 1?"}]
+        return {"question": asked, "answer": [{"role": "assistant", "content": f"{n + 1}"}]}
+
+    turns = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
+    system = {"role": "system", "content": "Its own."}
+    rows = [row(n) for n in range(30)] + [row(n, *turns) for n in range(30, 60)] + [row(90, system)]
+    ended = {"question": [*row(0)["question"], *row(0)["answer"]], "answer": row(0)["answer"]}
+    with pytest.warns(UserWarning, match="1 whose messages end with the assistant's") as caught:
+        task = tasks.from_file(write([*rows, ended], "mine.jsonl"), system="Be brief.", form="boxed")
+    assert len(caught) == 1
+    found = {one["problem"]: one for side in rows_of(task) for one in side}
+    brief, asks = {"role": "system", "content": "Be brief."}, instruction("boxed")
+    plain = found["What is 7 + 1?"]
+    assert plain["prompt"] == [brief, {"role": "user", "content": f"What is 7 + 1? {asks}"}]
+    assert plain["answer"] == "8"
+    later = next(one for one in found.values() if "31 + 1" in one["problem"])
+    assert later["prompt"] == [brief, *turns, {"role": "user", "content": f"What is 31 + 1? {asks}"}]
+    assert found["What is 90 + 1?"]["prompt"][0] == system, "a row's own system message stands"
+
+
+def test_a_question_that_is_a_list_of_something_else_is_left_out(write: Any) -> None:
+    with pytest.raises(DatasetError, match="40 whose question is neither text nor messages"):
+        tasks.from_file(write([{"question": [str(n)], "answer": "1"} for n in range(40)], "mine.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"system": ["Be brief."]}, "system must be text or None"),
+        ({"question": ["question"]}, "question must be text"),
+        ({"path": SUMS}, "path must be text"),
+    ],
+)
+def test_an_argument_that_is_no_text_is_named(given: dict[str, Any], said: str, write: Any) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tasks.from_file(**{"path": write(SUMS), **given})

@@ -1,0 +1,68 @@
+"""Products with one token a row: lm_head's in one, and 4-bit weights directly, as the kit has Unsloth decode."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.conftest import ROOT
+
+
+class Called(TorchDispatchMode):
+    """The operators that were called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func._overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_multiplies_a_slice_of_a_wider_buffer_row_by_row_and_its_copy_at_once() -> None:
+    """The reason for ``head_in_one_product``: rows as unsloth's decoding leaves them, seen in this torch."""
+    rows_apart, weight = torch.zeros(3, 9)[:, :5].view(3, 1, 5), torch.zeros(7, 5)
+    for given, product in ((rows_apart, "aten.bmm"), (rows_apart.contiguous(), "aten.mm")):
+        with Called() as called:
+            torch.nn.functional.linear(given, weight)
+        assert product in called.names
+
+
+GREEDY = """
+from benchmarks import pretended
+pretended.start("rtx 3090")
+import contextlib, json, os
+import rloo_kit, bitsandbytes, torch
+policy = rloo_kit.load_policy("tiny", seed=0)
+import unsloth.kernels.utils as kernels
+from rloo_kit.policy import policy as module
+calls, products = [], []
+fused, product = bitsandbytes.matmul_4bit, torch.nn.functional.linear
+bitsandbytes.matmul_4bit = lambda *args, **kwargs: calls.append(1) or fused(*args, **kwargs)
+head = policy.model.get_output_embeddings()
+head.register_forward_hook(lambda module, given, out: products.append(given[0].is_contiguous()))
+prompts = [[{"role": "user", "content": f"What is {n} + {n + 3}?"}] for n in (1, 13)]
+found, one = {}, module.head_in_one_product
+for name, variable, in_order in (("neither", "0", False), ("both", "1", True)):
+    module.head_in_one_product = one if in_order else lambda model: contextlib.nullcontext()
+    calls.clear(), products.clear()
+    # Read anew, as if it had been set before unsloth was imported.
+    os.environ["UNSLOTH_BNB_GEMM_4BIT"] = variable
+    kernels._BNB_GEMM_4BIT_DEVICE.clear()
+    kernels._BNB_GEMM_4BIT, kernels._BNB_GEMM_4BIT_DTYPES = None, (torch.float16,)
+    made = policy.generate(prompts, greedy=True, max_new_tokens=4)
+    found[name] = [[list(c.ids) for c in made], bool(calls), all(products)]
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.training
+@pytest.mark.skipif(not (ROOT / ".triton").is_dir(), reason="make test puts Triton into .triton, on Linux")
+def test_with_and_without_the_switches_the_most_probable_tokens_are_the_same(script: Any) -> None:
+    """By bitsandbytes' operator for the CPU: Unsloth's way to it, and not the GPU's kernel."""
+    found = json.loads(script(GREEDY, PYTHONPATH=f"{ROOT}:{ROOT / '.triton'}").stdout.splitlines()[-1])
+    assert found["both"][0] == found["neither"][0]
+    assert [found[name][1:] for name in ("neither", "both")] == [[False, False], [True, True]]

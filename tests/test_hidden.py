@@ -1,0 +1,98 @@
+"""What looks like a secret is known by its kind, and honest code is not taken for it."""
+
+import random
+import string
+from pathlib import Path
+
+import pytest
+
+from rloo_kit.hidden import INSTEAD, LOOKS_SECRET, holds_secret, without_hidden
+from tests.conftest import ROOT
+
+WORD, UPPER, HEX = (
+    string.ascii_letters + string.digits,
+    string.ascii_uppercase + string.digits,
+    "0123456789abcdef",
+)
+
+
+def drawn(characters: str, length: int) -> str:
+    """Made here, so that no scanner finds a secret in this file."""
+    rng = random.Random(length)
+    return "".join(rng.choice(characters) for _ in range(length))
+
+
+KINDS = {
+    "Hugging Face": f'x = "hf_{drawn(WORD, 34)}"',
+    "OpenAI": f'Client("sk-{drawn(WORD, 20)}T3Blbk{drawn(WORD, 22)}")',
+    "OpenAI project": f'Client("sk-proj-{drawn(WORD, 48)}")',
+    "Anthropic": f'Client("sk-ant-api03-{drawn(WORD, 60)}-{drawn(WORD, 20)}")',
+    "OpenRouter": f'Client("sk-or-v1-{drawn(HEX, 64)}")',
+    "Groq": f'Client("gsk_{drawn(WORD, 52)}")',
+    "Google": f'x = "AIza{drawn(WORD, 35)}"',
+    "AWS id": f'x = "AKIA{drawn(UPPER, 16)}"',
+    "AWS key": f'aws_secret_access_key = "{drawn(WORD, 40)}"',
+    "GitHub": f'x = "ghp_{drawn(WORD, 36)}"',
+    "GitHub fine-grained": f'x = "github_pat_{drawn(WORD, 22)}_{drawn(WORD, 59)}"',
+    "GitLab": f'x = "glpat-{drawn(WORD, 20)}"',
+    "Slack": f'x = "xoxb-{drawn(string.digits, 12)}-{drawn(WORD, 24)}"',
+    "Slack hook": f'post("https://hooks.slack.com/services/T{drawn(UPPER, 8)}/B1/{drawn(WORD, 24)}")',
+    "Discord hook": f'post("https://discord.com/api/webhooks/{drawn(string.digits, 18)}/{drawn(WORD, 68)}")',
+    "Stripe": f'x = "sk_live_{drawn(WORD, 24)}"',
+    "SendGrid": f'x = "SG.{drawn(WORD, 22)}.{drawn(WORD, 43)}"',
+    "Twilio": f'x = "SK{drawn(HEX, 32)}"',
+    "Telegram": f'x = "{drawn(string.digits, 9)}:AA{drawn(WORD, 33)}"',
+    "npm": f'x = "npm_{drawn(WORD, 36)}"',
+    "PyPI": f'x = "pypi-AgEIcHlwaS5vcmc{drawn(WORD, 70)}"',
+    "JWT": f'x = "eyJ{drawn(WORD, 20)}.eyJ{drawn(WORD, 40)}.{drawn(WORD, 43)}"',
+    "RSA key": 'x = """-----BEGIN RSA PRIVATE ' + 'KEY-----\nMIIE"""',
+    "OpenSSH key": 'x = """-----BEGIN OPENSSH PRIVATE ' + 'KEY-----\nb3Bl"""',
+    "bearer header": f'{{"Authorization": "Bearer {drawn(WORD, 32)}"}}',
+    "bearer header of one's own": '{"Authorization": "Bearer my-own-judge"}',
+    "basic header": '{"Authorization": "Basic dXNlcjpwYXNzd29yZA=="}',
+    "bearer elsewhere": f'auth = "Bearer {drawn(WORD, 20)}"',
+    "key header": f'{{"X-API-Key": "{drawn(WORD, 24)}"}}',
+    "apikey in an address": f'url = "https://judge.example/score?apikey={drawn(WORD, 20)}"',
+    "api_key in an address": f'url = "https://judge.example/score?model=a&api_key={drawn(WORD, 20)}"',
+    "token in an address": f'url = "https://judge.example/score?access_token={drawn(WORD, 20)}&x=1"',
+    "user and password": 'url = "https://me:hunter22@judge.example/score"',
+    "database": 'connect("postgresql://scores:pa55word@db.local/rewards")',
+    "password": 'password = "hunter-hunter"',
+    "key assigned": 'api_key = "judge-4711-abcd"',
+    "key argument": 'OpenAI(base_url=url, api_key="local-abcdef")',
+    "variable": f'os.environ["JUDGE_TOKEN"] = "{drawn(WORD, 24)}"',
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_secret_is_known_by_its_kind_and_its_value_is_not_shown(kind: str) -> None:
+    assert holds_secret(KINDS[kind])
+    shown = without_hidden(KINDS[kind])
+    assert INSTEAD in shown
+    assert not holds_secret(shown.replace(INSTEAD, "")), "all of it is left out"
+
+
+HONEST = (
+    'headers = {"Authorization": f"Bearer {os.environ[\'JUDGE_KEY\']}"}',
+    'url = f"https://judge.example/score?apikey={key}&model=judge"',
+    'client = OpenAI(api_key=os.environ["OPENAI_API_KEY"])',
+    'scores = sorted(rows, key="completion_length")',
+    'eos_token = "<|im_end|>"; end_token = "</think>"; token = "Answer:"',
+    "Basic arithmetic, bearer of news, the secret: think first",
+    'keys = {"answer": "42", "question": "What is 123456 + 7?"}',
+    'MODEL = "Qwen/Qwen3-4B-Thinking-2507"; REVISION = "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"',
+)
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_honest_code_is_shown_as_it_is(text: str) -> None:
+    assert without_hidden(text) == text
+
+
+@pytest.mark.parametrize("folder", ["rewards", "docs", "notebooks", "configs", "rloo_kit", "benchmarks"])
+def test_no_line_of_a_reward_or_an_example_of_the_kits_own_is_taken_for_a_secret(folder: str) -> None:
+    files = [f for f in Path(ROOT, folder).rglob("*") if f.suffix in (".py", ".md", ".ipynb", ".yaml")]
+    lines = [(f, line) for f in files for line in f.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) > 100
+    found = [(f.name, line) for f, line in lines if LOOKS_SECRET.search(line) and f.name != "hidden.py"]
+    assert found == []
