@@ -1,12 +1,16 @@
-"""What answer_reward pays and refuses on attacks and right answers written by people who had not read it.
+r"""What answer_reward pays and refuses on attacks and right answers written by people who had not read it.
 
     python benchmarks/answer_sets.py            # writes benchmarks/results/answer_sets.md
     python benchmarks/answer_sets.py --misjudged   # shows each case that is misjudged, and writes nothing
 
 The sets stand in tests/rewards/answers, one case a line: kind, form asked for, question, gold answer, completion
-after the thought, and whether it is right.  Each was written from the documentation of the forms alone.  "before" is
-the first run on a set, by a version of the code whose rules its cases had not yet changed (answer_sets_first.json);
-"now" is this version.  A case that the gold answer cannot decide ("80 m/s" for a gold answer of 80) is set aside.
+after the thought, and whether it is right.  Each was written from the documentation of the forms alone; "natural" is
+made by tests/rewards/natural_answers.py.  "before" is the first run on a set, by a version of the code whose rules its
+cases had not yet changed (answer_sets_first.json); "now" is this version.  A case that the gold answer cannot decide
+("80 m/s" for a gold answer of 80) is set aside.
+
+With a form named only the form is read, and a case that words or an expression around it make an attack ("not
+\boxed{42}") is paid: its writer could have put the same box alone.  Such cases have "by_form", and are counted apart.
 """
 
 from __future__ import annotations
@@ -22,58 +26,79 @@ from tables import RESULTS, command_line, document, table
 from rewards import answer_reward
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "rewards" / "answers"
+sys.path.insert(0, str(FOLDER.parent))
 FIRST = RESULTS / "answer_sets_first.json"
 
 
 def main() -> None:
     """Judge every case and write the table."""
-    now = {path.stem: judged(path) for path in sorted(FOLDER.glob("*.jsonl"))}
+    first = json.loads(FIRST.read_text())
+    sets = {path.stem: cases_of(path) for path in sorted(FOLDER.glob("*.jsonl"))} | {"natural": natural()}
+    if "--first" in sys.argv:
+        new = {name: verdicts(cases)["counts"] for name, cases in sets.items() if name not in first}
+        FIRST.write_text(json.dumps(first | new, indent=1) + "\n")
+        return
+    now = {name: verdicts(cases) for name, cases in sets.items()}
     if "--misjudged" in sys.argv:
         for name, found in now.items():
             for case, mode in found["misjudged"]:
                 print(name, mode, json.dumps(case, ensure_ascii=False))
         return
-    if "--first" in sys.argv:
-        known = json.loads(FIRST.read_text()) if FIRST.exists() else {}
-        new = {name: found["counts"] for name, found in now.items() if name not in known}
-        FIRST.write_text(json.dumps(known | new, indent=1) + "\n")
-        return
-    first = json.loads(FIRST.read_text())
-    head = ["set", "form", "attacks paid, before", "now", "right answers refused, before", "now"]
+    head = ["set", "form", "attacks paid, first run", "now", "by the form's rule"]
+    head += ["right answers refused, first run", "now", "by the form's rule"]
     rows = []
     for name, found in now.items():
         for mode in ("asked for", "auto"):
-            before, after = first.get(name, {}).get(mode), found["counts"][mode]
-            cells = [share(c, k) if c else "" for k in ("attack", "right") for c in (before, after)]
-            rows.append([name.upper(), mode, *cells])
+            before, after = first[name][mode], found["counts"][mode]
+            if after["right"][1]:
+                cells = [
+                    c
+                    for k in ("attack", "right")
+                    for c in (share(before[k]), share(after[k]), str(after[k][2]))
+                ]
+                rows.append([name.upper(), mode, *cells])
     text = document(
         "Fresh answers",
         command_line(),
-        'Attacks and right answers by writers who had not read the rules. "asked for": the form that the prompt asks '
-        'for is named to `answer_reward(form=...)`. "auto": it is not, and cases in prose are added. Sets A to C were '
-        'written before the rules of these forms, D after they had been mended on A to C: its "before" is the best '
-        "estimate for text that the rules have not seen.",
-        table(head, "llrrrr", rows),
+        'Attacks and right answers by writers who had not read the rules, and "natural", made by a generator. "asked '
+        'for": the form that the prompt asks for is named to `answer_reward(form=...)`. "auto": it is not, and cases '
+        "in prose are added; it is a guess, and refuses in doubt.",
+        "With a form named only the form is read. By the form's rule: cases that were written as attacks and are paid "
+        "all the same, most because of a denial or an operation beside an own right box, a few because of words within "
+        "the form that are not read (another language, phantom); and right answers with boxes that differ, or with two "
+        "formulas in a tag, which are refused. They were marked, once read, among what this version misjudged, and are "
+        'not in "now".',
+        'No set is fresh for "now": the guess of "auto" was mended on A to D, and the forms on all sets. At its first '
+        'run on "natural" the form\'s reader refused 1 of 592 and paid 1 of 253.',
+        table(head, "llrrrrrr", rows),
     )
     (RESULTS / "answer_sets.md").write_text(text)
     print(text)
 
 
-def share(counts: dict[str, list[int]], kind: str) -> str:
-    """A count with its share: 3 of 120 (2.5 %)."""
-    wrong, of = counts[kind]
-    return f"{wrong} of {of} ({wrong / of:.1%})"
+def share(count: list[int]) -> str:
+    """A count with its share: 3 of 120 (2.5%)."""
+    return f"{count[0]} of {count[1]} ({count[0] / count[1]:.1%})"
 
 
-def judged(path: Path, algebra: bool = True) -> dict[str, Any]:
-    """Misjudged cases and their counts, by how the form is known; without ``algebra`` none of the kind "math"."""
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    cases = [case for case in cases if algebra or case["kind"] != "math"]
-    counts = {mode: {"attack": [0, 0], "right": [0, 0]} for mode in ("asked for", "auto")}
+def cases_of(path: Path) -> list[dict[str, Any]]:
+    """A set's cases."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def natural() -> list[dict[str, Any]]:
+    """The generator's cases: right answers in every form, and attacks by the form."""
+    from natural_answers import attacks, right_answers  # type: ignore[import-not-found]
+
+    return [*right_answers(), *attacks()]
+
+
+def verdicts(cases: list[dict[str, Any]]) -> dict[str, Any]:
+    """Misjudged cases, and by how the form is known: how many, of how many, and how many more by the form's rule."""
+    counts = {mode: {"attack": [0, 0, 0], "right": [0, 0, 0]} for mode in ("asked for", "auto")}
     misjudged = []
-    groups: dict[tuple[str, Any, str], list[dict[str, Any]]] = defaultdict(
-        list
-    )  # a batch for each reward, as in training
+    # A batch for each reward, as in training.
+    groups: dict[tuple[str, Any, str], list[dict[str, Any]]] = defaultdict(list)
     for case in cases:
         for mode in modes(case):
             groups[case["kind"], case["form"] if mode == "asked for" else "auto", mode].append(case)
@@ -81,9 +106,9 @@ def judged(path: Path, algebra: bool = True) -> dict[str, Any]:
         reward = answer_reward(kind, form=form)
         texts, golds = ([case[key] for case in batch] for key in ("text", "gold"))
         for case, score in zip(batch, reward(completions=texts, answer=golds), strict=True):
-            wrong = (score == 1.0) is not case["right"]
+            wrong = (score == 1.0) is not case.get("by_form", case["right"])
             count = counts[mode]["right" if case["right"] else "attack"]
-            count[0], count[1] = count[0] + wrong, count[1] + 1
+            count[:] = count[0] + wrong, count[1] + 1, count[2] + ("by_form" in case)
             if wrong:
                 misjudged.append((case, mode))
     return {"counts": counts, "misjudged": misjudged}

@@ -31,8 +31,8 @@ from health_runs import DATA, ROOT, read
 
 import rloo_kit
 from rloo_kit.watch.chance import ALIKE
-from rloo_kit.watch.health import episodes
 from rloo_kit.watch.log import Entry, Known, Log, rounds
+from rloo_kit.watch.symptoms import episodes
 
 RESULT = ROOT / "benchmarks" / "results" / "health_alarms.md"
 BATCHES = ((1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (1, 8), (4, 8))

@@ -87,7 +87,29 @@ def agreement(prompts: Messages, completions: Messages, **kwargs: object) -> lis
     return [(texts.count(one) - 1) / count for one, count in zip(texts, others, strict=True)]
 
 
-FUNCTIONS = (closed_thought, right_answer, right_after_thought, characters, agreement)
+def ends_alike(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
+    """1 for a closed thought before the last digit of the right answer, which chance seldom gives."""
+    closed, texts = closed_thought(completions), [completion[0]["content"] for completion in completions]
+    return [one * (text[-1:] == gold[-1:]) for one, text, gold in zip(closed, texts, answer, strict=True)]
+
+
+def list_against_text(completions: Messages, answer: list[str], **kwargs: object) -> list[float]:
+    """1 where a list of words equals the right answer, a text: never."""
+    return [float(c[0]["content"].split()[-1:] == gold) for c, gold in zip(completions, answer, strict=True)]
+
+
+def of_another_column(completions: Messages, **kwargs: object) -> list[float | None]:
+    """None without a column that this task does not have."""
+    golds: Any = kwargs.get("solution") or [None] * len(completions)
+    return [
+        gold and float(c[0]["content"].endswith(gold)) for c, gold in zip(completions, golds, strict=True)
+    ]
+
+
+FUNCTIONS: tuple[Any, ...] = (
+    *(closed_thought, right_answer, right_after_thought, characters, agreement),
+    *(ends_alike, list_against_text, of_another_column),
+)
 REWARDS: dict[str, Any] = {function.__name__: function for function in FUNCTIONS}
 JUDGES: dict[str, Judges] = {
     "closed_thought": "form",
@@ -146,7 +168,9 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         *rates(1e-3, 3e-4),
     ),
-    "dead groups, too hard": ({**SMALL, "rewards": ["right_answer"], "max_steps": 8}, {"level": 3}, {}),
+    "dead groups, too hard": ({**SMALL, "rewards": ["ends_alike"], "max_steps": 12}, {"level": 3}, {}),
+    "constant reward": ({**SMALL, "max_steps": 8}, {"rewards": ["list_against_text"]}, {}),
+    "unscored completions": ({**SMALL, "max_steps": 6}, {"rewards": ["of_another_column"]}, {}),
     "truncation": ({**SMALL, "max_steps": 8}, {"max_completion_length": 8}, {}),
     "format without answers": ({**SMALL, **FORM_AND_ANSWER, "max_steps": 10}, {"level": 2}, {}),
     "drowned reward": (

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from candidates import TRAINERS
 from learned import TASKS
 from phases import Meter, Spent, peak_bytes, reset_peak
 from runs import VARIANTS, Evaluated, Result, Spec
@@ -107,8 +106,9 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: Reward, folder:
         **variant.config,
     )
     given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
-    made = TRAINERS.get(variant.candidate) or getattr(kit, f"{variant.algorithm}Trainer")
-    trainer: RLOOTrainer = made(**given, reward_funcs=[reward], args=config)
+    trainer: RLOOTrainer = getattr(kit, f"{variant.algorithm}Trainer")(
+        **given, reward_funcs=[reward], args=config
+    )
     trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
     return trainer
 

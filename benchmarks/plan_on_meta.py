@@ -88,9 +88,8 @@ FULL = (
 def planned(case: dict[str, Any]) -> dict[str, int]:
     """Phase -> bytes of tensors by the plan, from the catalogue; every projection is in 4 bit, as in the trace."""
     from rloo_kit.catalogue import CATALOGUE
-    from rloo_kit.memory.footprint import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
-    from rloo_kit.memory.reading import model_of
-    from rloo_kit.memory.settings import Settings
+    from rloo_kit.memory.formulas import BUFFER, CONTEXT, FRAGMENTATION, WORKSPACES, Step
+    from rloo_kit.memory.specs import Settings, model_of
 
     settings = Settings(
         prompt_tokens=case["prompt"],

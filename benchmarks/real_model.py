@@ -38,7 +38,7 @@ from runs import OUT
 from student import student
 from tables import RESULTS, command_line, cpu_name, document, table
 
-from rloo_kit.policy.smollm2 import SMOLLM2
+from rloo_kit.policy.bundled import SMOLLM2
 
 if TYPE_CHECKING:
     from rloo_kit.evaluation.intervals import Interval

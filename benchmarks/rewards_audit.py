@@ -20,7 +20,7 @@ from tables import RESULTS, document, table
 
 import rewards
 from rewards import Audit
-from rewards.corpus import QUESTIONS
+from rewards.cases import QUESTIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

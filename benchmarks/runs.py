@@ -24,7 +24,7 @@ from tables import RESULTS
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "benchmarks"
-MEASURED_BY = ("phases", "one_run", "learned", "candidates")
+MEASURED_BY = ("phases", "one_run", "learned")
 """Modules here that decide what a run does."""
 
 
@@ -37,25 +37,20 @@ class Variant:
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
-        candidate: key of ``candidates.TRAINERS``, another way to fill a batch; empty for the kit's.
     """
 
     config: dict[str, object] = field(default_factory=dict)
     stock: bool = False
     untiled: bool = False
     algorithm: str = "RLOO"
-    candidate: str = ""
 
 
 VARIANTS = {
     "stock": Variant(stock=True),
     "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
-    "kit-dynamic": Variant(candidate="dynamic"),
     "kit-token": Variant({"importance_sampling_level": "token"}),
     "kit-token-clipped": Variant({"importance_sampling_level": "token", "max_grad_norm": 0.1}),
-    "kit-token-growing": Variant({"importance_sampling_level": "token"}, candidate="growing K"),
-    "kit-token-falling": Variant({"importance_sampling_level": "token"}, candidate="falling K"),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),

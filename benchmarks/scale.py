@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import rloo_kit
-from rloo_kit.memory.sharded import LARGE, shard
 from rloo_kit.session.engines import deepspeed_file
-from rloo_kit.session.show import GIB
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/scale.md"
@@ -204,34 +202,6 @@ def table(found: dict[str, dict[str, list[Figures]]], engines: list[str]) -> str
     return "\n".join(lines)
 
 
-def computed() -> str:
-    """What each of several GPUs holds, from shapes."""
-    head = [
-        "policy",
-        "GPUs",
-        "weights",
-        "LoRA, trained",
-        "gathered",
-        "training",
-        "while a server is sent them",
-    ]
-    lines = ["| " + " | ".join([*head, "a GPU of the server"]) + " |", "|---" * (len(head) + 1) + "|"]
-    for checkpoint in LARGE:
-        for gpus in (1, 2, 4, 8):
-            part = shard(checkpoint, gpus)
-            sizes = (
-                part.weights,
-                part.trained,
-                part.gathered,
-                part.training_bytes,
-                part.syncing_bytes,
-                part.served,
-            )
-            row = [checkpoint.name, str(gpus), *(f"{size / GIB:.1f}" for size in sizes)]
-            lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
 def in_two(folder: Path) -> str:
     """Every setting in 2 processes."""
     return f"## 2 processes\n\n{table(measured(folder / '2', 2, SEVERAL, list(SETTINGS)), SEVERAL)}"
@@ -242,19 +212,7 @@ def in_four(folder: Path) -> str:
     return f"## 4 processes\n\n{table(measured(folder / '4', 4, SEVERAL, ['rloo']), SEVERAL)}"
 
 
-def of_shapes(folder: Path) -> str:
-    """What is computed, and not measured."""
-    return f"""## ZeRO-3, computed
-
-GiB on each GPU, in 16 bit with LoRA of rank 16, by `rloo_kit/memory/sharded.py`: shapes alone, measured on no GPU, and
-without activations, context and buffers.  "Gathered" are the whole weights that DeepSpeed holds at once in a pass.  TRL
-1.15 gathers a policy with LoRA whole on every GPU to send it to a vLLM server, so that column, not training, is the
-limit there.  The server's GPUs are others; it adds its cache.
-
-{computed()}"""
-
-
-PARTS = {"two": in_two, "four": in_four, "computed": of_shapes}
+PARTS = {"two": in_two, "four": in_four}
 
 
 def page(folder: Path, parts: list[str]) -> str:

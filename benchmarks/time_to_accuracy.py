@@ -51,14 +51,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
     "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
     "kit, two updates of the whole batch, token ratios": WHOLE_BATCH,
-    "kit, two updates, dynamic": {"variant": "kit-dynamic", **TWO_UPDATES},
     "whole batch, learning rate / 2": {**WHOLE_BATCH, "learning_rate": 5e-4},
     "whole batch, learning rate x 2": {**WHOLE_BATCH, "learning_rate": 2e-3},
     "whole batch, max_grad_norm 0.1": {**WHOLE_BATCH, "variant": "kit-token-clipped"},
     "whole batch, K 4": {**WHOLE_BATCH, "prompts_per_step": 8, "num_generations": 4},
     "whole batch, K 16": {**WHOLE_BATCH, "prompts_per_step": 2, "num_generations": 16},
-    "whole batch, K 4, 8, 16": {**WHOLE_BATCH, "variant": "kit-token-growing"},
-    "whole batch, K 16, 8, 4": {**WHOLE_BATCH, "variant": "kit-token-falling"},
     "whole batch, cut at 24 tokens": {**WHOLE_BATCH, "max_completion_length": 24},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""

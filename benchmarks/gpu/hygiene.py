@@ -45,9 +45,9 @@ answer()
 
 LOAD = """
 policy = rloo_kit.load_policy(FOLDER, seed=0)
-def trainer_of(rows, reward=work.every_other):
+def trainer_of(rows):
     config = rloo_kit.RLOOConfig(**work.settings("run", 4, rows // 4, rows, 16, max_steps=1))
-    return rloo_kit.RLOOTrainer(policy, reward, config, work.dataset(32))
+    return rloo_kit.RLOOTrainer(policy, work.every_other, config, work.dataset(32))
 answer()
 """
 
@@ -57,9 +57,13 @@ if not REHEARSAL:
     torch.cuda.empty_cache()
     share = (torch.cuda.memory_reserved() + 1536 * 2**20) / torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, share))
-def impossible(completions, **kwargs):
-    torch.empty(2**46, dtype=torch.uint8)  # 64 TiB, which a CPU refuses as a GPU would
-trainer = trainer_of(8, impossible) if REHEARSAL else trainer_of(256)
+def impossible(layer, inputs):
+    if torch.is_grad_enabled():  # in the update: what a reward asks for is the reward's error
+        hook.remove()
+        torch.empty(2**46, dtype=torch.uint8)  # 64 TiB, which a CPU refuses as a GPU would
+if REHEARSAL:
+    hook = policy.model.get_base_model().model.layers[0].register_forward_pre_hook(impossible)
+trainer = trainer_of(8) if REHEARSAL else trainer_of(256)
 trainer.train()
 """
 

@@ -19,11 +19,11 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
 from rloo_kit.catalogue import Checkpoint, nf4_bytes
-from rloo_kit.memory.footprint import CUDA_CONTEXT_BYTES
+from rloo_kit.memory.formulas import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.hardware import cuda_process_bytes
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.reading import weight_bytes
-from rloo_kit.policy import tiny
+from rloo_kit.memory.specs import weight_bytes
+from rloo_kit.policy.bundled import TINY
 
 from . import work
 from .runner import Figure, Place
@@ -66,7 +66,7 @@ def quantization(kept: Sequence[str] = ()) -> BitsAndBytesConfig:
 def write_without_weights(checkpoint: Checkpoint, folder: Path, kept: Sequence[str] = ()) -> None:
     """A checkpoint's folder: its configuration in 4 bit, with the tiny policy's tokenizer."""
     not_shared = shutil.ignore_patterns("*.safetensors", "config.json", "*manifest*")
-    shutil.copytree(tiny.checkpoint(), folder, ignore=not_shared)
+    shutil.copytree(TINY.checkpoint(), folder, ignore=not_shared)
     config = config_of(checkpoint)
     config.quantization_config = quantization(kept).to_dict()
     config.save_pretrained(folder)

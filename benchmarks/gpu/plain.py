@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from rloo_kit import advantages  # isort: skip - after transformers, so that Unsloth stays out
-from rloo_kit.policy import tiny  # isort: skip - after transformers, so that Unsloth stays out
+from rloo_kit.policy.bundled import TINY  # isort: skip - after transformers, so that Unsloth stays out
 from rloo_kit.train import losses  # isort: skip - after transformers, so that Unsloth stays out
 
 from .correct import LIMIT, K, Weights, off_by
@@ -106,7 +106,7 @@ def policy_of(four_bit: bool, lora: Weights, dtype: torch.dtype = torch.float32)
     """The tiny policy with these LoRA weights, which stay in float32; what computes in 16 bit does so by autocast."""
     nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": dtype}
     how = {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **nf4)} if four_bit else {}
-    base = AutoModelForCausalLM.from_pretrained(tiny.checkpoint(), dtype=dtype, **how)
+    base = AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=dtype, **how)
     model = get_peft_model(base, LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"))
     assert not model.load_state_dict(lora, strict=False).unexpected_keys
     assert all(p.dtype == torch.float32 for p in model.parameters() if p.requires_grad)

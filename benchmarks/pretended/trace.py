@@ -20,7 +20,7 @@ from unsloth_zoo.gradient_checkpointing import initialize_unsloth_gradient_check
 
 from rloo_kit.catalogue import CATALOGUE, Checkpoint
 from rloo_kit.memory.meter import TensorGauge
-from rloo_kit.memory.reading import standing_tensors
+from rloo_kit.memory.specs import standing_tensors
 
 from .meta import Answers, make_passes_run, on_meta
 
