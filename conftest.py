@@ -15,9 +15,8 @@ TRAINING = {"policy", "fresh_policy", "loaded_once", "make_trainer", "script"}
 
 PROCESSES = (
     "tests/gpu_path",
-    "tests/policy/test_sampling",
-    "tests/policy/test_smollm2",
-    "tests/policy/test_tiny",
+    "tests/policy/test_bundled",
+    "tests/policy/test_generate",
     "tests/scale",
     "tests/rewards/test_package",
     "tests/session/test_kernel",
@@ -42,7 +41,7 @@ LONGEST_FIRST = (
     "tests/gpu_path",
     "tests/train/test_update",
     "tests/session/test_kernel",
-    "tests/train/test_resumable",
+    "tests/train/test_resume",
     "tests/train/test_processes",
     "tests/scale",
     "tests/train/test_prompts",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rloo_kit.memory.reading import bytes_of, standing_tensors
+from rloo_kit.memory.specs import bytes_of, standing_tensors
 from rloo_kit.session.show import MIB
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.py"
+SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
 MARKS = re.compile(
@@ -57,7 +57,7 @@ def card_table() -> str:
     """What fits which card, with the rule that the table follows."""
     from rloo_kit.memory import cards
 
-    return f"{cards.table()}\n\n{cards.rule()}"
+    return cards.table()
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -79,11 +79,11 @@ def trls(config_class: type) -> type:
 def own_settings() -> str:
     """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
     from rloo_kit import RLOOConfig
+    from rloo_kit.train.own import NAMES
 
     said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
     ours = defaults(RLOOConfig)
-    added = [name for name in inspect.get_annotations(RLOOConfig) if name not in defaults(trls(RLOOConfig))]
-    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in added]
+    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in NAMES]
     return markdown_table(("setting", "default", "meaning"), rows)
 
 
@@ -118,10 +118,10 @@ def changed_defaults() -> str:
 
 def old_names() -> str:
     """Arguments of older recipes: those with another name today, and those that are gone."""
-    from rloo_kit.train import names
+    from rloo_kit.train import renamed_args
 
-    renamed = {**names.CONFIG_OLD, **names.TRAINER_OLD}
-    gone = {**names.CONFIG_GONE, **names.TRAINER_GONE}
+    renamed = {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}
+    gone = {**renamed_args.CONFIG_GONE, **renamed_args.TRAINER_GONE}
     rows = [(f"`{old}`", f"`{new}`") for old, new in renamed.items()]
     rows += [(f"`{old}`", f"gone; {plain(todo).removeprefix('remove it: ')}") for old, todo in gone.items()]
     return markdown_table(("older name", "today"), rows)
@@ -129,10 +129,10 @@ def old_names() -> str:
 
 def grpo_names() -> str:
     """What each field of TRL's ``GRPOConfig`` that ``RLOOConfig`` has not is here."""
-    from rloo_kit.train import grpo
+    from rloo_kit.train import renamed_args
 
     return markdown_table(
-        ("GRPO's", "here"), [(f"`{name}`", grpo_row(row)) for name, row in grpo.FIELDS.items()]
+        ("GRPO's", "here"), [(f"`{name}`", grpo_row(row)) for name, row in renamed_args.FIELDS.items()]
     )
 
 
@@ -196,6 +196,7 @@ OF_ONE_RUN = {
     "characters down by 27": "`A` down",
     "characters": "`A`",
     "right_answer": "`B`",
+    "of_another_column": "the reward",
     "format_reward": "`A`",
     "accuracy_reward": "`B`",
     "usual norm, 0.9": "usual norm",

@@ -15,7 +15,7 @@ tasks' texts need, every one at its true id.  Of the 151936 embedding rows only 
 shipped; all others share one row, whose logit stands for them all (+ log of their number).
 
 The libraries are imported before rloo_kit, so unsloth stays out: training is plain transformers.
-Deliberately not here: expanding the files to a checkpoint (rloo_kit/policy/tiny.py does).
+Deliberately not here: expanding the files to a checkpoint (rloo_kit/policy/bundled.py does).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from rewards import answer_reward
-from rloo_kit.policy.tiny import DATA
+from rloo_kit.policy.bundled import DATA
 from rloo_kit.tasks.ladder import LEVELS, Problem, sum_of
 
 REPORT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "tiny.md"
