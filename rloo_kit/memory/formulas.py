@@ -1,12 +1,11 @@
 """How many bytes each part of an RLOO step takes: one formula a term, with the source it was read from.
 
-For :mod:`rloo_kit.memory`, which adds the terms up by phase and compares them with a GPU's memory.  Sources are the
-pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied from them.  The
-CPU's terms are checked against real tensors (tests/memory).  The GPU's are checked against unsloth's own GPU code, run
-on tensors without memory (benchmarks/plan_on_meta.py), and were measured on one GPU, an H100.
+Sources are the pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied.
+The CPU's terms are checked against real tensors (tests/memory), the GPU's against unsloth's own GPU code run on tensors
+without memory (benchmarks/plan_on_meta.py) and on one H100.  It reads no device and imports nothing heavy.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
-F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports nothing heavy.
+F ffn size, V vocabulary, L layers, r LoRA rank.
 """
 
 from functools import cached_property
@@ -30,13 +29,11 @@ PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order i
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
 CUDA_CONTEXT_BYTES = 512 * MIB
-"""What a process holds on a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate:
-published out-of-memory messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100, the only
-GPU that ``make gpu-check`` has run on, it was 0.82."""
+"""Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
+messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
 
 LIBRARIES_BYTES = 530 * MIB
-"""What a process on a CPU holds beside tensors: resident memory after ``load_policy("tiny")`` less the policy's own
-bytes (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
+"""Of a process on a CPU beside tensors (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
 
 Parts = dict[str, int]  # part -> bytes
 
@@ -54,32 +51,29 @@ class _Held:
         self.layer_input = self.pass_tokens * self.hidden * settings.dtype_bytes
         self.widest_activation = self.pass_tokens * self.ffn * settings.dtype_bytes
         self.head = shape.vocabulary * self.hidden  # elements of lm_head
-
-    @property
-    def weights(self) -> int:
-        """Of the model as stored."""
-        return self.model.linear_bytes + self.model.kept_bytes + self.model.rest_bytes
-
-    @property
-    def lora(self) -> int:
-        """As it is trained, in float32: unsloth_zoo's ``prepare_model_for_training`` and PEFT's
-        ``autocast_adapter_dtype`` upcast it, and the kit's trainer leaves it so."""
-        return 4 * sum(self.model.lora_sizes)
-
-    @property
-    def gradients(self) -> int:
-        """Of the LoRA or of all weights, in the type of what is trained."""
-        return self.lora + self.settings.dtype_bytes * sum(self.model.full_sizes)
+        self.weights = model.linear_bytes + model.kept_bytes + model.rest_bytes
+        # In float32: unsloth_zoo's prepare_model_for_training and PEFT's autocast_adapter_dtype upcast it.
+        self.lora = 4 * sum(model.lora_sizes)
+        self.gradients = self.lora + settings.dtype_bytes * sum(model.full_sizes)
+        # The largest projection in full: unsloth's fast_dequantize keeps one buffer of that size for all layers
+        # (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (MatMul4Bit).
+        largest = max(rows * columns for rows, columns in shape.projections.values())
+        self.buffer = settings.dtype_bytes * largest if settings.four_bit else 0
+        # "unsloth" checkpointing moves all layers' inputs but the last to the computer's own memory, from 2 MiB on
+        # (unsloth_zoo, gradient_checkpointing.py).
+        is_large = self.layer_input > 2 * MIB
+        self.offloads = settings.checkpointing == "unsloth" and settings.on_gpu and is_large
+        self.offloaded = (shape.layers - 1) * self.layer_input if self.offloads else 0
+        # One token's keys and values in all layers: 2 L G.
+        self.token_cache = 2 * shape.layers * self.keys * settings.dtype_bytes
 
     @property
     def optimizer(self) -> int:
-        """State of the optimizer after its first step.
+        """AdamW: two moments of each weight's type, and a float32 step a tensor (torch.optim.AdamW); on a CPU also for
+        "8bit", where unsloth takes adamw_torch_fused.
 
-        adamw_torch_fused, and any other without "8bit": two moments per trained weight, of its type, and a float32
-        step per tensor (torch.optim.AdamW).
-        8 bit: two bytes per weight and two float32 scales per 256 weights; tensors under 4096 weights stay in 32
-        bit; two shared tables of 256 (bitsandbytes, ``Optimizer2State.init_state``).  On a CPU unsloth puts
-        adamw_torch_fused in their place.
+        8 bit: two bytes a weight and two float32 scales per 256; tensors under 4096 weights in 32 bit; two tables of
+        256 (bitsandbytes, ``Optimizer2State.init_state``).
         """
         sizes = self.model.trained_sizes
         if "8bit" not in self.settings.optimizer or not self.settings.on_gpu:
@@ -87,26 +81,9 @@ class _Held:
         blockwise = sum(2 * size + 8 * -(-size // 256) for size in sizes if size >= 4096)
         return blockwise + sum(8 * size for size in sizes if size < 4096) + 2 * 4 * 256
 
-    @property
-    def buffer(self) -> int:
-        """The largest projection in full: unsloth's ``fast_dequantize`` keeps one buffer of that size for all
-        layers (kernels/utils.py); on a CPU bitsandbytes makes one in each backward product (``MatMul4Bit``)."""
-        largest = max(rows * columns for rows, columns in self.checkpoint.projections.values())
-        return self.settings.dtype_bytes * largest if self.settings.four_bit else 0
-
-    @property
-    def offloads(self) -> bool:
-        """Whether "unsloth" checkpointing moves layers' inputs to the computer's own memory: on a GPU, from 2 MiB on
-        (unsloth_zoo, gradient_checkpointing.py)."""
-        s = self.settings
-        return s.checkpointing == "unsloth" and s.on_gpu and self.layer_input > 2 * MIB
-
     @cached_property
     def standing(self) -> Parts:
-        """What is held in every phase after the first update.
-
-        Where all weights are trained, the reference is a second model, which TRL's trainer loads for beta > 0.
-        """
+        """What is held in every phase after the first update."""
         s = self.settings
         whole = self.model.linear_bytes + self.model.rest_bytes
         # 32 MiB on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's getChosenWorkspaceSize).
@@ -118,6 +95,7 @@ class _Held:
             REST: self.model.rest_bytes,
             LORA: self.lora,
             REFERENCE: self.lora if s.reference_copy and s.beta else 0,
+            # Where all weights are trained, TRL's trainer loads a second model for beta > 0.
             REFERENCE_MODEL: whole if s.full_finetuning and s.beta else 0,
             OPTIMIZER: self.optimizer,
             # cuBLAS's: three, by what an H100 held beside all other tensors (two on the smallest shape).
@@ -125,8 +103,7 @@ class _Held:
             CONTEXT: CUDA_CONTEXT_BYTES if s.on_gpu else LIBRARIES_BYTES,
             BUFFER: self.buffer if s.on_gpu else 0,
             OFFLOAD: 2 * self.layer_input if self.offloads else 0,
-            # Unsloth's LlamaModel_fast_forward builds the cosines and sines of all positions where some are given, as
-            # in sampling.
+            # Cosines and sines of all positions, where some are given (unsloth's LlamaModel_fast_forward).
             ROTARY: 2 * positions * self.checkpoint.head_dim * s.dtype_bytes * s.on_gpu,
         }
         return {part: size for part, size in found.items() if size}
@@ -135,27 +112,20 @@ class _Held:
 class _Sampling(_Held):
     """Terms of the rows sampled at once."""
 
-    @property
-    def token_cache(self) -> int:
-        """Bytes of one token's keys and values in all layers: 2 L G."""
-        return 2 * self.checkpoint.layers * self.keys * self.settings.dtype_bytes
-
     def cache(self, tokens: int) -> int:
         """Keys and values of the rows sampled at once, ``tokens`` per row."""
         return self.settings.sampled_rows * tokens * self.token_cache
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of a row in the cache at the end: the last one sampled is not fed back.
-
-        On a CPU transformers' ``DynamicCache`` holds exactly these, on a GPU unsloth allocates more.
-        """
+        """Of a row at the end: the last one sampled is not fed back.  transformers' ``DynamicCache`` holds exactly
+        these; unsloth allocates more."""
         return self.buffer_sizes[-1] if self.settings.on_gpu else self.settings.row_tokens - 1
 
     @cached_property
     def buffer_sizes(self) -> list[int]:
         """Tokens a row that unsloth allocates on a GPU, first to last: multiples of 256, from prompt + 513 on, doubling
-        up to prompt + completion + 1 (models/_decode_graphs.py, which RL generation uses)."""
+        up to prompt + completion + 1 (models/_decode_graphs.py)."""
         most, sizes = self.settings.row_tokens, [_in_blocks(self.settings.prompt_tokens + 513)]
         while sizes[-1] < most:
             sizes.append(_in_blocks(min(2 * sizes[-1], most + 1)))
@@ -163,8 +133,8 @@ class _Sampling(_Held):
 
     @property
     def cache_growth(self) -> int:
-        """The old copy of what is being enlarged: on a CPU a layer's keys, while ``torch.cat`` makes the new ones; on
-        a GPU a layer's buffer, while ``resize_`` copies it, and none where the first was large enough."""
+        """The old copy of what grows: on a CPU a layer's keys, while ``torch.cat`` makes the new ones; on a GPU a
+        layer's buffer, while ``resize_`` copies it, and none where the first was large enough."""
         if not self.settings.on_gpu:
             return self.cache(self.cached_tokens) // self.checkpoint.layers // 2
         return self.cache(self.buffer_sizes[-2]) // self.checkpoint.layers if self.buffer_sizes[1:] else 0
@@ -173,10 +143,9 @@ class _Sampling(_Held):
     def sampling(self) -> int:
         """Next-token logits of all rows, in the copies that live at once.
 
-        With transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and
-        the noise that ``torch.multinomial`` draws; while processors work, the last token's softmax and logits are
-        still held.  On a CPU with fast sampling (:mod:`rloo_kit.policy.generate`): logits, exponentials of a tile of
-        them and sums of 128; lm_head's output beside its float32 copy, and while processors work, in 16 bit.
+        transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and noise of
+        ``torch.multinomial``; while processors work, the last token's softmax and logits are still held.  On a CPU
+        with fast sampling (policy/generate.py): logits, exponentials of a tile of them and sums of 128.
         """
         s = self.settings
         fast = s.fast_sampling and not s.on_gpu
@@ -190,9 +159,8 @@ class _Sampling(_Held):
         return s.sampled_rows * max(vocabulary * per_logit, drawing)
 
     def decode_scratch(self, tokens: int) -> int:
-        """What unsloth holds on a GPU beside the cache while it decodes: of each layer, projections of one token and
-        attention scores over the cache (``alloc_decode_buffers``); one layer's activations and mask; and the LoRA in
-        16 bit (kernels/utils.py, ``_fast_lora_weights``)."""
+        """Beside the cache while unsloth decodes: of each layer a token's projections and its attention scores
+        (``alloc_decode_buffers``); one layer's activations; the LoRA in 16 bit (``_fast_lora_weights``)."""
         s = self.settings
         per_layer = 3 * self.attention + 2 * self.keys + self.hidden + self.checkpoint.heads * tokens
         token = 4 * self.hidden + 4 * self.attention + 2 * self.ffn + 4 * tokens
@@ -200,8 +168,7 @@ class _Sampling(_Held):
         return buffers + s.dtype_bytes * sum(self.model.lora_sizes)
 
     def decode_attention(self, tokens: int) -> int:
-        """A layer's keys and values expanded to all heads, where rows are padded (models/llama.py,
-        ``_decode_attention_core``)."""
+        """Keys and values expanded to all heads, where rows are padded (``_decode_attention_core``)."""
         s = self.settings
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
@@ -213,12 +180,9 @@ class _Passes(_Held):
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing.
 
-        GPU: the embedding's output, the layer's input, and the larger of two moments (models/llama.py,
-        ``LlamaDecoderLayer_fast_forward``).  MLP: residual, norm, gate, up, product, output: 5 H + 3 F per token, and
-        the mask.  Attention: norm, Q before and after its norm and position, its contiguous copy, K, V, the output:
-        3 H + 3 A + 3 G; in padded rows K and V are expanded to all heads, 3 H + 5 A + 2 G, and the mask is there
-        in 16 bit, as bool (utils/attention_dispatch.py) and converted again (torch's ``scaled_dot_product_attention``,
-        which inverts it before there is an output).  CPU, counted: 4 H + 4 F.
+        GPU, the larger of two moments (``LlamaDecoderLayer_fast_forward``).  MLP: 5 H + 3 F a token, and the mask.
+        Attention: 3 H + 3 A + 3 G; in padded rows K and V are expanded, 3 H + 5 A + 2 G, and the mask is there in 16
+        bit, as bool (utils/attention_dispatch.py) and converted again by torch.  CPU, counted: 4 H + 4 F.
         """
         s, pairs = self.settings, rows * tokens * tokens
         if not s.on_gpu:
@@ -232,8 +196,8 @@ class _Passes(_Held):
         return max(mlp, attention) + rows * tokens * self.statistics + lora
 
     def mask(self, rows: int, tokens: int) -> int:
-        """The causal mask of a batch padded on the left, rows x T x T: additive in 16 bit on a GPU (unsloth's
-        models/llama.py), one byte on a CPU (transformers' masking_utils)."""
+        """Rows x T x T, where rows are padded: 16 bit on a GPU (unsloth's models/llama.py), a byte on a CPU
+        (transformers' masking_utils)."""
         if not self.settings.on_gpu:
             return rows * tokens * tokens
         return rows * tokens * tokens * self.settings.dtype_bytes * self.settings.padded
@@ -242,11 +206,9 @@ class _Passes(_Held):
     def layer_with_gradient(self) -> int:
         """The layer that is recomputed, at the widest moment of its backward pass.
 
-        GPU, in ``LoRA_MLP.backward`` (unsloth's kernels/fast_lora.py): the incoming gradient and what the layer saves
-        (:attr:`layer_saved`); the product of gate and up, the rest is written in place; three pairs of LoRA matrices
-        in 16 bit, and their gradients.
-        CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r, :attr:`statistics` included.
-        Where nothing is checkpointed, what it keeps is counted there, and F + H (on a CPU 2 F) remain.
+        GPU (``LoRA_MLP.backward``): what the layer saves, the incoming gradient, the product of gate and up, three
+        LoRAs in 16 bit and their gradients.  CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r and statistics.  Where
+        nothing is checkpointed, F + H (on a CPU 2 F) remain.
         """
         s = self.settings
         if s.on_gpu:
@@ -261,11 +223,10 @@ class _Passes(_Held):
 
     @property
     def statistics(self) -> int:
-        """Per token, what norms and attention keep beside the activations.
+        """Per token, what norms and attention keep beside the activations, and what LoRA's A makes.
 
-        GPU, bytes: float32 statistics of the norms of Q and K, of two norms, and of the attention; what LoRA's A makes.
-        CPU, elements: the norms' and the attention's statistics, and a row of the mask as floats; in 16 bit also what
-        RMSNorm keeps in float32: 2 H for each of two norms, and A + G for those of Q and K.
+        GPU, bytes, in float32.  CPU, elements, with a row of the mask; in 16 bit also what RMSNorm keeps in float32:
+        2 H for each of two norms, and A + G for those of Q and K.
         """
         heads, kv_heads = self.checkpoint.heads, self.checkpoint.kv_heads
         if self.settings.on_gpu:
@@ -275,12 +236,9 @@ class _Passes(_Held):
 
     @property
     def layer_saved(self) -> int:
-        """What a layer keeps for its backward pass where nothing is checkpointed, its output included.
-
-        GPU (kernels/fast_lora.py, rms_layernorm.py, qk_norm_rope.py): both norms' outputs, the residual, the output;
-        Q before and after its norm and position, K, V, the attention's output; gate and up: 4 H + 3 A + 3 G + 2 F.  In
-        padded rows K and V are expanded to all heads: 4 H + 5 A + G + 2 F, and the mask as the kernel took it.
-        """
+        """What a layer keeps for its backward pass where nothing is checkpointed, its output included: on a GPU
+        4 H + 3 A + 3 G + 2 F, in padded rows 4 H + 5 A + G + 2 F and the mask (kernels/fast_lora.py, rms_layernorm.py,
+        qk_norm_rope.py)."""
         s = self.settings
         if not s.on_gpu:
             per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn
@@ -290,15 +248,9 @@ class _Passes(_Held):
         return saved + self.pass_tokens * self.statistics + self.mask(s.micro_rows, s.row_tokens)
 
     @property
-    def offloaded(self) -> int:
-        """What is moved there: all inputs but the last."""
-        return (self.checkpoint.layers - 1) * self.layer_input if self.offloads else 0
-
-    @property
     def checkpoints(self) -> int:
-        """What is kept between the forward and the backward pass: each layer's input, or :attr:`layer_saved` where
-        nothing is checkpointed; the mask; on a CPU the positions' cosines and sines.  Where inputs are offloaded the
-        embedding's output and the last layer's input stay."""
+        """Between forward and backward: each layer's input, or all that it saves; the mask; on a CPU cosines and sines.
+        Where inputs are offloaded the embedding's output and the last layer's input stay."""
         s = self.settings
         each = self.layer_input if s.checkpointing else self.layer_saved
         kept = each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
@@ -307,14 +259,12 @@ class _Passes(_Held):
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once while log-probabilities are computed; never those of all tokens.
 
-        CPU: the kit's own tile of rows and of the vocabulary (train/head.py), with three vectors of H a row, and the
-        gradient's beside them.  In 16 bit, and where lm_head is trained, unsloth's: as many rows as make
-        ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and probabilities, in 16 bit beside
-        lm_head's output; four times from the second tile on, since those of the previous tile are still held.
-        GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's
-        ``_ChunkedLogProbFunction``): on GPUs up to 24.5 GiB 4096 x 16384 logits in float32, 256 MiB, for the gradient
-        a float32 accumulator of 4096 x H, and 8 statistics of each 16384 of a row, twice from the second tile on; on
-        larger ones whole rows, 512 or as many as n H / V, at most 2 GiB.
+        CPU: the kit's own tile (train/head.py).  In 16 bit, and where lm_head is trained, unsloth's rows of
+        ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py) in float32: logits and probabilities, from the second tile on those
+        of the previous one too.
+        GPU: unsloth_zoo/fused_losses/fused_linear.py.  Up to 24.5 GiB 4096 x 16384 logits in float32, for the gradient
+        an accumulator of 4096 x H, and 8 statistics of each 16384 of a row, twice from the second tile on; above, whole
+        rows, 512 or as many as n H / V, at most 2 GiB.
         """
         s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
         if not s.on_gpu and s.dtype_bytes == 4 and not (s.full_finetuning and with_gradient):
@@ -332,31 +282,22 @@ class _Passes(_Held):
         return min(4 * rows * vocabulary, 2 * GIB)
 
     def final_hidden(self, with_gradient: bool) -> int:
-        """Around the head: the last norm's output and the scored positions of it; when training also the norm's
-        input and the gradient, which both kernels form in the forward pass; on a GPU 80 bytes a token: ids, mask and
-        labels in int64, and results."""
+        """The last norm's output and its scored positions; when training also the norm's input and the gradient, which
+        both kernels form in the forward pass; on a GPU 80 bytes a token of ids, mask, labels and results."""
         tokens = self.pass_tokens + self.scored_tokens
         hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
         return hidden + self.pass_tokens * (80 if self.settings.on_gpu else 0)
 
     @property
     def last_layer(self) -> int:
-        """The last layer's forward pass on a GPU, beside what is kept: its input, the embedding's output and the mask,
-        or all that it saves.  Where inputs are offloaded the first micro-batch, which has no gradients yet, keeps one
-        more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
+        """On a GPU the last layer's forward pass, beside what is kept.  Where inputs are offloaded the first
+        micro-batch keeps one more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
         whole = self.layer_without_gradient(s.micro_rows, s.row_tokens)
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
         return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
-
-    @property
-    def head_gradient(self) -> int:
-        """In the backward pass, beside what is kept: the embedding's gradient, all rows; where it is lm_head's weight
-        too, that one's and from the second micro-batch on their sum."""
-        copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
-        return copies * self.head * self.settings.dtype_bytes
 
 
 class Step(_Sampling, _Passes):
@@ -375,10 +316,8 @@ class Step(_Sampling, _Passes):
         return {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
 
     def _generate(self) -> Parts:
-        """With vLLM, its share.  Else the largest of three moments: all prompts in a layer; on a GPU the first decode
-        step, which copies the prompts' keys and values into buffers; the last token.
-
-        On a GPU a decode step holds the logits of its graph, and the scores and probabilities of the token before.
+        """The largest of three moments: all prompts in a layer; on a GPU the first decode step, which copies the
+        prompts' keys and values into buffers, and holds scores and probabilities of the token before; the last token.
         """
         s = self.settings
         if s.engine is not None:
@@ -407,8 +346,8 @@ class Step(_Sampling, _Passes):
         return self._phase(moving, tile if TILE in moving else self.widest_activation)
 
     def _forward(self) -> Parts:
-        """The update's forward pass: on a GPU the last layer, or as on a CPU its end, everything kept and the head's
-        tile.  lm_head's gradient is summed up over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
+        """On a GPU the last layer, or its end: everything kept and the head's tile.  lm_head's gradient is summed up
+        over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
         head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
         moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}]
         if self.settings.on_gpu:
@@ -418,11 +357,14 @@ class Step(_Sampling, _Passes):
         return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
 
     def backward(self) -> Parts:
-        """The update's backward pass, in the layer that comes first: everything kept, and one layer in full.  On a GPU
-        a weight is dequantised beside the buffer for them (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
+        """Everything kept, and one layer in full.  On a GPU a weight is dequantised beside the buffer for them
+        (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
         buffers = (2 if self.settings.on_gpu else 1) * self.buffer
         layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: buffers}
-        layers |= {HEAD_GRADIENT: self.head_gradient} if self.settings.full_finetuning else {}
+        if self.settings.full_finetuning:
+            # The embedding's; where it is lm_head too, that one's, and from the second micro-batch on their sum.
+            copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)
+            layers[HEAD_GRADIENT] = copies * self.head * self.settings.dtype_bytes
         return self._phase({GRADIENTS: self.gradients, **layers}, self.widest_activation)
 
     def _update(self) -> Parts:
@@ -435,8 +377,7 @@ class Step(_Sampling, _Passes):
         return {} if engine is None else {VLLM: engine.beside(self.weights, asleep)}
 
     def _phase(self, moving: Parts, block: int) -> Parts:
-        """On a GPU with fragmentation, estimated as the largest block once more, which does not go into the holes that
-        smaller ones left."""
+        """With fragmentation, estimated as the largest block once more: it does not go into smaller ones' holes."""
         fragmentation = {FRAGMENTATION: block} if self.settings.on_gpu else {}
         return {**self.standing, **self._engine(asleep=True), **moving, **fragmentation}
 

@@ -1,7 +1,6 @@
 """How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; and how fast it is.
 
-Tables of common GPUs, and what torch, NVML and psutil report of this machine.  It plans nothing, and imports torch only
-where this machine is asked about.
+It imports torch only where this machine is asked about.
 """
 
 from __future__ import annotations
@@ -74,15 +73,10 @@ CARD_SPEED = {
     "a10": (600, 125),
 }
 """Name -> memory bandwidth in GB/s, and peak TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch
-has them.  From NVIDIA's tables: the architecture whitepapers of Turing, GA102, Ada and RTX Blackwell (appendices; a
-GeForce card adds up in 32 bit at half the rate in 16 bit, which is twice its float32 rate), and the data sheets of
-T4, L4 (there with sparsity: half of it) and A10.  Cards sold with other clocks differ by a few percent."""
+has them.  From NVIDIA's architecture whitepapers and data sheets."""
 
 RESERVED_BYTES = 512 * MIB
-"""Left free on a GPU that is only named.  The driver keeps some for itself (a 12 GiB RTX 3060 shows 12288 MiB and
-gives torch 11.75 GiB), and a desktop and a browser take a few hundred MiB more.  For the GPU of this machine the
-driver's own count of free memory is used instead."""
-
+"""Left free on a GPU that is only named: for the driver (a 12 GiB RTX 3060 gives torch 11.75 GiB) and a desktop."""
 
 FAST_INFERENCE_SHARE, COLOCATE_SHARE = 0.5, 0.3
 """vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
@@ -174,18 +168,15 @@ def _known_card(card: str) -> str:
 
 
 def where_computed(model: torch.nn.Module) -> torch.device:
-    """The device that a model computes on.
-
-    Not that of its first parameter, the embedding, which unsloth keeps in the computer's memory where a GPU has little
-    (``offload_embedding``).
-    """
+    """The device that a model computes on; its first parameter, the embedding, may lie in the computer's memory
+    (unsloth's ``offload_embedding``)."""
     devices = [parameter.device for parameter in model.parameters()]
     return next((device for device in devices if device.type != "cpu"), devices[0])
 
 
 def cuda_bytes_within_reach() -> int:
-    """What torch may still allocate on the current GPU, its cache included: limited by the driver, and by the fraction
-    set with ``torch.cuda.set_per_process_memory_fraction``."""
+    """What torch may still allocate on the current GPU, its cache included, also under
+    ``torch.cuda.set_per_process_memory_fraction``."""
     import torch
 
     free, total = torch.cuda.mem_get_info()
@@ -210,18 +201,15 @@ def _this_machine() -> Device:
 
 def cuda_process_bytes() -> int:
     """What the driver counts for this process; without NVML, what all programs use (``cudaMemGetInfo``)."""
-    own = nvml_process_bytes()
-    if own is not None:
-        return own
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    return nvml_process_bytes() or int(total - free)
 
 
 def nvml_process_bytes() -> int | None:
-    """What NVML counts for this process on the current GPU; None without the Python binding (nvidia-ml-py), without
-    permission, or in a container that hides process ids."""
+    """What NVML counts for this process on the current GPU; None without nvidia-ml-py, without permission, or in a
+    container that hides process ids."""
     import torch
 
     try:
@@ -233,8 +221,7 @@ def nvml_process_bytes() -> int | None:
         running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except Exception:
         return None
-    own = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
-    return int(own[0]) if own and own[0] else None
+    return next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
 
 
 def engine_of(
@@ -244,12 +231,8 @@ def engine_of(
     fast_inference: bool = False,
     share: float | None = None,
 ) -> Engine | None:
-    """vLLM on the GPU that trains; None where it does not sample there.
-
-    By unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or TRL's ``vllm_mode="colocate"``,
-    which keeps its own.  Of a loaded ``model``, its ``vllm_engine`` says what it was given.  Shares are taken of the
-    ``usable_bytes``, as unsloth's are of what is free.
-    """
+    """vLLM on the GPU that trains: by unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or by
+    TRL's ``vllm_mode="colocate"``, which keeps its own; None where it does not sample there."""
     standby = bool(getattr(config, "vllm_enable_sleep_mode", False))
     loaded = getattr(model, "vllm_engine", None)
     if loaded is not None:

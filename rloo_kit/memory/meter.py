@@ -1,7 +1,7 @@
 """Measure the peak memory of each phase of a run, and set a plan beside it.
 
 On a GPU it reads CUDA's allocator and the driver, in microseconds; on a CPU, where torch keeps no count, tensors are
-counted only when asked for.  It plans nothing and changes nothing.
+counted only when asked for.
 """
 
 from __future__ import annotations
@@ -24,13 +24,8 @@ from rloo_kit.session.show import MIB, html_table, text_table
 
 @dataclass(frozen=True)
 class Peak:
-    """The high-water mark of one phase.
-
-    Attributes:
-        allocated_bytes: live tensors.
-        reserved_bytes: what CUDA's allocator held for them, unused blocks included; 0 on a CPU.
-        process_bytes: what the driver counted for this process when the phase ended, with the CUDA context; 0 on a CPU.
-    """
+    """The high-water mark of one phase: of live tensors; of what CUDA's allocator held for them; and what the driver
+    counted for the process when the phase ended.  The last two are 0 on a CPU."""
 
     allocated_bytes: int
     reserved_bytes: int = 0
@@ -50,11 +45,10 @@ class CudaGauge:
 
 
 class TensorGauge(TorchDispatchMode):
-    """Live bytes of tensors, counted at every operation inside ``with gauge:``, for a CPU: now, at most since
+    """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``: now, at most since
     :meth:`restart`, and of the largest single storage since then.
 
-    Counts each storage once, at its present size, from the operation that returns it until it is freed; not what a
-    kernel allocates internally.  Costs some microseconds per operation.
+    Each storage counts once, from the operation that returns it until it is freed; not what a kernel allocates inside.
     """
 
     def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
@@ -106,11 +100,7 @@ class TensorGauge(TorchDispatchMode):
 
 
 class Meter:
-    """Peaks by phase.  Phases may be nested; a moment counts for the innermost one.
-
-    Args:
-        gauge: what to read; None keeps no peaks.
-    """
+    """Peaks by phase, read of a gauge; None keeps none.  Phases may be nested: a moment counts for the innermost."""
 
     def __init__(self, gauge: CudaGauge | TensorGauge | None = None) -> None:
         self.gauge = gauge
@@ -141,15 +131,11 @@ class Meter:
             self._open.pop()
 
     def _settle(self) -> None:
-        """Record the peak so far for the open phase, and restart."""
         assert self.gauge is not None
         if self._open:
             name, peak = self._open[-1], self.gauge.read()
             self.peaks[name] = Peak(*map(max, astuple(peak), astuple(self.peaks.get(name, peak))))
         self.gauge.restart()
-
-
-# --- beside a plan ----------------------------------------------------------------------------------------------
 
 
 class Trained(Protocol):
@@ -176,13 +162,8 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Measured:
-    """A plan beside what a run took.
-
-    Attributes:
-        parts: what stands in memory after an update, part by part.
-        phases: peaks of tensors, without the plan's context and fragmentation.
-        process_bytes: the most that the driver counted for the process, beside the plan's peak; measured on a GPU only.
-    """
+    """A plan beside what a run took: what stands in memory after an update, part by part; the peaks of tensors by
+    phase, without context and fragmentation; and the most that the driver counted for the process, on a GPU only."""
 
     parts: tuple[Row, ...]
     phases: tuple[Row, ...]
@@ -217,7 +198,6 @@ def compare(phases: Mapping[str, Mapping[str, int]], trainer: Trained) -> Measur
         formulas.REFERENCE_MODEL: bytes_of(reference.parameters()) if reference is not None else 0,
         formulas.OPTIMIZER: bytes_of(optimizer_tensors(trainer.optimizer)),
     }
-    peaks = trainer.memory.peaks if trainer.memory else {}
     parts = [Row(name, phases["optimizer"].get(name, 0), size) for name, size in measured.items()]
     tensors: dict[str, int] = {}
     for name, planned in phases.items():
@@ -225,15 +205,13 @@ def compare(phases: Mapping[str, Mapping[str, int]], trainer: Trained) -> Measur
         beside = planned.get(formulas.CONTEXT, 0) + planned.get(formulas.FRAGMENTATION, 0)
         tensors[merged] = max(tensors.get(merged, 0), sum(planned.values()) - beside)
     del tensors["load"]
-    peak = max(sum(planned.values()) for planned in phases.values())
-    driver = max((found.process_bytes for found in peaks.values()), default=0)
+    peaks = trainer.memory.peaks if trainer.memory else {}
+    seen = {name: peak.allocated_bytes for name, peak in peaks.items()}
+    driver = max((peak.process_bytes for peak in peaks.values()), default=0) or None
     return Measured(
         tuple(row for row in parts if row.planned_bytes or row.measured_bytes),
-        tuple(
-            Row(f"peak in {name}", size, peaks[name].allocated_bytes if name in peaks else None)
-            for name, size in tensors.items()
-        ),
-        Row("process, by the driver", peak, driver or None),
+        tuple(Row(f"peak in {name}", size, seen.get(name)) for name, size in tensors.items()),
+        Row("process, by the driver", max(sum(planned.values()) for planned in phases.values()), driver),
     )
 
 

@@ -1,6 +1,6 @@
-"""What happens when memory is short: a warning before the first step, and an error that names phase and remedy.
+"""When memory is short: a warning before the first step, and an error that names phase and remedy.
 
-For the trainer.  An error frees what the failed step held, but not the policy: that is for ``rloo_kit.release()``.
+An error frees what the failed step held, but not the policy: that is for ``rloo_kit.release()``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def warn_if_too_large(planned: Plan) -> None:
 
 @contextlib.contextmanager
 def phase(trainer: Planned, name: str) -> Iterator[None]:
-    """A phase of a run, "generate", "log-probs", "train" or "optimizer": its peak is kept in ``trainer.memory``, and
-    running out of memory is explained.  ``train()`` as a whole can be "optimizer": what no inner phase claims."""
+    """A phase of a run: its peak is kept in ``trainer.memory``, and running out of memory is explained."""
     metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
     with explain_out_of_memory(name, trainer.memory_plan), metered:
         yield
@@ -79,19 +78,17 @@ RAN_OUT = (
     "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate",
-    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED",  # the allocator's, where it cannot ask NVML, as in a container
     "DefaultCPUAllocator: can't allocate memory",
-    "could not create a primitive",
+    "could not create a primitive",  # oneDNN's, on a CPU
 )
-"""Texts of torch's plain RuntimeErrors where memory has run out.  The assertion is the caching allocator's, where it
-cannot ask NVML for the free memory, in a container for instance; the last is oneDNN's, on a CPU."""
+"""Texts of torch's plain RuntimeErrors where memory has run out."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch, CUDA or Python means that memory has run out."""
-    text = str(error)
     named = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
-    return named or isinstance(error, MemoryError) or any(part in text for part in RAN_OUT)
+    return named or isinstance(error, MemoryError) or any(part in str(error) for part in RAN_OUT)
 
 
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
@@ -104,8 +101,7 @@ def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
 
 
 def let_go(error: BaseException) -> None:
-    """Free what an error's frames hold, such as the key-value cache: a notebook keeps its last error, and a smaller
-    run in the next cell would run out of memory too."""
+    """Free what an error's frames hold, such as the key-value cache: a notebook keeps its last error."""
     import torch
 
     clear_frames(error)

@@ -1,7 +1,6 @@
 """Whether a run will fit into memory, what to change where it will not, and how long a step may take.
 
-For users with one consumer GPU.  Arithmetic only: no weights are loaded, and a plan for a named GPU does not import
-torch.  What a run does with its plan is in :mod:`.oom`.
+Arithmetic only: no weights are loaded, and a plan for a named GPU does not import torch.
 """
 
 from __future__ import annotations
@@ -66,11 +65,8 @@ class Plan:
         return replace(self, phases=phases, sampled_rows=rows)
 
     def rows_at_once(self, wanted: int) -> int:
-        """How many of the ``wanted`` completions are sampled at once, in slices as even as may be.
-
-        At most ``settings.generation_rows``.  Where that is None: the most with which the run fits; where it does not
-        fit even with one at a time, the most that make it no worse.
-        """
+        """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most; where that
+        is None as many as fit, and where not even one does, the most that make it no worse."""
         asked = self.settings.generation_rows
         if self.settings.engine is not None:  # vLLM schedules its completions itself
             return wanted
@@ -109,8 +105,7 @@ class Plan:
 
     @property
     def estimated_bytes(self) -> int:
-        """How much of the peak has no formula; on a GPU also one layer's activations, beside which kernels allocate
-        what no trace counts."""
+        """Of the peak, what has no formula; on a GPU also a layer's activations, beside which kernels allocate."""
         unsure = ESTIMATED | ({LAYER} if self.settings.on_gpu else set())
         return sum(size for part, size in self.phases[self.peak_phase].items() if part in unsure)
 
@@ -125,8 +120,7 @@ class Plan:
 
     @property
     def engine_tokens(self) -> float:
-        """Tokens that vLLM's cache holds, at most, since its activations take some of it; no limit where it does not
-        sample on this GPU."""
+        """The most tokens that vLLM's cache holds; no limit where it does not sample on this GPU."""
         engine, step = self.settings.engine, Step(self.model, self.settings)
         return math.inf if engine is None else max(0, engine.share_bytes - step.weights) // step.token_cache
 
@@ -143,32 +137,23 @@ class Plan:
     def changes(self) -> tuple[Change, ...]:
         """What would make it fit, cheapest in quality first; empty where it fits.
 
-        First a smaller generation batch with more accumulation, which leaves every update as it is; then shorter
-        completions, then K, then the model.  Each value is the largest that fits, found by planning again.  Until
-        some change suffices, each one is combined with those before it at their smallest; after that, only changes
-        that suffice alone are listed.
+        Each value is the largest that fits, found by planning again.  Until some change suffices, each one is combined
+        with those before it at their smallest; after that, only changes that suffice alone are listed.
         """
         return () if self.fits == "fits" else tuple(_changes(self))
 
     @cached_property
     def seconds_per_step(self) -> tuple[float, float] | None:
-        """Seconds of a step, at best and in a slow case: :mod:`.seconds`, never timed.
-
-        None with vLLM, whose speed nothing here estimates; on a CPU, where a run's own first steps tell (``step_time``
-        in its log); and on a GPU whose speed is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`.
-        """
+        """Seconds of a step, at best and in a slow case: :mod:`.seconds`, never timed.  None with vLLM, on a CPU, and
+        on a GPU that is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`."""
         speed = None if self.settings.engine else speed_of(self.device)
         if speed is None:
             return None
         return seconds.of_step(self.model, replace(self.settings, generation_rows=self.sampled_rows), *speed)
 
     def compare(self, trainer: Trained) -> Measured:
-        """The plan beside what a run took.
-
-        Args:
-            trainer: an ``RLOOTrainer`` that has trained at least one step.  Peaks by phase are measured on a GPU
-                always, on a CPU where ``trainer.memory`` is a ``Meter`` that counts tensors.
-        """
+        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU, and on a CPU
+        where ``trainer.memory`` is a ``Meter`` that counts tensors."""
         from rloo_kit.memory.meter import compare
 
         return compare(self.phases, trainer)
@@ -191,9 +176,7 @@ class Plan:
         s, rows, at_once = self.settings, self.settings.batch_rows, self.sampled_rows
         weights = "4 bit" if s.four_bit else f"{8 * s.dtype_bytes} bit"
         trained = "all weights trained" if s.full_finetuning else f"LoRA rank {s.lora_rank}"
-        sampled = (
-            f"{rows} completions at once" if rows == at_once else f"{rows} completions, {at_once} at once"
-        )
+        sampled = f"{rows} completions{'' if rows == at_once else f', {at_once}'} at once"
         return (
             f"{self.model.checkpoint.name} in {weights}, {trained}, on {self.device.name}\n"
             f"{sampled}, {s.micro_rows} per pass, "
@@ -322,22 +305,23 @@ def _smaller_groups(settings: Settings) -> Iterator[Settings]:
         yield replace(fewer, micro_rows=micro, accumulation=updates * rows // micro)
 
 
-Knob = Callable[[Settings], Iterable[Settings]]
-KNOBS: dict[str, Knob] = {
-    "completions at once": lambda s: [replace(s, generation_rows=None)] if s.generation_rows else [],
+def _shorter(settings: Settings) -> Iterator[Settings]:
+    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
+        yield replace(settings, completion_tokens=tokens)
+
+
+KNOBS: dict[str, Callable[[Settings], Iterable[Settings]]] = {
+    "completions at once": lambda s: [replace(s, generation_rows=None)] * bool(s.generation_rows),
     "gradient checkpointing": lambda s: (
-        [replace(s, checkpointing="unsloth")] if s.checkpointing != "unsloth" else []
+        [replace(s, checkpointing="unsloth")] * (s.checkpointing != "unsloth")
     ),
     "generation batch": generation_batches,
-    "completion length": lambda s: (
-        replace(s, completion_tokens=tokens) for tokens in range((s.completion_tokens - 1) // 64 * 64, 0, -64)
-    ),
+    "completion length": _shorter,
     "K": _smaller_groups,
     "model": lambda s: [],
 }
-"""Smaller plans, largest first.  Cheapest in quality first: sampling fewer at once, recomputing and cutting the batch
-take time and leave every update as it is; shorter completions may cut answers; a smaller K makes the baseline noisier;
-a smaller model knows less."""
+"""Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it is;
+shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
 def _smaller(knob: str, before: Plan) -> Iterator[Plan]:
@@ -357,17 +341,21 @@ def _changes(before: Plan) -> Iterator[Change]:
         tried = [*_smaller(knob, before), *(() if fits_already else _smaller(knob, least))]
         found = next(filter(None, (first(tried, goal) for goal in goals)), None)
         if found is not None:
-            (old, old_policy), (config, policy) = _arguments(before), _arguments(found)
-            changed = {name: value for name, value in config.items() if old[name] != value}
-            if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
-                changed["steps_per_generation"] = config["steps_per_generation"]
-            if "generation_rows" in changed:  # on another device None would be another number
-                changed["generation_rows"] = found.sampled_rows
-            loaded = {name: value for name, value in policy.items() if old_policy[name] != value}
-            yield Change(knob, changed, loaded, found.peak_bytes, found.fits)
+            yield _change(knob, before, found)
             fits_already = True
         # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
         least = min([*tried, least], key=lambda planned: planned.peak_bytes)
+
+
+def _change(knob: str, before: Plan, after: Plan) -> Change:
+    old, new = _arguments(before), _arguments(after)
+    changed = {name: value for name, value in new.items() if old[name] != value}
+    if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
+        changed["steps_per_generation"] = new["steps_per_generation"]
+    if "generation_rows" in changed:  # on another device None would be another number
+        changed["generation_rows"] = after.sampled_rows
+    policy = {name: changed.pop(name) for name in ("name", "gradient_checkpointing") if name in changed}
+    return Change(knob, changed, policy, after.peak_bytes, after.fits)
 
 
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
@@ -375,8 +363,8 @@ def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
     return next((planned for planned in plans if planned.fits == verdict), None)
 
 
-def _arguments(planned: Plan) -> tuple[Arguments, Arguments]:
-    """Those of ``RLOOConfig`` and of ``load_policy`` that lead to a plan."""
+def _arguments(planned: Plan) -> Arguments:
+    """Those of ``RLOOConfig``, and ``load_policy``'s name and gradient_checkpointing, that lead to a plan."""
     settings = planned.settings
     return {
         "num_generations": settings.num_generations,
@@ -385,7 +373,9 @@ def _arguments(planned: Plan) -> tuple[Arguments, Arguments]:
         "gradient_accumulation_steps": settings.accumulation,
         "steps_per_generation": settings.batch_rows // settings.micro_rows,
         "generation_rows": settings.generation_rows,
-    }, {"name": planned.model.checkpoint.name, "gradient_checkpointing": settings.checkpointing}
+        "name": planned.model.checkpoint.name,
+        "gradient_checkpointing": settings.checkpointing,
+    }
 
 
 def plan(
@@ -402,22 +392,16 @@ def plan(
     fast_inference: bool = False,
     gpu_memory_utilization: float | None = None,
 ) -> Plan:
-    """Add up the memory of a run, and say whether it fits.
-
-    For training a LoRA or all weights, with completions sampled by transformers, unsloth, or vLLM on the same GPU: its
-    share, and in standby (``config.vllm_enable_sleep_mode``) what it gives back.  A vLLM server's GPU is not counted.
+    """Add up the memory of a run, and say whether it fits.  A vLLM server's GPU is not counted.
 
     Args:
-        policy: a loaded :class:`~rloo_kit.policy.policy.Policy` or PEFT model; or, with nothing loaded, a catalogue
-            name, a folder of a checkpoint or an adapter, a hub id in the cache, or a ``Checkpoint``.
+        policy: a loaded policy or PEFT model, counted as it is on the device that it is loaded on; or, with nothing
+            loaded, a catalogue name, a folder of a checkpoint or an adapter, a hub id in the cache, a ``Checkpoint``.
         config: an ``RLOOConfig``, or TRL's, or any object with such attributes; None takes the kit's defaults.
         card: a GPU's name ("rtx 3060 12GB", "t4", "8GB"), bytes, or None for this machine: its GPU, else its CPU.
         prompt_tokens: the longest prompt; None takes 512, or what max_seq_length leaves if that is less.
-        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules: as for ``load_policy``.  On a
-            GPU the activations of a run that trains all weights are taken to be those of a LoRA.  A policy that is
-            loaded on the kind of device that is planned for is counted as it is, byte by byte.
-        fast_inference, gpu_memory_utilization: as for ``load_policy``; a loaded policy's engine says both itself, and
-            in standby unsloth sets the share.
+        lora_rank, load_in_4bit, gradient_checkpointing, full_finetuning, target_modules, fast_inference,
+            gpu_memory_utilization: as for ``load_policy``; a loaded policy says them itself.
 
     Raises:
         ConfigError: an unknown GPU, or a length or batch out of range.

@@ -1,8 +1,4 @@
-"""How long a step takes on a GPU, roughly: a range from its weights, its cache and its kernels' launches.
-
-For :mod:`.plan`.  Never timed: no step has run on a consumer card.  Of what a layer's kernels read and write only the
-weights and the cache are counted.
-"""
+"""How long a step takes on a GPU, roughly: a range from weights, cache and kernel launches, never timed."""
 
 from __future__ import annotations
 
@@ -10,28 +6,20 @@ from rloo_kit.memory.specs import Model, Settings
 
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
 """Of a GPU's bandwidth and of its peak, in a slow case.  An assumption: large language models were trained at 21 to
-46 % of their accelerators' peak (Chowdhery et al. 2022, PaLM, table 3); kernels as small as a token's leave more
-unused."""
+46 % of their accelerators' peak (Chowdhery et al. 2022, PaLM, table 3)."""
 
 LAUNCH_SECONDS = 10e-6
-"""What a kernel costs the computer that launches it, in a slow case.  An assumption, for one whose processor is busy:
-published figures are 5 to 20 microseconds."""
+"""What launching a kernel costs, in a slow case: published figures are 5 to 20 microseconds."""
 
 FUSED_ROWS = 16
-"""Up to so many rows are multiplied with 4-bit weights directly; for more, each token makes every matrix in 16 bit
-(unsloth's kernels/utils.py, ``_BNB_GEMM_4BIT_MAX_ROWS``)."""
+"""Up to so many rows are multiplied with 4-bit weights directly (unsloth's ``_BNB_GEMM_4BIT_MAX_ROWS``)."""
 
 
 def of_step(model: Model, settings: Settings, bandwidth: float, peak: float) -> tuple[float, float]:
-    """Seconds of a step, at best and in a slow case.
+    """Seconds of a step, at best and in a slow case, where all prompts and completions are as long as they may be.
 
-    At best each phase takes as long as its bytes at full bandwidth or its operations at the peak, whichever is more.
-    In a slow case bandwidth and peak are used in part, one after the other, or launching the kernels takes longer
-    still.  All prompts are taken to be as long as the longest, and all completions to run to their limit.
-
-    Args:
-        model, settings: of the plan; ``generation_rows`` is what is sampled at once.
-        bandwidth, peak: bytes and floating-point operations a second (:func:`.hardware.speed_of`).
+    At best each phase takes as long as its bytes at full ``bandwidth`` or its operations at the ``peak``, whichever is
+    more.  In a slow case both are used in part, one after the other, or launching the kernels takes longer still.
     """
     s, shape, rows, tokens = settings, model.checkpoint, settings.sampled_rows, settings.completion_tokens
     head, lora = shape.vocabulary * shape.hidden_size, sum(model.lora_sizes)

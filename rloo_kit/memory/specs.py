@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rloo_kit.catalogue import (
-    HEAD_NORMS,
-    PROJECTIONS,
-    Checkpoint,
-    checkpoint_from_config,
-    find,
-    nearest,
-    nf4_bytes,
-)
+from rloo_kit import catalogue
+from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory.hardware import Device, Engine
 from rloo_kit.passes import DEFAULTS, PLAIN, Passes
@@ -39,11 +32,8 @@ if TYPE_CHECKING:
 class LoadedPolicy(Protocol):
     """What this room needs of a :class:`~rloo_kit.policy.policy.Policy`."""
 
-    @property
-    def model(self) -> AnyModel: ...  # noqa: D102
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...  # noqa: D102
+    model: AnyModel
+    checkpoint: Checkpoint
 
 
 AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
@@ -51,15 +41,14 @@ Plannable: TypeAlias = "LoadedPolicy | AnyModel | Checkpoint | str | os.PathLike
 
 PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
 """Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
-they run: the output, in most a mask; top-p also sorted logits, their int64 indices, softmax and its cumulative sum,
-min-p softmax alone."""
+they run."""
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which transformers leaves them out."""
 
 KEPT_SHARE = 0.1
-"""Unsloth's 4-bit repositories leave some projections in 16 bit; its README puts the cost below 10 % of what plain
-bitsandbytes takes.  An estimate, for repositories whose config.json, which lists them, is not in the hub's cache."""
+"""Of the weights, what the projections add that unsloth's 4-bit repositories leave in 16 bit, where their config.json
+is not at hand: "below 10 %", says its README."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +82,13 @@ class Settings:
 
     Attributes:
         padded: whether prompts of a batch differ in length, so that rows are padded on the left.
-        micro_rows, accumulation: completions in one forward and backward pass (``per_device_train_batch_size``), and
-            micro-batches per update (``gradient_accumulation_steps``).
-        batch_rows, generation_rows: completions of a generation batch, micro_rows x ``steps_per_generation``, and the
-            most sampled at once; None takes as many as fit.
-        iterations, steps: how often a generation batch is used (``num_iterations``), and updates (``max_steps``) of the
-            run, 0 where the data decides.
+        micro_rows, accumulation: ``per_device_train_batch_size``, ``gradient_accumulation_steps``.
+        batch_rows: completions of a generation batch, micro_rows x ``steps_per_generation``.
+        generation_rows: the most completions sampled at once; None takes as many as fit.
+        iterations, steps: ``num_iterations``, and ``max_steps`` of the run, 0 where the data decides.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
-        dtype_bytes: of activations, cache and whatever is not quantised: 2, or 4 on a CPU in float32.
-        engine: vLLM, where it samples on the GPU that trains.
+        dtype_bytes: of activations, cache and whatever is not quantised.
         small_card: at most 24.5 GiB, where unsloth's head works in smaller tiles.
     """
 
@@ -211,8 +197,8 @@ def device_settings(device: Device) -> dict[str, Any]:
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors, each storage once."""
-    sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(sizes.values())
+    storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def quantisation_tensors(parameter: torch.nn.Parameter) -> list[torch.Tensor]:
@@ -240,21 +226,14 @@ def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
     """Bytes of the frozen projections with their quantisation state, and of the other frozen parameters."""
-    linear: list[torch.Tensor] = []
-    rest: list[torch.Tensor] = []
-    for name, p in model.named_parameters():
-        if name.split(".")[-2] == "base_layer" or ("_proj." in name and not is_lora(name)):
-            linear += [p, *quantisation_tensors(p)]
-        elif not is_lora(name):
-            rest.append(p)
-    return bytes_of(linear), bytes_of(rest)
+    frozen = {name: p for name, p in model.named_parameters() if not is_lora(name)}
+    linear = {name: p for name, p in frozen.items() if "_proj." in name or ".base_layer." in name}
+    stored = [tensor for p in linear.values() for tensor in (p, *quantisation_tensors(p))]
+    return bytes_of(stored), bytes_of(p for name, p in frozen.items() if name not in linear)
 
 
 def reference_is_base(model: torch.nn.Module) -> bool:
-    """Whether the base model serves as the reference: the LoRA is still the zero map, and nothing else is trained.
-
-    Otherwise the reference is a copy of the LoRA.
-    """
+    """Whether the base serves as the reference, and no copy: the LoRA is the zero map, and nothing else is trained."""
     ups = [p for name, p in model.named_parameters() if ".default." in name and "lora_B" in name]
     others = any(p.requires_grad for name, p in model.named_parameters() if not is_lora(name))
     return bool(ups) and not others and not any(p.any() for p in ups)
@@ -291,11 +270,7 @@ def model_of(
     dtype_bytes: int = 2,
     modules: Collection[str] = PROJECTIONS,
 ) -> Model:
-    """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained.
-
-    Unsloth's 4-bit repositories keep some projections in 16 bit.  Their config.json lists them: where it is in the
-    hub's cache they are counted, elsewhere :data:`KEPT_SHARE` estimates them.
-    """
+    """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
     kept = 0
     if four_bit and checkpoint.four_bit_repository:
@@ -311,15 +286,14 @@ def model_of(
 
 
 def lora_sizes(checkpoint: Checkpoint, rank: int, modules: Collection[str] = PROJECTIONS) -> tuple[int, ...]:
-    """Elements of each LoRA matrix on the projections of every layer: A is rank x inputs, B outputs x rank
-    (Hu et al. 2021)."""
+    """Elements of each LoRA matrix: A is rank x inputs, B outputs x rank (Hu et al. 2021)."""
     shapes = [shape for name, shape in checkpoint.projections.items() if name in modules]
     layer = [rank * size for rows, columns in shapes for size in (columns, rows)]
     return tuple(layer * checkpoint.layers)
 
 
 def all_sizes(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Elements of each weight of a checkpoint: projections and norms of every layer, embedding, last norm, lm_head."""
+    """Elements of each weight: projections and norms of every layer, embedding, lm_head, last norm."""
     layer = [rows * columns for rows, columns in checkpoint.projections.values()]
     layer += [checkpoint.hidden_size] * 2
     layer += [checkpoint.head_dim] * 2 if checkpoint.family in HEAD_NORMS else []
@@ -355,18 +329,18 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
         return None, checkpoint_of(policy), own
     import torch
 
-    if not hasattr(policy, "name_or_path") and not hasattr(policy, "checkpoint"):
+    if isinstance(policy, torch.nn.Module):
+        name = str(policy.name_or_path)
+        # Without the folders above it: tables are stored with notebooks, and paths are private.
+        name = Path(name).name if Path(name).is_dir() else name
+        return policy, catalogue.checkpoint_from_config(name, policy.config, None), {}
+    if not hasattr(policy, "checkpoint"):
         raise ConfigError(
             f"the first argument is the policy, and it is a {type(policy).__name__}",
             where="plan(policy, config)",
             todo="give what load_policy returns, a model, or a name such as 'qwen3-4b'",
         )
-    if not isinstance(policy, torch.nn.Module):
-        return policy.model, policy.checkpoint, {}
-    name = str(policy.name_or_path)
-    # Without the folders above it: tables are stored with notebooks, and paths are private.
-    name = Path(name).name if Path(name).is_dir() else name
-    return policy, checkpoint_from_config(name, policy.config, None), {}
+    return policy.model, policy.checkpoint, {}
 
 
 def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
@@ -375,25 +349,20 @@ def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
-    """The shape behind a name: the catalogue, a folder, or the hub's cache; nothing is downloaded.
-
-    Raises:
-        PolicyNotFoundError: none of them has it.
-    """
+    """The shape behind a name: the catalogue, a folder, or the hub's cache."""
     text = os.fspath(_adapter_config(name).get("base_model_name_or_path", name))
-    known = find(text)
-    if known is not None:
+    if (known := catalogue.find(text)) is not None:
         return known
-    file = _config_file(text)
-    if file is None:
-        raise PolicyNotFoundError(
-            f"no shape is known for {text!r}",
-            where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
-            todo=f"did you mean {' or '.join(nearest(text))}? Otherwise load it once and plan with the policy",
-        )
-    from transformers import AutoConfig
+    if (file := _config_file(text)) is not None:
+        from transformers import AutoConfig
 
-    return checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+        return catalogue.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+    near = " or ".join(catalogue.nearest(text))
+    raise PolicyNotFoundError(
+        f"no shape is known for {text!r}",
+        where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
+        todo=f"did you mean {near}? Otherwise load it once and plan with the policy",
+    )
 
 
 def _config_file(name: str) -> Path | None:
