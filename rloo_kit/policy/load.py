@@ -1,35 +1,39 @@
 """Load a Qwen3 policy: a 4-bit base, LoRA on the seven projections, a tokenizer with a pad and every eos id.
 
-For every notebook: ``policy = load_policy()``, by a catalogue name, a hub id, or a folder (of a checkpoint
-or of an adapter that ``Policy.save`` wrote).  Always through unsloth's ``FastLanguageModel``, the only loader that
-works with and without a GPU.  It does not train; :mod:`rloo_kit.memory` plans the memory it needs.
+Always through unsloth's ``FastLanguageModel``, the only loader that works with and without a GPU.  Arguments, by the
+kit's names and by unsloth's, are checked first (:func:`settled`), which imports neither torch nor unsloth.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import importlib.util
 import os
-import pickle
+import typing
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rewards.made import Call, recorded
-from rloo_kit import catalogue
-from rloo_kit.catalogue import CATALOGUE, Checkpoint
-from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
-from rloo_kit.memory.oom import is_out_of_memory, let_go
-from rloo_kit.policy import options, resolve, tokenizer
-from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
-from rloo_kit.policy.policy import Policy
-from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, PICKLED, WEIGHTS, Source, weights_of
+from rloo_kit import hidden, values
+from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
+from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.policy import resolve, tokenizer
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, WEIGHTS, Source
 from rloo_kit.session import environment, processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import quiet, without_bars
+from rloo_kit.values import Count, Positive, PositiveShare, Seed
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rloo_kit.policy.policy import Policy
+
+Arguments = dict[str, Any]
 
 # From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
 SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
@@ -46,15 +50,15 @@ def _remember(policy: Policy, call: Call) -> None:
 def load_policy(
     name: str | os.PathLike[str] | None = None,
     *,
-    max_seq_length: int = DEFAULT_LENGTH,
+    max_seq_length: Count = 4096,
     load_in_4bit: bool | None = None,
     full_finetuning: bool = False,
-    lora_rank: int = 16,
-    lora_alpha: float | None = None,
+    lora_rank: Count = 16,
+    lora_alpha: Positive | None = None,
     target_modules: str | Sequence[str] | None = None,
     use_rslora: bool = False,
-    gradient_checkpointing: bool | str = "unsloth",
-    seed: int = 0,
+    gradient_checkpointing: Literal["unsloth"] | bool = "unsloth",
+    seed: Seed = 0,
     **kwargs: Any,
 ) -> Policy:
     """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
@@ -76,8 +80,7 @@ def load_policy(
         seed: for the LoRA's initial values.
         kwargs: unsloth's names for these (model_name, r, random_state, use_gradient_checkpointing, load_in_16bit), and
             further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, fast_inference, ...).
-            ``dtype`` defaults to what ``prepare()`` shows as "compute"; on a CPU ``torch.bfloat16`` is slower at the
-            tiny policy's size even where the CPU has it, and float16 becomes float32, with a notice.
+            ``dtype`` defaults to what ``prepare()`` shows as "compute".
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -86,8 +89,10 @@ def load_policy(
         ArgumentError: an argument that load_policy does not take, with what to do instead.
     """
     given = dict(locals())
-    asked = options.settled({**given.pop("kwargs"), **given})
+    asked = settled({**given.pop("kwargs"), **given})
     import_unsloth()
+    from rloo_kit.policy.policy import Policy
+
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
@@ -102,24 +107,206 @@ def load_policy(
     ):
         with resolve.explained(found.of_hub, "load_policy"):
             longest = _longest(resolve.trained_length(path, found.is_adapter, asked.further), asked)
-            with _matching(found.path) if found.is_adapter else contextlib.nullcontext():
-                model, of_text = _load(path, longest, four_bit, asked)
+            model, of_text = _load(path, longest, four_bit, asked)
         if found.is_adapter:
             _check_loaded(model, Path(found.path))
-        checkpoint = found.checkpoint or catalogue.checkpoint_from_config(
-            str(asked.name), model.config, of_text.chat_template
+        checkpoint = found.checkpoint or replace(
+            resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
         )
         tokenizer.complete(model, of_text)
         if not found.is_adapter and asked.lora is not None:
-            model = _with_lora(model, asked.lora, asked.checkpointing, asked.seed)
+            model = _with_lora(model, asked.lora, asked)
         tokenizer.without_dropout(model)
     return Policy(model, of_text, checkpoint)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------
+
+DEFAULTS: Arguments = dict(load_policy.__wrapped__.__kwdefaults__, name=None)  # type: ignore[attr-defined]
+HINTS: Arguments = {
+    **typing.get_type_hints(load_policy, localns={"Policy": Any}, include_extras=True),
+    "target_modules": list[Literal[PROJECTIONS]] | None,  # type: ignore[valid-type]
+    "load_in_16bit": bool,
+    "fast_inference": bool,
+    "gpu_memory_utilization": PositiveShare,
+    "float8_kv_cache": bool,
+    "max_lora_rank": Count,
+    "dtype": Literal["float32", "bfloat16", "float16", "auto"] | None,
+    "token": str | bool | None,
+    "revision": str | None,
+}
+ADVICE = {
+    "name": "a name such as 'qwen3-4b', a hub id, or a folder",
+    "target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven",
+    "dtype": "torch.bfloat16, torch.float16 or torch.float32, or leave it out: the device decides",
+}
+
+ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed"}
+ALIASES |= {"use_gradient_checkpointing": "gradient_checkpointing", "torch_dtype": "dtype"}
+"""Unsloth's names for arguments that have another one here."""
+
+IDLE = {
+    "lora_dropout": 0,
+    "bias": "none",
+    "load_in_8bit": False,
+    "load_in_fp8": False,
+    "modules_to_save": None,
+}
+IDLE |= {"loftq_config": None, "init_lora_weights": True, "layers_to_transform": None, "layers_pattern": None}
+IDLE |= {"qat_scheme": None}
+"""Unsloth's arguments that published recipes write out: with this value they ask for nothing, any other is refused."""
+
+KNOWN = {*DEFAULTS, *HINTS, "device_map"} - {"kwargs", "return"}
+NAMES = {*KNOWN, *ALIASES, *IDLE}
+"""Every argument that ``load_policy`` takes or answers; others go to unsloth."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The LoRA to attach to a base."""
+
+    rank: int
+    alpha: float
+    modules: tuple[str, ...] = PROJECTIONS
+    rank_stabilised: bool = False  # alpha / sqrt(rank) in place of alpha / rank
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``load_policy`` was asked for."""
+
+    name: str | os.PathLike[str] | None  # None leaves it to the device
+    max_seq_length: int
+    four_bit: bool | None  # None leaves it to the checkpoint
+    lora: Lora | None  # None where all weights are trained
+    checkpointing: bool | str
+    seed: int
+    further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
+
+
+def settled(given: Arguments) -> Asked:
+    """What ``load_policy`` was given, by one name each, checked.
+
+    Raises:
+        ArgumentError: an argument that it does not take.
+        ConfigError: a value out of range, two that contradict each other, or one that this device cannot do.
+    """
+    if isinstance(token := given.get("token"), str):
+        hidden.hide("load_policy(token)", token)
+    given = _by_our_names(given)
+    _refuse_unknown(given)
+    if given.get("dtype") is not None:
+        given["dtype"] = str(given["dtype"]).removeprefix("torch.")
+    if given["target_modules"] == "all-linear":
+        given["target_modules"] = list(PROJECTIONS)
+    given |= values.check(given, HINTS, "load_policy", ADVICE)
+    _check_together(given)
+    _check_engine(given)
+    ours = {*DEFAULTS, "load_in_16bit", "dtype"}
+    further = {name: value for name, value in given.items() if name not in ours}
+    if given.get("dtype"):
+        further["dtype"] = given["dtype"]
+    four_bit = False if given.get("load_in_16bit") else given["load_in_4bit"]
+    modules = tuple(name for name in PROJECTIONS if name in (given["target_modules"] or PROJECTIONS))
+    rank = given["lora_rank"]
+    lora: Lora | None = Lora(rank, given["lora_alpha"] or rank, modules, given["use_rslora"])
+    if given["full_finetuning"]:
+        lora, four_bit, further["full_finetuning"] = None, False, True
+    length, checkpointing = given["max_seq_length"], given["gradient_checkpointing"]
+    return Asked(given["name"], length, four_bit, lora, checkpointing, given["seed"], further)
+
+
+def _by_our_names(given: Arguments) -> Arguments:
+    found = DEFAULTS | given
+    for theirs, ours in ALIASES.items():
+        if theirs in found:
+            value, default = found.pop(theirs), DEFAULTS.get(ours)
+            if given.get(ours, default) not in (default, value):
+                both = {theirs: value, ours: given[ours]}
+                _refuse(both, theirs, ours, what=f"{theirs} and {ours} are two names of one setting")
+            found[ours] = value
+    return found
+
+
+def _refuse_unknown(given: Arguments) -> None:
+    """Arguments that unsloth would take or drop in silence: what cannot be, and what is nearly one of ours."""
+    for name in given.keys() - KNOWN:
+        near = difflib.get_close_matches(name, KNOWN, n=1)
+        if name in IDLE:
+            value = given.pop(name)
+            if value == IDLE[name] or value in (False, None, {}):
+                continue
+            todo = (
+                "leave it out: the LoRA is plain and starts at 0, so that the policy starts as its reference"
+            )
+            if name.startswith("load_in"):
+                todo = "load_in_4bit=True takes less memory, load_in_16bit=True loses nothing"
+        elif near and not name.endswith("_revision"):  # unsloth has two of its own
+            value, todo = given[name], f"did you mean {near[0]}?"
+        else:
+            continue
+        where = f"load_policy({name}={values.shown(name, value)})"
+        raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
+
+
+def _refuse(given: Arguments, *names: str, what: str, todo: str = "leave one of them out") -> NoReturn:
+    shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in names)
+    raise ConfigError(what, where=f"load_policy({shown})", todo=todo)
+
+
+def _check_together(given: Arguments) -> None:
+    if given["target_modules"] == []:
+        _refuse(given, "target_modules", what="a LoRA needs modules", todo=ADVICE["target_modules"])
+    if given["load_in_4bit"] and given.get("load_in_16bit"):
+        _refuse(given, "load_in_4bit", "load_in_16bit", what="weights are loaded in one precision")
+    if not given["full_finetuning"]:
+        return
+    if given["load_in_4bit"]:
+        what = "weights in 4 bit cannot be trained, only a LoRA over them"
+        _refuse(given, "full_finetuning", "load_in_4bit", what=what)
+    for name in ("lora_rank", "lora_alpha", "target_modules", "use_rslora"):
+        if given[name] != DEFAULTS[name]:
+            what = f"full_finetuning trains every weight, and {name} is of a LoRA"
+            _refuse(given, "full_finetuning", name, what=what)
+
+
+def _check_engine(given: Arguments) -> None:
+    """vLLM's arguments: refused where it cannot work, and said where they have no effect."""
+    if not given.get("fast_inference"):
+        idle = [name for name in ("gpu_memory_utilization", "float8_kv_cache") if given.pop(name, None)]
+        if idle:
+            without = "without fast_inference=True there is no vLLM, and no effect"
+            processes.warn(f"{' and '.join(idle)} of load_policy: {without}.")
+        given.pop("fast_inference", None)
+        return
+    import torch
+
+    remove = "remove fast_inference: completions are then sampled without vLLM"
+    if not torch.cuda.is_available():
+        _refuse(
+            given, "fast_inference", what="fast_inference samples with vLLM, which needs a GPU", todo=remove
+        )
+    if importlib.util.find_spec("vllm") is None:
+        todo = "pip install vllm==0.31.0 and start a fresh kernel, or remove fast_inference"
+        _refuse(given, "fast_inference", what="vLLM is not installed", todo=todo)
+    if given["full_finetuning"]:
+        what = "unsloth's vLLM takes a LoRA, and not weights that change"
+        _refuse(given, "fast_inference", "full_finetuning", what=what)
+    import_unsloth()
+    from unsloth.models.loader_utils import fsdp2_requested
+
+    if fsdp2_requested():
+        todo = "remove fast_inference, or launch with --engine ddp"
+        _refuse(given, "fast_inference", what="unsloth's vLLM does not work under FSDP2", todo=todo)
+
+
+# --- loading ----------------------------------------------------------------------------------------------
 
 
 def _longest(trained: int | None, asked: Asked) -> int:
     """Tokens that a prompt and its completion may have."""
     longest = min(asked.max_seq_length, trained or asked.max_seq_length)
-    if longest < asked.max_seq_length and asked.max_seq_length != DEFAULT_LENGTH:
+    if longest < asked.max_seq_length and asked.max_seq_length != DEFAULTS["max_seq_length"]:
         processes.warn(
             f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
         )
@@ -134,25 +321,18 @@ def _check_adapter(found: Source, asked: Asked) -> None:
             where=f"load_policy({os.fspath(asked.name or '')!r}, full_finetuning=True)",
             todo="load_policy(that folder).save_merged('out/merged'), and train out/merged",
         )
-    config = resolve.read(Path(found.path) / ADAPTER_CONFIG)
-    named = {"lora_rank": "r", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
-    own = {name: config[of_peft] for name, of_peft in named.items() if of_peft in config}
-    lora = asked.lora
+    own, lora = resolve.read(Path(found.path) / ADAPTER_CONFIG), asked.lora
     wanted = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rank_stabilised}
-    unasked = options.DEFAULTS | {"lora_alpha": lora.rank}
-    if idle := {name: value for name, value in own.items() if wanted[name] not in (value, unasked[name])}:
-        kept = ", ".join(f"{name}={value}" for name, value in idle.items())
-        processes.warn(
-            f"{' and '.join(idle)} of load_policy: no effect, since the saved adapter keeps its own: {kept}.",
-        )
+    unasked = {**DEFAULTS, "lora_alpha": lora.rank}
+    kept = {name: own.get("r" if name == "lora_rank" else name, wanted[name]) for name in wanted}
+    kept = {name: value for name, value in kept.items() if wanted[name] not in (value, unasked[name])}
+    if kept:
+        said = ", ".join(f"{name}={value}" for name, value in kept.items())
+        idle = f"{' and '.join(kept)} of load_policy: no effect"
+        processes.warn(f"{idle}, since the saved adapter keeps its own: {said}.")
 
 
 def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
-    """Whether to load in 4 bit.
-
-    Raises:
-        ConfigError: it was asked for, and the checkpoint is of no use in it.
-    """
     of_use = checkpoint is None or checkpoint.four_bit
     if asked and checkpoint is not None and not of_use:
         raise ConfigError(
@@ -165,12 +345,7 @@ def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
 
 @contextlib.contextmanager
 def _uncut() -> Iterator[None]:
-    """Load a model whole, also where an ``RLOOConfig(deepspeed=...)`` was made before.
-
-    A configuration of ZeRO-3 sets a global of transformers, which then refuses the ``device_map`` that unsloth gives
-    (modeling_utils.py, "DeepSpeed Zero-3 is not compatible with passing a `device_map`").  DeepSpeed cuts the weights
-    when the training begins.
-    """
+    """Works around: after an ``RLOOConfig(deepspeed=...)`` of ZeRO-3 transformers refuses unsloth's ``device_map``."""
     from transformers.integrations import deepspeed
 
     configured = deepspeed._hf_deepspeed_config_weak_ref
@@ -187,10 +362,13 @@ def _load(
     import torch
     from unsloth import FastLanguageModel
 
-    further = asked.further
-    if not torch.cuda.is_available() and "dtype" not in further:
-        # Where unsloth was imported before the kit it would take bfloat16 on a CPU that has it.
-        further = {**further, "dtype": getattr(torch, environment.compute_dtype())}
+    further, on_gpu = dict(asked.further), torch.cuda.is_available()
+    # None on a CPU: where unsloth was imported before the kit it would take bfloat16 if the CPU has it.
+    dtype = further.pop("dtype", None if on_gpu else environment.compute_dtype())
+    if dtype == "auto":  # the checkpoint's own, which unsloth takes on a GPU without being told
+        further |= {} if on_gpu else {"dtype": "auto"}
+    elif dtype is not None:
+        further["dtype"] = getattr(torch, dtype)
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=longest,
@@ -199,22 +377,14 @@ def _load(
         random_state=asked.seed,
         **further,
     )
-    if "device_map" not in further:
-        _check_on_gpu(model)
+    # Works around: transformers puts layers that do not fit on the GPU into the computer's memory, unless quantised.
+    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+    if on_gpu and "device_map" not in further and places & {"cpu", "disk"}:
+        raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")
     return model, tokenizer
 
 
-def _check_on_gpu(model: PreTrainedModel) -> None:
-    """Works around: transformers puts layers that do not fit on the GPU into the computer's memory; only the loader
-    of a quantised model refuses that."""
-    import torch
-
-    places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
-    if torch.cuda.is_available() and places & {"cpu", "disk"}:
-        raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")
-
-
-def _with_lora(model: PreTrainedModel, lora: Lora, checkpointing: bool | str, seed: int) -> PeftModel:
+def _with_lora(model: PreTrainedModel, lora: Lora, asked: Asked) -> PeftModel:
     from unsloth import FastLanguageModel
 
     return FastLanguageModel.get_peft_model(
@@ -225,46 +395,20 @@ def _with_lora(model: PreTrainedModel, lora: Lora, checkpointing: bool | str, se
         bias="none",
         target_modules=list(lora.modules),
         use_rslora=lora.rank_stabilised,
-        use_gradient_checkpointing=checkpointing,
-        random_state=seed,
+        use_gradient_checkpointing=asked.checkpointing,
+        random_state=asked.seed,
     )
 
 
-@contextlib.contextmanager
-def _matching(folder: str) -> Iterator[None]:
-    """While inside, an adapter's weights that do not fit the base, or would run code, are an error that names it."""
-    where = f"load_policy({folder!r})"
-    try:
-        yield
-    except pickle.UnpicklingError as error:
-        raise PolicyNotFoundError(
-            f"{PICKLED} is damaged, or holds more than weights, which could run code when it is loaded",
-            where=where,
-            todo=f"take one with {WEIGHTS}, or {ANEW}",
-        ) from error
-    except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise
-        raise PolicyNotFoundError(
-            "the adapter's weights are not of its base: their shapes differ",
-            where=f"{where}, base_model_name_or_path in {ADAPTER_CONFIG}",
-            todo="write the base that it was trained on into that file",
-        ) from error
-
-
 def _check_loaded(model: PeftModel, folder: Path) -> None:
-    """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others.
-
-    Raises:
-        PolicyNotFoundError: with how many, and the first of them.
-    """
+    """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
     if not (folder / WEIGHTS).is_file():
         return
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
     wanted = {name for name in state if "lora_" in name}
-    saved = {name for name, _ in weights_of(folder) if "lora_" in name}
+    saved = {name for name, _ in resolve.weights_of(folder) if "lora_" in name}
     missing, unused = sorted(wanted - saved), sorted(saved - wanted)
     if missing or unused or not wanted:
         first = [*missing, *unused, "its type is not LoRA"][0]
@@ -281,12 +425,14 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
     """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
     import torch
 
+    from rloo_kit.memory import oom
+
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        if not is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
+        if not oom.is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
-        let_go(error)
+        oom.let_go(error)
         free, total = environment.device_memory()
         need = checkpoint.weight_bytes(four_bit) if checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]

@@ -1,8 +1,6 @@
 """The README.md of what is saved: base, licence, the run's facts, results, audits of the rewards, versions.
 
-For :meth:`Policy.save <rloo_kit.Policy.save>` and the other ways out, and for a run's checkpoints.  What was measured,
-the user gives; how it was trained, the model remembers.  What is not known is not mentioned: a card has no empty lines
-to fill in.
+What was measured, the user gives; how it was trained, the model remembers.  What is not known is not mentioned.
 """
 
 from __future__ import annotations
@@ -20,6 +18,9 @@ if TYPE_CHECKING:
 
 CARD, TAG = "README.md", "rloo-kit"
 """The card's file, and the tag in it by which a folder is known as one of the kit's."""
+
+NOT_FILLED_IN = "[More Information Needed]"
+"""What PEFT's template is full of."""
 
 Facts = Mapping[str, Mapping[str, object]]
 """What a trainer tells of a run: heading -> name -> value."""
@@ -56,9 +57,17 @@ def written(
 ) -> str:
     """The card, as Markdown with the hub's front matter: of the base, what is in the folder ("LoRA adapter"),
     evaluations by name, audits of the rewards, and how it was trained."""
-    base = shown_base(checkpoint)
-    lines = [front_matter(checkpoint, form), f"# {checkpoint.name}, by RLOO", ""]
-    lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=checkpoint.repository if _is_hub_id(checkpoint.repository) else None,
+        library_name="peft" if "adapter" in form else "transformers",
+        license=checkpoint.license,
+        pipeline_tag="text-generation",
+        tags=["rloo", "reinforcement-learning", TAG],
+    )
+    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {shown(checkpoint.name)}, by RLOO", ""]
+    lines += [f"{form[0].upper()}{form[1:]} of {shown(checkpoint.repository)}, trained with rloo-kit.", ""]
     lines += [f"Licence of the base: {checkpoint.license or 'see its own card'}.", ""]
     for heading, facts in (run or {}).items():
         lines += [f"## {heading}", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
@@ -92,28 +101,9 @@ def may_be_written(folder: Path) -> bool:
     return is_ours(folder) or "generated_from_trainer" in text or NOT_FILLED_IN in text
 
 
-NOT_FILLED_IN = "[More Information Needed]"
-"""What PEFT's template is full of."""
-
-
-def shown_base(checkpoint: Checkpoint) -> str:
-    """The base's hub id or name; of a folder its last part, since paths are private."""
-    named = checkpoint.repository
-    return named if _is_hub_id(named) else Path(named).name
-
-
-def front_matter(checkpoint: Checkpoint, form: str) -> str:
-    """The part between the dashes, which the hub reads; :data:`TAG` marks it as the kit's."""
-    from huggingface_hub import ModelCardData
-
-    data = ModelCardData(
-        base_model=checkpoint.repository if _is_hub_id(checkpoint.repository) else None,
-        library_name="peft" if "adapter" in form else "transformers",
-        license=checkpoint.license,
-        pipeline_tag="text-generation",
-        tags=["rloo", "reinforcement-learning", TAG],
-    )
-    return f"---\n{data.to_yaml()}\n---\n"
+def shown(name: str) -> str:
+    """A hub id or a name; of a folder its last part, since paths are private."""
+    return name if _is_hub_id(name) else Path(name).name
 
 
 def _is_hub_id(name: str) -> bool:
@@ -126,7 +116,6 @@ def _verdict(audit: Audited) -> str:
 
 
 def _results(results: Mapping[str, Result]) -> list[str]:
-    """Accuracy and reward of each, with their intervals."""
     rows = ["| | completions | accuracy, 95 % interval | reward, 95 % interval |", "|---|---|---|---|"]
     for name, found in results.items():
         how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"

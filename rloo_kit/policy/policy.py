@@ -1,11 +1,9 @@
-"""``Policy``: a model and its tokenizer; it samples completions and saves what was trained.
-
-:mod:`.load` makes one, or a user of a model made by hand; :mod:`rloo_kit.train` trains it.
-"""
+"""``Policy``: a model and its tokenizer; it samples completions and saves what was trained."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,9 +55,8 @@ class Policy:
     """A model, its tokenizer, and its checkpoint's shape.
 
     ``Policy(model, tokenizer)`` takes a model that was made by hand, with ``FastLanguageModel`` and ``get_peft_model``:
-    its shape (``checkpoint``) is read from its config, the tokenizer gets a pad of its own, the model every eos id, and
-    the LoRA's dropout is switched off, with a warning.  ``base`` is the folder or hub id of the weights that training
-    began with, below the LoRA where there is one.
+    its shape is read from its config, the tokenizer gets a pad of its own, the model every eos id, and the LoRA's
+    dropout is switched off.  ``base`` is the folder or hub id of the weights that training began with.
 
     Raises:
         ConfigError: a tokenizer without what training needs.
@@ -71,8 +68,11 @@ class Policy:
     base: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        base = resolve.base_of(self.model)  # a whole path, wherever a later cell changes the directory to
+        base = resolve.base_of(self.model)
+        # A whole path, wherever a later cell changes the directory to.
         object.__setattr__(self, "base", os.path.realpath(base) if Path(base).is_dir() else base)
+        for config in getattr(self.model, "peft_config", {}).values():  # also a run's checkpoints name it so
+            config.base_model_name_or_path = resolve.lasting_name(base)
         if self.checkpoint is None:
             complete(self.model, self.tokenizer)
             without_dropout(self.model)
@@ -110,9 +110,6 @@ class Policy:
         """Token ids of each prompt; a conversation goes through the chat template, with the generation prompt.
 
         ``template`` are arguments of the chat template, such as ``enable_thinking=False``.
-
-        Raises:
-            ConfigError: a conversation, and the tokenizer has no chat template; or an argument that is set here.
         """
         return of_prompts(self.tokenizer, prompts, template)
 
@@ -145,8 +142,8 @@ class Policy:
             progress: called with the number of completions that are done, after each batch.
 
         Raises:
-            ConfigError: a string given for the list of prompts, no prompts, a number out of range, a temperature beside
-                greedy, or a prompt longer than the policy was loaded for.
+            ConfigError: no list of prompts, a number out of range, a temperature beside greedy, or a prompt longer than
+                the policy was loaded for.
         """
         _check_list(prompts)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
@@ -184,11 +181,7 @@ class Policy:
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        with (
-            torch.no_grad(),
-            without_max_length(self.model),
-            head_in_one_product(self.model),
-        ):
+        with torch.no_grad(), without_max_length(self.model), head_in_one_product(self.model):
             output = sliced(
                 input_ids=ids,
                 attention_mask=mask,
@@ -206,10 +199,7 @@ class Policy:
         return completions
 
     def fitting_batch_size(self, tokens: int) -> int:
-        """Rows of that many tokens whose key-value cache takes half of the free memory; at most 64, on a CPU 32.
-
-        Memory that torch has cached counts as free.
-        """
+        """Rows of that many tokens whose key-value cache takes half of the free memory; at most 64, on a CPU 32."""
         if self.device.type != "cuda":
             return 32  # at vocabulary 151,936 the logits of more rows pass a gigabyte
         free = hardware.cuda_bytes_within_reach()
@@ -224,12 +214,9 @@ class Policy:
     ) -> Path:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
 
-        Without the trainer's "ref" adapter, which PEFT would save too.  Where all weights were trained, the whole
-        checkpoint, in the precision that it was trained in.  The folder is written aside and moved
-        into place, so it is never half-written; an earlier adapter of the same name is replaced.  "~" is the
-        user's home, and a link goes on pointing to its folder.  Beside it a model card, README.md, says what the
-        policy is and how its last run trained it.  In a run of several processes all have to call it: the main one
-        writes what they hold together, and the others wait.
+        Where all weights were trained, the whole checkpoint.  The folder is never half-written, and an earlier adapter
+        of the same name is replaced.  A model card, README.md, says what the policy is and how its last run trained
+        it.  In a run of several processes all have to call it.
 
         Args:
             folder: a new one, or one of an earlier save.
@@ -237,22 +224,15 @@ class Policy:
             audits: for the card, of the rewards.
 
         Raises:
-            ConfigError: the place is a file, a folder that holds more than an adapter, which would be deleted, or the
-                policy's own base.
+            ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
             NonFiniteError: a trained weight is NaN or infinite.
             RunFolderError: the disk is full, or the folder cannot be written to.
         """
         form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
-        where = f"Policy.save({os.fspath(folder)!r})"
-        return save.write(
-            self,
-            folder,
-            where,
-            form,
-            lambda place: save.write_own(self, place),
-            results=results,
-            audits=audits,
-        )
+        own = functools.partial(save.write_own, self)
+        written = save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
+        save.say_base(self)
+        return written
 
     def save_merged(
         self,
@@ -265,23 +245,20 @@ class Policy:
     ) -> Path:
         """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
 
-        The base is loaded in that type, in the computer's own memory, so the policy may be in 4 bit.  Over unquantised
-        weights an adapter that was trained over 4-bit ones is a slightly different policy: evaluate what you will use.
-
-        A type of few bits rounds a small update away.  The share that is kept is printed and
-        stands in the card, and under 90 % there is a warning; :class:`~rloo_kit.policy.export.Kept` has the formula.
+        The base is loaded in that type, in the computer's own memory, so the policy may be in 4 bit.  A type of few
+        bits rounds a small update away: the share that is kept is printed and stands in the card, and under 90 % there
+        is a warning (:class:`~rloo_kit.policy.export.Kept` has the formula).
 
         Args:
-            folder: a new one, or one of an earlier save.
+            folder: a new one, or one of an earlier ``save_merged``.
             dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more
-                than bfloat16, and bfloat16 where the weights, or what the merged model computes of a prompt, are out
-                of float16's range.  What loads the checkpoint in another type rounds again.
+                than bfloat16, and bfloat16 where weights or logits are out of float16's range.
             base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
             results, audits: for the card, as for :meth:`save`.
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: a base, where all weights were trained; a LoRA on an embedding that is also lm_head; an unknown
+            ConfigError: the folder of an adapter; another base; a LoRA on an embedding that is also lm_head; an unknown
                 type, or float16 for weights that it does not hold; or as :meth:`save`.
             NonFiniteError, RunFolderError: as :meth:`save`.
         """
@@ -296,22 +273,17 @@ class Policy:
         llama_cpp: Place | None = None,
         base: Place | None = None,
     ) -> Path:
-        """Write a GGUF file by llama.cpp's converter, for llama.cpp and what is built on it.
-
-        Nothing is installed and nothing asked.  An earlier .gguf is replaced.  For a run of one process.  It is made of
-        a merged checkpoint of the file's own type, and for q8_0 and the like as :meth:`save_merged` has it by default;
-        the share of the update that this keeps is printed.  What q8_0 and the like then round is not counted.
+        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed and nothing asked.
 
         Args:
-            file: its name.
+            file: its name; an earlier .gguf is replaced.
             quantization: f32, f16, bf16 or q8_0; for q4_k_m and the like llama.cpp's compiled ``llama-quantize``, too.
             llama_cpp: the folder of llama.cpp, or its converter; None looks on the PATH.
             base: as for :meth:`save_merged`.
 
         Raises:
-            ConfigError: an unknown quantization, a folder's name or that of a file of another kind, or llama.cpp cannot
-                convert this model; or as :meth:`save_merged`.
-            PolicyNotFoundError: no converter, with the commands that bring it; or as :meth:`save_merged`.
+            ConfigError: an unknown quantization, a place that is no GGUF file, or llama.cpp cannot convert this model.
+            PolicyNotFoundError: no converter, with the commands that bring it.
         """
         return export.save_gguf(self, file, quantization, llama_cpp, base)
 
@@ -328,8 +300,6 @@ class Policy:
     ) -> str:
         """Upload the adapter, or one merged checkpoint, with its card, and return its address.
 
-        For a run of one process.
-
         Args:
             repository: "owner/name"; it is made if there is none.
             merged: as :meth:`save_merged` writes it, in ``dtype``.
@@ -338,26 +308,23 @@ class Policy:
             results, audits: for the card, as for :meth:`save`.
 
         Raises:
+            ConfigError: a name that no repository can have.
             PolicyNotFoundError: the hub is not reached, or refuses; or as :meth:`save_merged`.
         """
         return export.push(self, repository, merged, dtype, private, token, results=results, audits=audits)
 
 
 def _check_list(prompts: Sequence[Prompt]) -> None:
-    if isinstance(prompts, str) or not len(prompts) or isinstance(prompts[0], dict):
-        raise ConfigError(
-            "generate takes a list of prompts",
-            where=f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}",
-            todo="wrap a single prompt or conversation: generate([prompt])",
-        )
+    where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
+    if not len(prompts):
+        raise ConfigError("there are no prompts to complete", where=where, todo="give one at least")
+    if isinstance(prompts, str) or isinstance(prompts[0], dict):
+        todo = "wrap a single prompt or conversation: generate([prompt])"
+        raise ConfigError("generate takes a list of prompts", where=where, todo=todo)
 
 
 def check_sampling(greedy: bool, **given: object) -> None:
-    """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample.
-
-    Raises:
-        ConfigError: the first that is not.
-    """
+    """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample."""
     if greedy:
         meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
         for name, without_effect in meant.items():
@@ -373,10 +340,7 @@ def check_sampling(greedy: bool, **given: object) -> None:
 
 
 def warn_of_temperature(policy: Policy, temperature: float) -> None:
-    """Say once that a policy is to be sampled at TRL's default of 1 though its checkpoint asks for less.
-
-    For the trainer.  A small model says mostly noise there, and noise is what is then rewarded.
-    """
+    """Say once that a policy is to be sampled at TRL's default of 1 though its checkpoint asks for less."""
     wanted, told = policy.checkpoint.temperature, vars(policy.model)
     if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
         told["told_of_temperature"] = True

@@ -1,7 +1,7 @@
-"""What a policy's name stands for, checked before anything is loaded: of the catalogue, a folder, or a hub repository.
+"""What a policy's name stands for: an entry of the catalogue, a folder, or a repository of the hub.
 
-For :mod:`.load`.  It loads no weights.  Of an adapter it checks that it is whole: PEFT loads weights that do not match
-their configuration with a warning or none, and gives a damaged file's error as its parser words it.
+It loads no weights.  Of an adapter it checks that it is whole, since PEFT loads with a warning or none what does not
+match.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-ADAPTER_CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"  # of an older PEFT
 TEMPLATE = "chat_template.jinja"
 ANEW = "copy the folder anew, or take a run's checkpoint-N"
-MOST_NAMED = 8  # folders in an error's message, the most similar first
 HUB_SECONDS = 9.0
 
 OF_NETWORKS = ("httpx", "httpcore", "requests", "huggingface_hub", "hf_xet")
@@ -42,7 +40,7 @@ OF_NETWORKS = ("httpx", "httpcore", "requests", "huggingface_hub", "hf_xet")
 OF_FILES = ("config.json", "*.json", "adapter_model*", "*.jinja", "*.txt", "*.model")
 """What an adapter's repository is read for: not its optimizer, nor a run's other checkpoints."""
 
-_CONNECT = (
+CONNECT = (
     "connect and call prepare(offline=False) in a fresh kernel, or download it where there is a network (hf download) "
     "and give load_policy the folder; load_policy('tiny') needs neither"
 )
@@ -64,7 +62,7 @@ def resolve(
     """The source of a name as ``load_policy`` takes it; an adapter's files are fetched, the base's are not.
 
     Args:
-        name: of the catalogue, of the hub, or a folder's.
+        name: of the catalogue, of the hub, or a folder's; None leaves it to the device.
         four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
         token: for the hub.
         place: revision and cache_dir of what is on the hub.
@@ -89,24 +87,24 @@ def resolve(
         check_hub(path, token, **place)
         return Source(path, checkpoint, of_hub=path)
     if is_path or folder.exists() or not _could_be_hub_id(name):
-        raise _no_folder(name, folder)
+        known = "give the folder that Policy.save or save_pretrained wrote, a hub id (owner/name) or one of "
+        where, todo = f"load_policy; {_beside(folder)}", known + ", ".join(CATALOGUE)
+        raise PolicyNotFoundError(f"there is no folder {name!r}", where=where, todo=todo)
     if "/" not in name:
-        near = [*difflib.get_close_matches(name, _beside(folder)[2], n=1), *nearest(name)]
         raise PolicyNotFoundError(
             f"there is no policy called {name!r}",
-            where="load_policy, which knows " + ", ".join(CATALOGUE),
-            todo=f"did you mean {' or '.join(near)}? Otherwise give a hub id (owner/name) or a folder",
+            where=f"load_policy, which knows {', '.join(CATALOGUE)}; {_beside(folder)}",
+            todo=f"did you mean {' or '.join(nearest(name))}? Otherwise give a hub id (owner/name) or a folder",
         )
-    if not place and _cached(name) is None and _is_mistyped(folder):
-        raise _no_folder(name, folder, ", or with revision='main' that repository of the hub")
     try:
-        if not check_hub(name, token, **place):
-            return Source(name, None, of_hub=name)
+        is_adapter = check_hub(name, token, **place)
     except PolicyNotFoundError as error:
         if not folder.parent.is_dir():
             raise
-        there = f"{folder.parent} holds {', '.join(_beside(folder)[2]) or 'no folder'}"
-        raise PolicyNotFoundError(error.what, where=f"{error.where}; {there}", todo=error.todo) from error
+        where = f"{error.where}; {_beside(folder)}"
+        raise PolicyNotFoundError(error.what, where=where, todo=error.todo) from error
+    if not is_adapter:
+        return Source(name, None, of_hub=name)
     from huggingface_hub import snapshot_download
 
     with explained(name, f"load_policy({name!r})"):
@@ -125,32 +123,12 @@ def _could_be_hub_id(name: str) -> bool:
     return False
 
 
-def _beside(folder: Path) -> tuple[Path, str, list[str]]:
-    """The nearest folder above that exists, what is missing in it, and the folders that are there, the likest first."""
+def _beside(folder: Path) -> str:
+    """The nearest folder above that exists, and the folders that are in it, the likest first."""
     parent = next(parent for parent in folder.absolute().parents if parent.is_dir())
     names = [path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")]
     missing = folder.absolute().relative_to(parent).parts[0]
-    return parent, missing, difflib.get_close_matches(missing, names, n=MOST_NAMED, cutoff=0.0)
-
-
-def _is_mistyped(folder: Path) -> bool:
-    """Whether a name is rather that of a folder beside it than of the hub.
-
-    Names that differ in their digits are two models, or two checkpoints: Qwen3-4B is no slip for Qwen3-8B.
-    """
-    _, missing, names = _beside(folder)
-    alike = difflib.get_close_matches(missing, names[:1], cutoff=0.8)
-    return bool(alike) and re.findall(r"\d+", missing) == re.findall(r"\d+", alike[0])
-
-
-def _no_folder(name: str, folder: Path, otherwise: str = "") -> PolicyNotFoundError:
-    parent, missing, names = _beside(folder)
-    near = difflib.get_close_matches(missing, names[:1])
-    place = folder.parent if parent == folder.absolute().parent else parent
-    known = "give the folder that Policy.save or save_pretrained wrote, a hub id (owner/name) or one of "
-    todo = f"did you mean {place / near[0]}{otherwise}?" if near else known + ", ".join(CATALOGUE)
-    there = f"load_policy; {parent} holds {', '.join(names) or 'no folder'}"
-    return PolicyNotFoundError(f"there is no folder {name!r}", where=there, todo=todo)
+    return f"{parent} holds {', '.join(difflib.get_close_matches(missing, names, 8, 0.0)) or 'no folder'}"
 
 
 # --- folders ----------------------------------------------------------------------------------------------
@@ -159,25 +137,22 @@ def _no_folder(name: str, folder: Path, otherwise: str = "") -> PolicyNotFoundEr
 def _of_folder(folder: Path) -> Source:
     if not (folder / ADAPTER_CONFIG).is_file():
         if (folder / "config.json").is_file():
-            return Source(str(folder), None)
+            return Source(str(folder), find(lasting_name(str(folder))))
         raise PolicyNotFoundError(
             "the folder holds neither a checkpoint nor an adapter",
             where=f"load_policy({str(folder)!r}): no config.json and no {ADAPTER_CONFIG}",
             todo="give the folder that Policy.save or save_pretrained wrote, or a run's checkpoint-N inside it",
         )
-    config = read(folder / ADAPTER_CONFIG)
-    base = config.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        fault = "the adapter does not name its base"
-    elif Path(base).is_dir() and folder.samefile(base) and not (folder / "config.json").is_file():
-        fault = "the adapter names itself as its base"
-    else:
-        _check_whole(folder, config)
-        made = made_here(base)
-        elsewhere = made is None and not Path(base).is_dir()
-        return Source(str(folder), CATALOGUE[made] if made else find(base), True, base if elsewhere else None)
-    todo = "write the base's folder or hub id into base_model_name_or_path"
-    raise PolicyNotFoundError(fault, where=f"load_policy, {folder / ADAPTER_CONFIG}", todo=todo)
+    base = read(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not base:
+        todo = "write the base's folder or hub id into base_model_name_or_path"
+        where = f"load_policy, {folder / ADAPTER_CONFIG}"
+        raise PolicyNotFoundError("the adapter does not name its base", where=where, todo=todo)
+    _check_whole(folder)
+    made = made_here(base)
+    elsewhere = made is None and not Path(base).is_dir()
+    checkpoint = CATALOGUE[made] if made else find(lasting_name(base))
+    return Source(str(folder), checkpoint, True, base if elsewhere else None)
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -189,30 +164,22 @@ def read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, or of UTF-8
-        found = str(error)
-    if not isinstance(found, dict):
         raise PolicyNotFoundError(
-            f"{file.name} is not a JSON object in UTF-8" + (f": {found}" if isinstance(found, str) else ""),
+            f"{file.name} is not a JSON object in UTF-8: {error}",
             where=f"load_policy, {file}",
             todo="save it again as UTF-8 without a byte-order mark, or copy the folder anew",
-        )
-    return found
+        ) from error
+    return dict(found)
 
 
-def _check_whole(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse an adapter whose weights, tokenizer or chat template are damaged.
-
-    Raises:
-        PolicyNotFoundError: no weights, a file cut short, or weights of another rank than the configuration's.
-        NonFiniteError: a weight is NaN or infinite.
-    """
+def _check_whole(folder: Path) -> None:
+    """Refuse an adapter whose tokenizer, chat template or weights are damaged where that would go unnoticed."""
     for name in (
         "tokenizer.json",
         "tokenizer_config.json",
     ):  # transformers takes the base's for a damaged one
         if (folder / name).is_file():
             read(folder / name)
-    where = f"load_policy, {folder / WEIGHTS}"
     template = folder / TEMPLATE
     if template.is_file() and not template.read_bytes().strip():
         raise PolicyNotFoundError(
@@ -220,22 +187,14 @@ def _check_whole(folder: Path, config: Mapping[str, Any]) -> None:
             where=f"load_policy, {template}",
             todo=f"{ANEW}; without the file the tokenizer has no template",
         )
-    if not (folder / WEIGHTS).is_file():
-        if not (folder / PICKLED).is_file():
-            raise PolicyNotFoundError("the adapter has no weights", where=f"{where}: no such file", todo=ANEW)
-        return
-    rank = None if config.get("rank_pattern") else config.get("r")
-    for name, weight in weights_of(folder):
-        if name.endswith("lora_A.weight") and rank is not None and weight.shape[0] != rank:
-            raise PolicyNotFoundError(
-                f"the adapter's weights have rank {weight.shape[0]}, and its configuration says {rank}",
-                where=f"{where}, {name}",
-                todo=f"{ANEW}: the two files are of different adapters",
-            )
-        if weight.is_floating_point() and not weight.isfinite().all():
-            raise NonFiniteError(
-                "the adapter has weights that are not finite", where=f"{where}, {name}", todo=ANEW
-            )
+    where = f"load_policy, {folder / WEIGHTS}"
+    if (folder / WEIGHTS).is_file():
+        for name, weight in weights_of(folder):
+            if weight.is_floating_point() and not weight.isfinite().all():
+                what = "the adapter has weights that are not finite"
+                raise NonFiniteError(what, where=f"{where}, {name}", todo=ANEW)
+    elif not (folder / PICKLED).is_file():
+        raise PolicyNotFoundError("the adapter has no weights", where=f"{where}: no such file", todo=ANEW)
 
 
 def weights_of(folder: Path) -> Iterator[tuple[str, Any]]:
@@ -251,12 +210,10 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Any]]:
             for name in file.keys():  # noqa: SIM118 - no mapping
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        with (folder / WEIGHTS).open("rb") as start:
-            pointer = start.read(19) == b"version https://git"
         raise PolicyNotFoundError(
             f"the adapter's weights cannot be read: {error}",
             where=f"load_policy, {folder / WEIGHTS}, {(folder / WEIGHTS).stat().st_size} bytes",
-            todo="fetch it with git lfs pull: it is a pointer" if pointer else f"{ANEW}: the file is damaged",
+            todo=f"{ANEW}: the file is damaged, or a pointer that git lfs pull replaces by it",
         ) from error
 
 
@@ -270,6 +227,15 @@ def base_of(model: PeftModel | PreTrainedModel) -> str:
     return str(named or getattr(getattr(model, "config", None), "_name_or_path", ""))
 
 
+def lasting_name(base: str) -> str:
+    """A base as an adapter is to name it: a folder in the hub's cache by its hub id, any other by its whole path."""
+    if not Path(base).is_dir():
+        return base
+    whole = os.path.realpath(base)
+    of_hub = re.search(r"models--([^/\\]+)--([^/\\]+)[/\\]snapshots[/\\]", whole)
+    return "/".join(of_hub.groups()) if of_hub else whole
+
+
 def base_named(name: str) -> str:
     """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
     folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
@@ -279,7 +245,7 @@ def base_named(name: str) -> str:
 
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
-    name = str(model.config._name_or_path)
+    name = lasting_name(base_of(model))
     made = made_here(name)
     known = CATALOGUE[made] if made else find(name)
     return known or checkpoint_from_config(name, model.config, tokenizer.chat_template)
@@ -337,9 +303,7 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
 # --- the hub ----------------------------------------------------------------------------------------------
 
 
-def _cached(
-    repository: str, cache_dir: str | os.PathLike[str] | None = None, revision: str | None = None
-) -> bool | None:
+def _cached(repository: str, cache_dir: str | os.PathLike[str] | None, revision: str | None) -> bool | None:
     """Whether a repository in the hub's cache is an adapter; None where it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -360,23 +324,19 @@ def check_hub(
     """Check that the hub or its cache has a repository, of this revision; return whether it is an adapter.
 
     Raises:
-        PolicyNotFoundError: neither has it, it holds no model, or the hub cannot be reached or refuses.  Within
-            10 s: the hub library itself retries for longer.
+        PolicyNotFoundError: neither has it, it holds no model, or the hub refuses or is not reached within
+            :data:`HUB_SECONDS`: the hub's library itself retries for longer.
     """
     from huggingface_hub import constants, model_info
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if (in_cache := _cached(repository, cache_dir, revision)) is not None:
         return in_cache
-    try:
+    with explained(repository, "load_policy"):
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled
         how: dict[str, Any] = {"revision": revision, "timeout": HUB_SECONDS, "token": token}
         found = within(HUB_SECONDS, lambda: model_info(repository, **how))
-    except Exception as error:
-        if not of_hub(error) and not isinstance(error, OSError):
-            raise
-        raise _told(error if of_hub(error) else TimeoutError(), repository, "load_policy") from error
     names = {file.rfilename for file in found.siblings or ()}
     if names and not names & {ADAPTER_CONFIG, "config.json"}:
         raise PolicyNotFoundError(
@@ -407,28 +367,23 @@ def _told(error: Exception, repository: str, where: str) -> PolicyNotFoundError:
     import httpx
     from huggingface_hub import constants, errors
 
-    cause, page = of_hub(error), f"{constants.ENDPOINT}/{repository}"
-    silent = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)
-    silent += (httpx.ConnectError, httpx.TimeoutException)  # type: ignore[assignment]
-    if isinstance(cause, silent) or isinstance(error, TimeoutError | ConnectionError):
-        what = (
-            f"{repository} is not in the hub's cache, or not whole, nor is there a folder of that name, and the "
-            "Hugging Face hub cannot be reached"
-        )
+    cause = of_hub(error)
+    silent = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.ConnectError)
+    if isinstance(cause, (*silent, httpx.TimeoutException)) or isinstance(
+        error, TimeoutError | ConnectionError
+    ):
+        what = f"{repository} is not in the hub's cache, or not whole, and the Hugging Face hub cannot be reached"
         where = f"{where}; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
-        return PolicyNotFoundError(what, where=where, todo=_CONNECT)
+        return PolicyNotFoundError(what, where=where, todo=CONNECT)
     what = f"{repository} cannot be loaded: {' '.join(str(cause or error).split())}"
-    todo = f"look at {page}; a private or gated one needs HF_TOKEN in .env, and what is whole stays in the hub's cache"
+    todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
     if type(cause) is errors.RepositoryNotFoundError:  # and not a gated one, which is of a class below
         todo = f"did you mean {' or '.join(nearest(repository))}? Or {todo}"
-    return PolicyNotFoundError(what, where=where, todo=_CONNECT if constants.HF_HUB_OFFLINE else todo)
+    return PolicyNotFoundError(what, where=where, todo=CONNECT if constants.HF_HUB_OFFLINE else todo)
 
 
 def of_hub(error: BaseException | None) -> BaseException | None:
-    """The error of the hub's library, or of one that it sends with, below another: what was answered, or the first."""
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
+    """The error of the hub's library, or of one that it sends with, at or below another."""
+    while error is not None and type(error).__module__.split(".")[0] not in OF_NETWORKS:
         error = error.__cause__ or error.__context__
-    found = [one for one in chain if type(one).__module__.split(".")[0] in OF_NETWORKS]
-    return next((one for one in found if getattr(one, "response", None) is not None), next(iter(found), None))
+    return error

@@ -1,7 +1,4 @@
-"""Write a policy's weights, tokenizer and card into a folder: whole or not at all, and over nothing that is needed.
-
-For :class:`~rloo_kit.Policy` and the trainer.  What the weights are merged or converted to is :mod:`.export`'s.
-"""
+"""Write a policy's weights, tokenizer and card into a folder: whole or not at all, and over nothing that is needed."""
 
 from __future__ import annotations
 
@@ -14,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_kit import values
 from rloo_kit.errors import ConfigError, NonFiniteError, RLOOKitError, RunFolderError
 from rloo_kit.policy import model_card
+from rloo_kit.policy.bundled import made_here
 from rloo_kit.policy.model_card import CARD
-from rloo_kit.policy.resolve import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, lasting_name
 from rloo_kit.session import processes
 from rloo_kit.session.quiet import without_bars
 
@@ -27,31 +26,18 @@ if TYPE_CHECKING:
     from rloo_kit.policy.model_card import Facts
     from rloo_kit.policy.policy import Policy
 
-REPLACED = {
-    ADAPTER_CONFIG,
-    WEIGHTS,
-    PICKLED,
-    CARD,
-    TEMPLATE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "ref",
-}
-REPLACED |= {"special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", ".DS_Store"}
-"""What an earlier save may have left.  Anything else is the user's, and so is a README.md without an adapter."""
-
-CHECKPOINT = re.compile(
-    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+ADAPTER = re.compile(
+    r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|ref|\.DS_Store"
+    r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
-"""What a save of all weights writes beside the tokenizer."""
-
+CHECKPOINT = re.compile(r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+"""What an earlier save may have left, the second beside a card of the kit's; anything else is the user's."""
 
 Weights = Callable[[Path], "Facts"]
 
 
 def check_target(target: Path, where: str, base: str = "") -> None:
-    """Refuse a place where a save would delete what is neither an adapter nor a checkpoint that the kit wrote, or what
-    the policy still needs.
+    """Refuse a place where a save would delete what the kit did not write, or what the policy still needs.
 
     Args:
         target: with every link followed.
@@ -61,12 +47,13 @@ def check_target(target: Path, where: str, base: str = "") -> None:
     Raises:
         ConfigError: no folder, the working directory, the base, or a folder that holds it or more than an adapter.
     """
-    todo = "name a folder of its own, such as out/adapter"
     below = Path(os.path.realpath(base)) if base else None
-    names = {path.name for path in target.iterdir()} if target.is_dir() else set()
-    whole = {name for name in names if CHECKPOINT.fullmatch(name)} if model_card.is_ours(target) else set()
-    more = names - (REPLACED | whole if whole or ADAPTER_CONFIG in names else {".DS_Store"})
-    more |= {name for name in names if (target / name).is_dir() and name != "ref"}
+    paths = list(target.iterdir()) if target.is_dir() else []
+    names, is_ours = {path.name for path in paths}, model_card.is_ours(target)
+    whole = {name for name in names if is_ours and CHECKPOINT.fullmatch(name)}
+    known = whole | {name for name in names if ADAPTER.fullmatch(name)}
+    more = names - (known if whole or ADAPTER_CONFIG in names else {".DS_Store"})
+    more |= {path.name for path in paths if path.is_dir() and path.name != "ref"}
     if target.exists() and not target.is_dir():  # /dev/null is no file, and would be replaced
         fault = "it is a file or a device, and would be replaced by a folder"
     elif target == Path.cwd():
@@ -78,7 +65,7 @@ def check_target(target: Path, where: str, base: str = "") -> None:
         fault = f"the folder holds more than an adapter, and would be replaced: {', '.join(named[:3])}"
     else:
         return
-    raise ConfigError(fault, where=where, todo=todo)
+    raise ConfigError(fault, where=where, todo="name a folder of its own, such as out/adapter")
 
 
 def _holds(target: Path, below: Path) -> bool:
@@ -107,9 +94,8 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
                     old.replace(target)
     except Exception as error:
         # safetensors and tokenizers write in Rust, and have errors of their own for a full disk.
-        if isinstance(error, RLOOKitError) or (
-            not isinstance(error, OSError) and "os error" not in str(error)
-        ):
+        of_disk = isinstance(error, OSError) or "os error" in str(error)
+        if isinstance(error, RLOOKitError) or not of_disk:
             raise
         kept = "; what was there before is as it was" if target.exists() else ""
         raise RunFolderError(
@@ -120,10 +106,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
 
 
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
-    """Refuse a model with a trained weight that is NaN or infinite.
-
-    The trainer looks at gradients before they reach a weight (:mod:`rloo_kit.train.gradients`); a finite one still
-    makes NaN where the optimizer divides by zero, or decays by NaN.
+    """Refuse a model with a trained weight that is NaN or infinite, as an optimizer makes one that divides by zero.
 
     Args:
         model: its trainable parameters and its LoRA are looked at, as far as this process holds them.
@@ -142,11 +125,8 @@ def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) ->
     if not held or torch.nn.utils.get_total_norm(list(held.values())).isfinite():
         return
     if bad := [name for name, weight in held.items() if not weight.isfinite().all()]:
-        raise NonFiniteError(
-            f"{len(bad)} of {len(held)} trained tensors are not finite, and they are not saved",
-            where=f"{where}, first {bad[0]}",
-            todo=todo(),
-        )
+        what = f"{len(bad)} of {len(held)} trained tensors are not finite, and they are not saved"
+        raise NonFiniteError(what, where=f"{where}, first {bad[0]}", todo=todo())
 
 
 def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
@@ -169,9 +149,10 @@ def gathered(model: torch.nn.Module) -> Iterator[None]:
         torch.distributed.barrier()
 
 
-def place_of(named: str | os.PathLike[str]) -> Path:
-    """A path as a user writes it, with "~"."""
-    return Path(os.path.expanduser(named))  # noqa: PTH111 - Path.expanduser raises for an unknown user
+def place_of(named: str | os.PathLike[str], where: str) -> Path:
+    """A path as a user writes it, with "~"; a ConfigError for what is none."""
+    text = values.check({"place": named}, {"place": str}, where, {"place": "name a folder or file"})["place"]
+    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
 def write(
@@ -184,8 +165,8 @@ def write(
     Raises:
         ConfigError, NonFiniteError, RunFolderError: as :meth:`rloo_kit.Policy.save`.
     """
-    named = place_of(folder)
-    target = Path(os.path.realpath(named))
+    named = place_of(folder, where)
+    target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
     check_finite(policy.model, where, lambda: "save from before, or load it anew")
     with gathered(policy.model):
         if processes.is_main():
@@ -206,3 +187,12 @@ def write_own(policy: Policy, place: Path) -> Facts:
     chosen = {"selected_adapters": ["default"]} if policy.has_lora else {}
     policy.model.save_pretrained(str(place), **chosen)
     return {}
+
+
+def say_base(policy: Policy) -> None:
+    """Say where an adapter finds its base, if that is a folder of the user's on this machine alone."""
+    base = lasting_name(policy.base)
+    if policy.has_lora and Path(base).is_dir() and made_here(base) is None:
+        processes.say(
+            f"The adapter needs its base, {base}: on another machine write its place into {ADAPTER_CONFIG}."
+        )

@@ -1,7 +1,4 @@
-"""Prompts as token ids, and what a model needs beside its weights: a pad, every eos id, and no dropout.
-
-For :mod:`.load`, and for :class:`~rloo_kit.Policy` where a model was made by hand.
-"""
+"""Prompts as token ids, and what a model needs beside its weights: a pad, every eos id, and no dropout."""
 
 from __future__ import annotations
 
@@ -47,18 +44,13 @@ def of_prompts(
 
 
 def check_template(names: Iterable[str], where: str) -> None:
-    """Check that arguments of the chat template are none of those that the kit sets.
-
-    Raises:
-        ConfigError: the first that is.
-    """
-    for name in names:
-        if name in RENDERING:
-            raise ConfigError(
-                f"chat_template_kwargs cannot set {name}: it is set already",
-                where=f"{where}(chat_template_kwargs={{{name!r}: ...}})",
-                todo=f"remove {name}; enable_thinking=False is Qwen3's own",
-            )
+    """Refuse arguments of the chat template that the kit sets, with a ConfigError."""
+    if taken := [name for name in names if name in RENDERING]:
+        raise ConfigError(
+            f"chat_template_kwargs cannot set {taken[0]}: it is set already",
+            where=f"{where}(chat_template_kwargs={{{taken[0]!r}: ...}})",
+            todo=f"remove {taken[0]}; enable_thinking=False is Qwen3's own",
+        )
 
 
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -69,26 +61,23 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     Raises:
         ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
     """
-    vocabulary = tokenizer.get_vocab()
+    vocabulary, where = tokenizer.get_vocab(), f"load_policy, {type(tokenizer).__name__}"
     declared = model.generation_config.eos_token_id
     eos = declared if isinstance(declared, list) else [declared]
     eos = [*eos, tokenizer.eos_token_id, *(vocabulary.get(token) for token in (END_OF_TURN, END_OF_TEXT))]
     eos = list(dict.fromkeys(token for token in eos if token is not None))
     if not eos:
-        raise ConfigError(
-            "the tokenizer has no end-of-sequence token, so no completion would end",
-            where=f"load_policy, {type(tokenizer).__name__}",
-            todo="set tokenizer.eos_token and save the checkpoint again",
-        )
+        what = "the tokenizer has no end-of-sequence token, so no completion would end"
+        raise ConfigError(what, where=where, todo="set tokenizer.eos_token and save the checkpoint again")
     model.generation_config.eos_token_id = eos
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         pad = next((token for token in PADS if token in vocabulary and token != tokenizer.eos_token), None)
         if pad is None:
-            raise ConfigError(
+            what, todo = (
                 "the tokenizer has no pad token apart from its eos token",
-                where=f"load_policy, {type(tokenizer).__name__}",
-                todo="add one, tokenizer.pad_token = '<|pad|>', and save the checkpoint again",
+                "add one and save it again",
             )
+            raise ConfigError(what, where=where, todo=todo)
         tokenizer.pad_token = pad
     # Otherwise transformers' Trainer aligns these itself, with a warning, when training begins.
     for config in (model.config, model.generation_config):
@@ -97,10 +86,7 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Switch the LoRA's dropout off, with a warning: a recipe's 0.05, or that of an adapter of supervised fine-tuning.
-
-    With it the ratio of an on-policy step differs from 1, since no two forward passes drop the same.
-    """
+    """Switch the LoRA's dropout off, with a warning: no two forward passes drop the same."""
     import torch
 
     dropped = 0.0

@@ -24,7 +24,7 @@ from datasets import Dataset
 from rewards.made import made_by
 from rewards.thinking import ThinkTokens
 from rloo_kit.hidden import holds_secret, without_hidden
-from rloo_kit.policy import model_card, options
+from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train import fingerprints
@@ -182,7 +182,7 @@ def _policy(recipe: Recipe, model: nn.Module, resumed: bool) -> dict[str, Any]:
             "the policy had been trained before this run",
             "policy.save(folder), and start the run with load_policy(folder)",
         )
-    if further := [n for n in call.arguments if n not in options.NAMES]:
+    if further := [n for n in call.arguments if n not in load.NAMES]:
         raise CannotBeWrittenError(
             f"load_policy was given {', '.join(further)}, which a configuration does not take",
             f"leave {further[0]} out, or load the policy in a notebook",

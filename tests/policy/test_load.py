@@ -14,7 +14,7 @@ import rloo_kit
 from rloo_kit import catalogue
 from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.policy import load as loading
-from rloo_kit.policy import options, resolve
+from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.tokenizer import complete
 from rloo_kit.session import environment
@@ -156,7 +156,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
 
     def load(on_gpu: bool, **given: Any) -> dict[str, Any]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-        asked = options.settled(given)
+        asked = loading.settled(given)
         return loading._load("folder", 128, True, asked)[0].asked
 
     def from_pretrained(**kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ import rloo_kit
 from rloo_kit import catalogue
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.policy import load as loading
-from rloo_kit.policy import options
+
 
 RECIPE: dict[str, Any] = {"max_seq_length": 512, "dtype": None, "load_in_4bit": True, "fast_inference": False}
 RECIPE |= {
@@ -79,9 +79,9 @@ def test_fast_inference_is_refused_on_a_gpu_that_cannot_run_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (capability, 0))
-    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: vllm or None)
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: vllm or None)
     with pytest.raises(ConfigError, match=says):
-        options.settled({"fast_inference": True})
+        loading.settled({"fast_inference": True})
 
 
 def test_fast_inference_is_refused_under_fsdp2_and_where_all_weights_are_trained(
@@ -96,22 +96,22 @@ def test_fast_inference_is_refused_under_fsdp2_and_where_all_weights_are_trained
     loader_utils = SimpleNamespace(fsdp2_requested=lambda: False)
     monkeypatch.setitem(sys.modules, "unsloth.models", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "unsloth.models.loader_utils", loader_utils)
-    monkeypatch.setattr(options, "import_unsloth", lambda: None)
+    monkeypatch.setattr(loading, "import_unsloth", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: True)
-    assert options.settled({"fast_inference": True}).further["fast_inference"]
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: True)
+    assert loading.settled({"fast_inference": True}).further["fast_inference"]
     monkeypatch.setattr(loader_utils, "fsdp2_requested", lambda: True)
     with pytest.raises(ConfigError, match="does not work under FSDP2") as caught:
-        options.settled({"fast_inference": True})
+        loading.settled({"fast_inference": True})
     assert "--engine ddp" in str(caught.value)
     with pytest.raises(ConfigError, match="takes a LoRA"):
-        options.settled({"fast_inference": True, "full_finetuning": True})
+        loading.settled({"fast_inference": True, "full_finetuning": True})
 
 
 def test_settings_of_vllm_without_vllm_are_said_to_have_no_effect() -> None:
     with pytest.warns(UserWarning, match="gpu_memory_utilization of load_policy: without fast_inference"):
-        assert options.settled({"gpu_memory_utilization": 0.6}).further == {}
+        assert loading.settled({"gpu_memory_utilization": 0.6}).further == {}
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
@@ -120,11 +120,11 @@ def test_a_name_that_is_no_text_is_refused() -> None:
 
 
 def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
-    options.settled({"token": "secret-of-mine"})
+    loading.settled({"token": "secret-of-mine"})
     shown = str(ConfigError("x", where="token secret-of-mine", todo="y"))
     assert "secret-of-mine" not in shown
     with pytest.raises(ArgumentError) as caught:
-        options.settled({"tokens": "secret-of-mine"})
+        loading.settled({"tokens": "secret-of-mine"})
     assert "secret-of-mine" not in str(caught.value)
     assert "did you mean token?" in str(caught.value)
 
