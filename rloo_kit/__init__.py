@@ -13,11 +13,11 @@ from rloo_kit.session import imports as _imports
 
 if TYPE_CHECKING:
     from rloo_kit import tasks
-    from rloo_kit.catalogue import CATALOGUE, Checkpoint
     from rloo_kit.evaluation.compare import Comparison, compare
     from rloo_kit.evaluation.evaluate import Evaluation, evaluate
     from rloo_kit.memory.cards import fit
     from rloo_kit.memory.plan import Plan, plan
+    from rloo_kit.models import CATALOGUE, Checkpoint
     from rloo_kit.policy.load import load_policy
     from rloo_kit.policy.policy import Completion, Policy
     from rloo_kit.session.environment import Environment, prepare
@@ -34,7 +34,7 @@ __version__ = "0.1.0"
 
 # Where __getattr__ finds each public name; the imports above say the same to type checkers and editors.
 _NAMES_IN = {
-    "catalogue": ("CATALOGUE", "Checkpoint"),
+    "models": ("CATALOGUE", "Checkpoint"),
     "evaluation.compare": ("Comparison", "compare"),
     "evaluation.evaluate": ("Evaluation", "evaluate"),
     "memory.cards": ("fit",),

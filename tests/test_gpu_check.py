@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, report, runner
 from benchmarks.gpu.runner import FAILED, MEASURED, NOT_RUN, PASSED, Check, Figure, Outcome, Place, judged
-from rloo_kit.catalogue import CATALOGUE, nf4_bytes
+from rloo_kit.models import CATALOGUE, nf4_bytes
 
 Figures = dict[str, Figure]
 HERE = Place(Path("unused"))

@@ -18,11 +18,11 @@ from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
-from rloo_kit.catalogue import Checkpoint, nf4_bytes
 from rloo_kit.memory.formulas import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.hardware import cuda_process_bytes
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import weight_bytes
+from rloo_kit.models import Checkpoint, nf4_bytes
 from rloo_kit.policy.bundled import TINY
 
 from . import work

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
 
 from benchmarks.gpu.memory import config_of, quantization, write_without_weights
 from rewards.thinking import QWEN3
-from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
+from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 
 if TYPE_CHECKING:
     from rloo_kit import Policy

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import values
-from rloo_kit.catalogue import EOS_TEXTS
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
+from rloo_kit.models import EOS_TEXTS
 from rloo_kit.values import Natural
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rloo_kit.catalogue import CATALOGUE, FOR_CPU
 from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, first, generation_batches
 from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
+from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.show import GIB
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from rloo_kit import catalogue
-from rloo_kit.catalogue import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
+from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory.hardware import Device, Engine
+from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
 from rloo_kit.passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.session.imports import UNSLOTH_CPU_TILE_LOGITS, cpu_tile_logits, import_unsloth
 from rloo_kit.session.show import GIB
@@ -333,7 +333,7 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
         name = str(policy.name_or_path)
         # Without the folders above it: tables are stored with notebooks, and paths are private.
         name = Path(name).name if Path(name).is_dir() else name
-        return policy, catalogue.checkpoint_from_config(name, policy.config, None), {}
+        return policy, models.checkpoint_from_config(name, policy.config, None), {}
     if not hasattr(policy, "checkpoint"):
         raise ConfigError(
             f"the first argument is the policy, and it is a {type(policy).__name__}",
@@ -351,13 +351,13 @@ def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
 def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
     """The shape behind a name: the catalogue, a folder, or the hub's cache."""
     text = os.fspath(_adapter_config(name).get("base_model_name_or_path", name))
-    if (known := catalogue.find(text)) is not None:
+    if (known := models.find(text)) is not None:
         return known
     if (file := _config_file(text)) is not None:
         from transformers import AutoConfig
 
-        return catalogue.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
-    near = " or ".join(catalogue.nearest(text))
+        return models.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+    near = " or ".join(models.nearest(text))
     raise PolicyNotFoundError(
         f"no shape is known for {text!r}",
         where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",

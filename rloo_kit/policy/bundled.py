@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.catalogue import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from rloo_kit.errors import ConfigError, PolicyNotFoundError, RLOOKitError
+from rloo_kit.models import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from rloo_kit.session.imports import cache_folder
 
 if TYPE_CHECKING:

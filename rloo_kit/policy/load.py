@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rewards.made import Call, recorded
 from rloo_kit import hidden, values
-from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.policy import resolve, tokenizer
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, WEIGHTS, Source
 from rloo_kit.session import environment, processes

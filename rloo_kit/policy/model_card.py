@@ -14,7 +14,7 @@ from rloo_kit.hidden import without_hidden
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
-    from rloo_kit.catalogue import Checkpoint
+    from rloo_kit.models import Checkpoint
 
 CARD, TAG = "README.md", "rloo-kit"
 """The card's file, and the tag in it by which a folder is known as one of the kit's."""

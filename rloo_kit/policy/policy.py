@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_kit import values
-from rloo_kit.catalogue import Checkpoint
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
+from rloo_kit.models import Checkpoint
 from rloo_kit.policy import export, resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
 from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.catalogue import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.errors import NonFiniteError, PolicyNotFoundError, RLOOKitError
 from rloo_kit.memory import cards
+from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.session.environment import within
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rloo_kit.catalogue import END_OF_TEXT, END_OF_TURN, PADS
 from rloo_kit.errors import ConfigError
+from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:

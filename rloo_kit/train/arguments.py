@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainerCallbac
 
 import rewards
 from rloo_kit import inputs
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, RewardError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import processes
 from rloo_kit.train import guards, server

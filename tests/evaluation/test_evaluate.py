@@ -12,10 +12,10 @@ from datasets import Dataset, DatasetDict
 
 import rewards
 from rewards import QWEN3, RewardSignatureError, RewardValueError
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.evaluate import evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
+from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
 from tests.conftest import right_after_thought
 

@@ -7,13 +7,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import rloo_kit
-from rloo_kit.catalogue import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.meter import Meter, TensorGauge, optimizer_tensors
 from rloo_kit.memory.plan import Plan
 from rloo_kit.memory.specs import Model, Settings
+from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.session.imports import CPU_TILE_LOGITS
 from rloo_kit.train import head
 from tests.memory.conftest import CPU, tiny_plan, tiny_step

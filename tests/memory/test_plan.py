@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rloo_kit
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.memory import plan as planning
 from rloo_kit.memory.formulas import ESTIMATED, Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import Plan, largest_slice
 from rloo_kit.memory.specs import Model, Settings
+from rloo_kit.models import CATALOGUE
 from rloo_kit.session.show import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 

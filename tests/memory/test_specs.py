@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.catalogue import CATALOGUE, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.specs import Settings
+from rloo_kit.models import CATALOGUE, nf4_bytes
 from rloo_kit.session import imports
 from tests.memory.conftest import CPU, tiny_plan
 

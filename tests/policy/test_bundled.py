@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rewards
-from rloo_kit import catalogue
+from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY, file_hash
@@ -239,9 +239,9 @@ def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_pat
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
 def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
-    assert name in catalogue.FOR_CPU
-    assert set(catalogue.FOR_CPU) == set(BUNDLED)
-    assert rloo_kit.fit("8GB").model.checkpoint.name not in catalogue.FOR_CPU
+    assert name in models.FOR_CPU
+    assert set(models.FOR_CPU) == set(BUNDLED)
+    assert rloo_kit.fit("8GB").model.checkpoint.name not in models.FOR_CPU
     assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
 
 
@@ -316,7 +316,7 @@ class TestLoaded:
         file, here = folder / resolve.ADAPTER_CONFIG, str(SMOLLM2.default_folder)
         assert json.loads(file.read_text())["base_model_name_or_path"] == here
         file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
-        assert resolve.resolve(folder, None, None).checkpoint is catalogue.CATALOGUE["smollm2-135m"]
+        assert resolve.resolve(folder, None, None).checkpoint is models.CATALOGUE["smollm2-135m"]
         with resolve.portable(str(folder)) as copy:
             assert (
                 json.loads((Path(copy) / resolve.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rewards
 import rloo_kit
-from rloo_kit import catalogue
+from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import export, resolve
 from rloo_kit.policy.bundled import TINY
@@ -169,7 +169,7 @@ def test_another_base_than_the_adapters_and_an_adapter_are_no_base(tmp_path: Pat
 
 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
-    shape = catalogue.CATALOGUE["qwen3-0.6b"]
+    shape = models.CATALOGUE["qwen3-0.6b"]
     asked: list[str] = []
     monkeypatch.setattr(resolve, "check_hub", lambda name, token: asked.append(name))
     assert export.sixteen_bit_base(shape, "unsloth/Qwen3-0.6B-unsloth-bnb-4bit") == "unsloth/Qwen3-0.6B"
@@ -289,5 +289,5 @@ def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
 def test_an_uploaded_adapter_names_no_place_of_this_machine(tmp_path: Path) -> None:
     file = tmp_path / "adapter_config.json"
     file.write_text(json.dumps({"base_model_name_or_path": str(tmp_path), "r": 16}))
-    export.without_own_paths(tmp_path, catalogue.CATALOGUE["tiny"])
+    export.without_own_paths(tmp_path, models.CATALOGUE["tiny"])
     assert json.loads(file.read_text()) == {"base_model_name_or_path": "tiny", "r": 16}

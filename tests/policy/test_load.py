@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig
 
 import rloo_kit
-from rloo_kit import catalogue
+from rloo_kit import models
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.policy import load as loading
 from rloo_kit.policy import resolve
@@ -35,7 +35,7 @@ def test_without_a_gpu_the_bundled_policy_is_loaded_in_4_bit_with_lora_and_every
     config = policy.model.peft_config["default"]
     assert policy.checkpoint.name == "tiny"
     assert "Linear4bit" in {type(module).__name__ for module in policy.model.modules()}
-    assert trained == set(catalogue.PROJECTIONS)
+    assert trained == set(models.PROJECTIONS)
     assert (config.r, config.lora_alpha, config.lora_dropout) == (16, 16, 0.0)
     assert policy.tokenizer.pad_token_id not in (None, policy.tokenizer.eos_token_id)
     assert set(policy.eos_ids) == {151645, 151643}
@@ -73,7 +73,7 @@ def by_hand(dropout: float) -> tuple[Any, Any]:
 
     how: Any = {"max_seq_length": 1024, "load_in_4bit": True, "dtype": torch.float32}
     model, tokenizer = FastLanguageModel.from_pretrained(model_name=str(TINY.checkpoint()), **how)
-    of_lora: Any = {"r": 8, "target_modules": list(catalogue.PROJECTIONS), "lora_alpha": 16, "bias": "none"}
+    of_lora: Any = {"r": 8, "target_modules": list(models.PROJECTIONS), "lora_alpha": 16, "bias": "none"}
     return FastLanguageModel.get_peft_model(model, lora_dropout=dropout, **of_lora), tokenizer
 
 
@@ -295,7 +295,7 @@ def test_running_out_of_memory_names_smaller_checkpoints(raised: Exception, monk
     monkeypatch.setattr(loading, "_load", Mock(side_effect=raised))
     with pytest.raises(OutOfMemoryError, match=r"qwen3-4b.*qwen3-0\.6b") as caught:
         rloo_kit.load_policy("qwen3-8b")
-    assert str(catalogue.CATALOGUE["qwen3-8b"].weight_bytes()) in str(caught.value)
+    assert str(models.CATALOGUE["qwen3-8b"].weight_bytes()) in str(caught.value)
 
 
 def test_a_model_partly_in_the_computers_memory_is_an_error_that_does_not_keep_it(monkeypatch: Any) -> None:

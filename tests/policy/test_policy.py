@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit import catalogue
+from rloo_kit import models
 from rloo_kit.errors import ConfigError
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
@@ -73,7 +73,7 @@ def test_a_prompt_as_long_as_the_policy_was_loaded_for_is_refused(policy: Any, m
 
 
 def test_the_batch_fills_half_of_the_free_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint = catalogue.CATALOGUE["qwen3-4b"]
+    checkpoint = models.CATALOGUE["qwen3-4b"]
     row = checkpoint.kv_bytes_per_token * 1024
     on_gpu: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
     policy = rloo_kit.Policy(on_gpu, None, checkpoint)  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
 
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import PolicyNotFoundError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.policy import resolve as names
 from rloo_kit.policy.bundled import TINY
 

@@ -10,8 +10,8 @@ import pytest
 
 from rewards import instruction
 from rloo_kit import tasks
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.models import CATALOGUE
 
 Rows = list[dict[str, Any]]
 SUMS: Rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1), "grade": "easy"} for n in range(40)]

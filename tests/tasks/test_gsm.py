@@ -9,8 +9,8 @@ import pytest
 
 from rewards import instruction
 from rloo_kit import tasks
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import DatasetError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.tasks import gsm
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72.\n#### {n}"

@@ -14,8 +14,8 @@ import pytest
 import rewards
 from rewards import instruction
 from rloo_kit import tasks
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ConfigError, VersionError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.tasks import gym
 
 SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}

@@ -8,8 +8,8 @@ import pytest
 
 from rewards import instruction
 from rloo_kit import tasks
-from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ConfigError, DatasetError
+from rloo_kit.models import CATALOGUE
 from rloo_kit.tasks import ladder
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rewards.thinking import CLOSE, OPEN, QWEN3
-from rloo_kit.catalogue import (
+from rloo_kit.models import (
     CATALOGUE,
     END_OF_TURN,
     EOS_TEXTS,
