@@ -1,6 +1,5 @@
 """The meter: peaks by phase, the gauges that it reads, and a plan beside them."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from rloo_kit.memory import formulas, hardware
 from rloo_kit.memory.meter import CudaGauge, Meter, Peak, TensorGauge
 from rloo_kit.session.show import GIB
-from tests.memory.conftest import FakeGauge, fake_cuda, tiny_plan
+from tests.memory.conftest import FakeGauge, fake_cuda
 
 
 def test_a_moment_counts_for_the_innermost_phase_and_the_largest_visit_is_kept() -> None:
@@ -63,12 +62,3 @@ def test_a_runs_peaks_by_phase_stand_within_a_tenth_of_the_plan(make_trainer: An
     phases = ("generate", "log-probs", "train", "optimizer")
     assert [row.name for row in found.phases] == [f"peak in {name}" for name in phases]
     assert "not measured" in str(found).splitlines()[-1], "no driver counts a process on a CPU"
-
-
-@pytest.mark.parametrize("memory", [Meter(), None], ids=["no gauge", "no meter"])
-def test_without_peaks_phases_are_said_to_be_unmeasured(policy: Any, memory: Meter | None) -> None:
-    trainer = SimpleNamespace(model=policy.model, optimizer=None, memory=memory)
-    found = tiny_plan(policy).compare(trainer)
-    assert found.parts[0].off_by == 0
-    assert all(row.measured_bytes is None for row in found.phases)
-    assert "<table>" in found._repr_html_()

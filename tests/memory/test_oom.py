@@ -94,13 +94,6 @@ def test_other_errors_and_explained_ones_pass_unchanged(error: Exception, too_la
     assert caught.value is error
 
 
-def test_a_stopped_run_names_the_checkpoint_to_go_on_from() -> None:
-    error = OutOfMemoryError("memory ran out", where="generate", todo="less")
-    assert "less. No checkpoint was written" in str(oom.with_way_on(error, None))
-    kept = Path("run/checkpoint-100")
-    assert f"less. {kept} is kept" in str(oom.with_way_on(error, kept))
-
-
 def test_a_run_that_starves_keeps_its_last_step(fresh_policy: Any, make_trainer: Any, tmp_path: Path) -> None:
     bound, calls = fresh_policy.model.generate, itertools.count(1)
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.errors import ConfigError, PolicyNotFoundError
+from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.specs import Settings
 from rloo_kit.models import CATALOGUE, nf4_bytes
-from rloo_kit.session import imports
 from tests.memory.conftest import CPU, tiny_plan
 
 
@@ -95,12 +94,6 @@ def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why
     assert specs.settings_of(config, None, longest).prompt_tokens == prompt, why
 
 
-def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert specs.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
-    monkeypatch.setenv(imports.CPU_TILE_LOGITS, "1000")
-    assert specs.device_settings(CPU)["cpu_tile_logits"] == 1000
-
-
 @pytest.fixture
 def folder(tmp_path: Path, qwen3_config: Any) -> Path:
     """A checkpoint's config.json alone, which leaves some projections unquantised."""
@@ -109,11 +102,6 @@ def folder(tmp_path: Path, qwen3_config: Any) -> Path:
     config["quantization_config"] = {"llm_int8_skip_modules": skipped}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
-
-
-def test_a_folder_is_planned_from_its_config_alone(folder: Path) -> None:
-    planned = rloo_kit.plan(folder, card="8GB")
-    assert planned.model.linear_bytes == rloo_kit.plan("qwen3-0.6b", card="8GB").model.linear_bytes
 
 
 @pytest.mark.parametrize("base", ["qwen3-4b", "Qwen/Qwen3-4B", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
@@ -128,13 +116,6 @@ def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_p
 def test_a_configuration_in_the_policys_place_is_named() -> None:
     with pytest.raises(ConfigError, match="the first argument is the policy, and it is a RLOOConfig"):
         rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")
-
-
-def test_a_name_without_a_shape_gets_its_neighbours() -> None:
-    with pytest.raises(PolicyNotFoundError, match="did you mean qwen3-8b"):
-        rloo_kit.plan("qwen3-8", card="8GB")
-    with pytest.raises(PolicyNotFoundError, match="downloads nothing"):
-        rloo_kit.plan("somebody/unknown", card="8GB")
 
 
 def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
