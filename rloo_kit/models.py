@@ -1,8 +1,7 @@
 """What the kit knows of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
-For ``load_policy("qwen3-4b")`` and for planning memory before anything is loaded.  Shapes are those of the checkpoints'
-config.json, and every count is computed from them.  All are Qwen3s but one, which a CPU can train.  Token ids are
-owned by :mod:`rewards`, which works without the kit.  It loads nothing.
+Shapes are those of the checkpoints' config.json, and every count is computed from them.  Token ids are owned by
+:mod:`rewards`, which works without the kit.
 """
 
 from __future__ import annotations
@@ -42,11 +41,8 @@ CODE_BOOK_BYTES = 4 * 16 + 4 * 256
 
 
 def nf4_bytes(weights: int) -> int:
-    """Bytes of one matrix in bitsandbytes' NF4 with double quantisation (Dettmers et al. 2023, QLoRA, section 3),
-    as ``functional.quantize_4bit`` stores it.
-
-    Two weights a byte; one byte of scale per 64 weights; a float32 per 256 scales; the scales' mean; two tables.
-    """
+    """Bytes of one matrix in NF4 with double quantisation, as bitsandbytes' ``quantize_4bit`` stores it: two weights a
+    byte, a byte of scale per 64 weights, a float32 per 256 scales, their mean, two tables (Dettmers et al. 2023)."""
     scales = -(-weights // 64)
     return -(-weights // 2) + scales + 4 * -(-scales // 256) + 4 + CODE_BOOK_BYTES
 
@@ -58,7 +54,6 @@ class Checkpoint:
     Attributes:
         name: what ``load_policy`` takes; a hub id or folder name for a checkpoint outside the catalogue.
         repository: hub id without the quantisation suffix, or a local folder.
-        hidden_size, layers, heads, kv_heads, head_dim, ffn_size, vocabulary: the transformer's shape.
         tied: whether lm_head and the embedding are one matrix.
         thinks: "always" (the prompt ends with <think>), "by choice" (enable_thinking) or "never".
         four_bit_repository: hub id of unsloth's 4-bit form; None where there is none.
@@ -91,8 +86,7 @@ class Checkpoint:
 
     @property
     def tokens(self) -> ThinkTokens:
-        """The markers of its thoughts, for reward functions and evaluations; of ids that never occur where its
-        vocabulary is not Qwen3's."""
+        """The markers of its thoughts; of ids that never occur where its vocabulary is not Qwen3's."""
         if not self.family.startswith("qwen"):
             return NO_MARKERS
         return replace(QWEN3, prompt_opens=self.thinks == "always")
@@ -231,8 +225,7 @@ def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: s
 
 
 def thinks_by_template(chat_template: str) -> Thinks:
-    """How a chat template treats thinking: Qwen3's hybrid one asks enable_thinking, the Thinking one ends every prompt
-    with <think>, the Instruct one has neither."""
+    """Qwen3's hybrid template asks enable_thinking, the Thinking one ends every prompt with <think>."""
     if "enable_thinking" in chat_template:
         return "by choice"
     return "always" if f"{OPEN}\\n'" in chat_template else "never"

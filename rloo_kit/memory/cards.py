@@ -1,7 +1,4 @@
-"""Which model fits which GPU: :func:`fit`, and the table of docs/cards.md and of ``rloo-kit cards``.
-
-Computed, and not measured.
-"""
+"""Which model fits which GPU: :func:`fit`, and the table of docs/cards.md and of ``rloo-kit cards``; computed."""
 
 from __future__ import annotations
 
@@ -39,16 +36,10 @@ def fit(
     lora_rank: int = Settings.lora_rank,
     load_in_4bit: bool = Settings.four_bit,
 ) -> Plan:
-    """The largest Qwen3 of the catalogue that fits with the whole batch sampled at once, the fastest; where none does,
-    the smallest with fewer at once, or else with a smaller generation batch.
+    """The plan of the largest Qwen3 of the catalogue that fits with the whole batch sampled at once; where none does,
+    of the smallest with fewer at once, or else with a smaller generation batch; where nothing fits, of the smallest.
 
-    Args:
-        card, prompt_tokens, lora_rank, load_in_4bit: as for :func:`plan`.
-        config: as for :func:`plan`; None takes the kit's defaults with completions of :data:`FIT_COMPLETION_TOKENS`.
-
-    Returns:
-        Its plan: ``.model.checkpoint.name``, ``.settings``.  Where nothing fits, that of the smallest model, whose
-        ``changes`` list what would.
+    Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
     """
     device = device_of(card)
     settings = settings_of(config, prompt_tokens)
@@ -65,10 +56,8 @@ def fit(
 
 
 def longest_completion(planned: Plan) -> int:
-    """The most tokens a completion may have for the plan to fit, all else unchanged; 0 where none does.
-
-    In steps of 64, up to 32,768 with the prompt, which Qwen3 was trained for.
-    """
+    """The most tokens a completion may have for the plan to fit, in steps of 64, up to 32,768 with the prompt, which
+    Qwen3 was trained for; 0 where none does."""
     low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
     while low < high:
         middle = (low + high + 1) // 2

@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +20,9 @@ from rloo_kit.memory import formulas
 from rloo_kit.memory.hardware import cuda_process_bytes, where_computed
 from rloo_kit.memory.specs import bytes_of, is_lora, standing_tensors, weight_bytes
 from rloo_kit.session.show import MIB, html_table, text_table
+
+if TYPE_CHECKING:
+    from rloo_kit import RLOOTrainer
 
 
 @dataclass(frozen=True)
@@ -138,14 +141,6 @@ class Meter:
         self.gauge.restart()
 
 
-class Trained(Protocol):
-    """What this room reads of an :class:`rloo_kit.RLOOTrainer`."""
-
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer | None
-    memory: Meter | None
-
-
 @dataclass(frozen=True)
 class Row:
     """One line of a comparison; ``measured_bytes`` is None where nothing was measured."""
@@ -185,7 +180,7 @@ class Measured:
         return html_table(self.rows())
 
 
-def compare(phases: Mapping[str, Mapping[str, int]], trainer: Trained) -> Measured:
+def compare(phases: Mapping[str, Mapping[str, int]], trainer: RLOOTrainer) -> Measured:
     """What :meth:`Plan.compare` returns, of a plan's ``phases``."""
     reference = getattr(trainer, "ref_model", None)
     lora = {name: p for name, p in trainer.model.named_parameters() if is_lora(name)}

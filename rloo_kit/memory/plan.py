@@ -22,7 +22,8 @@ from rloo_kit.session.show import GIB, html_table, scale_of, text_table
 if TYPE_CHECKING:
     import trl
 
-    from rloo_kit.memory.meter import Measured, Trained
+    from rloo_kit import RLOOTrainer
+    from rloo_kit.memory.meter import Measured
     from rloo_kit.memory.specs import Plannable
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -151,7 +152,7 @@ class Plan:
             return None
         return seconds.of_step(self.model, replace(self.settings, generation_rows=self.sampled_rows), *speed)
 
-    def compare(self, trainer: Trained) -> Measured:
+    def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU, and on a CPU
         where ``trainer.memory`` is a ``Meter`` that counts tensors."""
         from rloo_kit.memory.meter import compare
@@ -354,8 +355,11 @@ def _change(knob: str, before: Plan, after: Plan) -> Change:
         changed["steps_per_generation"] = new["steps_per_generation"]
     if "generation_rows" in changed:  # on another device None would be another number
         changed["generation_rows"] = after.sampled_rows
-    policy = {name: changed.pop(name) for name in ("name", "gradient_checkpointing") if name in changed}
-    return Change(knob, changed, policy, after.peak_bytes, after.fits)
+    loaded: Arguments = {name: changed.pop(name) for name in OF_POLICY if name in changed}
+    return Change(knob, changed, loaded, after.peak_bytes, after.fits)
+
+
+OF_POLICY = ("name", "gradient_checkpointing")
 
 
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
@@ -28,16 +28,11 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-
-class LoadedPolicy(Protocol):
-    """What this room needs of a :class:`~rloo_kit.policy.policy.Policy`."""
-
-    model: AnyModel
-    checkpoint: Checkpoint
+    from rloo_kit import Policy
 
 
 AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
-Plannable: TypeAlias = "LoadedPolicy | AnyModel | Checkpoint | str | os.PathLike[str]"
+Plannable: TypeAlias = "Policy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
 PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
 """Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which

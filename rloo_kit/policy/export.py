@@ -335,8 +335,8 @@ def _program(place: Place | None, names: tuple[str, ...], todo: str) -> list[str
         tried = [given / inside / name for inside in ("", "build/bin", "bin") for name in names]
         if given.name in names or (given.suffix == ".py" and names == CONVERTERS):
             tried.insert(0, given)
-    for found in filter(Path.is_file, tried):
-        return [sys.executable, str(found)] if found.suffix == ".py" else [str(found)]
+    for program in filter(Path.is_file, tried):
+        return [sys.executable, str(program)] if program.suffix == ".py" else [str(program)]
     raise PolicyNotFoundError(
         f"llama.cpp's {names[0]} is not here, and the kit installs nothing",
         where=f"save_gguf, {'/'.join(names)} in {place or 'the PATH'}",

@@ -95,18 +95,23 @@ def load_policy(
 
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
-    four_bit = asked.lora is not None and _in_four_bit(asked.four_bit, found.checkpoint)
+    of_use = found.checkpoint is None or found.checkpoint.four_bit
+    if asked.four_bit and not of_use:
+        what = f"{asked.name} is too small for 4 bit: it then says nothing of use"
+        where, todo = "load_policy(load_in_4bit=True)", "leave load_in_4bit out, and it is loaded in 16 bit"
+        raise ConfigError(what, where=where, todo=todo)
+    four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
     if found.is_adapter:
         _check_adapter(found, asked)
     with (
-        resolve.portable(found.path) as path,
+        resolve.portable(found) as path,
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
         quiet(),
         without_bars(),
         _uncut(),
     ):
-        with resolve.explained(found.of_hub, "load_policy"):
-            longest = _longest(resolve.trained_length(path, found.is_adapter, asked.further), asked)
+        with resolve.explained(found.base, "load_policy"):
+            longest = _longest(resolve.trained_length(found, asked.further), asked)
             model, of_text = _load(path, longest, four_bit, asked)
         if found.is_adapter:
             _check_loaded(model, Path(found.path))
@@ -330,17 +335,6 @@ def _check_adapter(found: Source, asked: Asked) -> None:
         said = ", ".join(f"{name}={value}" for name, value in kept.items())
         idle = f"{' and '.join(kept)} of load_policy: no effect"
         processes.warn(f"{idle}, since the saved adapter keeps its own: {said}.")
-
-
-def _in_four_bit(asked: bool | None, checkpoint: Checkpoint | None) -> bool:
-    of_use = checkpoint is None or checkpoint.four_bit
-    if asked and checkpoint is not None and not of_use:
-        raise ConfigError(
-            f"{checkpoint.name} is too small for 4 bit: it then says nothing of use",
-            where="load_policy(load_in_4bit=True)",
-            todo="leave load_in_4bit out, and it is loaded in 16 bit",
-        )
-    return of_use if asked is None else asked
 
 
 @contextlib.contextmanager

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rloo_kit.hidden import without_hidden
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
+    from rewards import Audit
+    from rloo_kit import Evaluation
     from rloo_kit.models import Checkpoint
 
 CARD, TAG = "README.md", "rloo-kit"
@@ -28,31 +30,11 @@ Facts = Mapping[str, Mapping[str, object]]
 KINDS = {"exploit": "exploits", "refusal": "right answers refused", "error": "errors"}
 
 
-class Result(Protocol):
-    """What a card says of an :class:`~rloo_kit.Evaluation`."""
-
-    accuracy: Any
-    reward: Any
-    greedy: bool
-    samples: int
-    completions: tuple[Any, ...]
-
-
-class Audited(Protocol):
-    """What a card says of a ``rewards.Audit``."""
-
-    name: str
-    findings: tuple[Any, ...]
-
-    def of(self, verdict: str) -> tuple[Any, ...]:
-        """The findings with this verdict."""
-
-
 def written(
     checkpoint: Checkpoint,
     form: str,
-    results: Mapping[str, Result] | None = None,
-    audits: Iterable[Audited] = (),
+    results: Mapping[str, Evaluation] | None = None,
+    audits: Iterable[Audit] = (),
     run: Facts | None = None,
 ) -> str:
     """The card, as Markdown with the hub's front matter: of the base, what is in the folder ("LoRA adapter"),
@@ -110,12 +92,12 @@ def _is_hub_id(name: str) -> bool:
     return name.count("/") == 1 and name[0] not in "./~" and not Path(name).exists()
 
 
-def _verdict(audit: Audited) -> str:
+def _verdict(audit: Audit) -> str:
     counts = [f"{len(audit.of(kind))} {word}" for kind, word in KINDS.items()]
     return f"- {audit.name}: {', '.join(counts)}, of {len(audit.findings)} completions"
 
 
-def _results(results: Mapping[str, Result]) -> list[str]:
+def _results(results: Mapping[str, Evaluation]) -> list[str]:
     rows = ["| | completions | accuracy, 95 % interval | reward, 95 % interval |", "|---|---|---|---|"]
     for name, found in results.items():
         how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
 
+    from rewards import Audit
+    from rloo_kit import Evaluation
     from rloo_kit.policy.export import Place, Type
-    from rloo_kit.policy.model_card import Audited, Result
 
 Prompt = str | Sequence[Mapping[str, object]]
 """A text, or a conversation of {"role", "content"} messages."""
@@ -209,8 +210,8 @@ class Policy:
         self,
         folder: Place,
         *,
-        results: Mapping[str, Result] | None = None,
-        audits: Iterable[Audited] = (),
+        results: Mapping[str, Evaluation] | None = None,
+        audits: Iterable[Audit] = (),
     ) -> Path:
         """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
 
@@ -240,8 +241,8 @@ class Policy:
         *,
         dtype: Type = None,
         base: Place | None = None,
-        results: Mapping[str, Result] | None = None,
-        audits: Iterable[Audited] = (),
+        results: Mapping[str, Evaluation] | None = None,
+        audits: Iterable[Audit] = (),
     ) -> Path:
         """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
 
@@ -295,8 +296,8 @@ class Policy:
         dtype: Type = None,
         private: bool | None = None,
         token: str | None = None,
-        results: Mapping[str, Result] | None = None,
-        audits: Iterable[Audited] = (),
+        results: Mapping[str, Evaluation] | None = None,
+        audits: Iterable[Audit] = (),
     ) -> str:
         """Upload the adapter, or one merged checkpoint, with its card, and return its address.
 

@@ -52,8 +52,8 @@ class Source:
 
     path: str  # a folder or a hub id, for unsloth
     checkpoint: Checkpoint | None
-    is_adapter: bool = False  # a LoRA that names its own base
-    of_hub: str | None = None  # what is fetched from the hub: the weights of the base, or of all
+    base: str  # folder or hub id of the weights: those below an adapter, else the path
+    is_adapter: bool = False
 
 
 def resolve(
@@ -80,12 +80,13 @@ def resolve(
         return _of_folder(folder)
     is_path, name = isinstance(name, os.PathLike), os.fspath(name)
     if name in BUNDLED:
-        return Source(str(BUNDLED[name].checkpoint()), CATALOGUE[name])
+        path = str(BUNDLED[name].checkpoint())
+        return Source(path, CATALOGUE[name], path)
     if (checkpoint := find(name)) is not None:
         in_four = checkpoint.four_bit_repository if four_bit is not False else None
         path = in_four or checkpoint.repository
         check_hub(path, token, **place)
-        return Source(path, checkpoint, of_hub=path)
+        return Source(path, checkpoint, path)
     if is_path or folder.exists() or not _could_be_hub_id(name):
         known = "give the folder that Policy.save or save_pretrained wrote, a hub id (owner/name) or one of "
         where, todo = f"load_policy; {_beside(folder)}", known + ", ".join(CATALOGUE)
@@ -104,7 +105,7 @@ def resolve(
         where = f"{error.where}; {_beside(folder)}"
         raise PolicyNotFoundError(error.what, where=where, todo=error.todo) from error
     if not is_adapter:
-        return Source(name, None, of_hub=name)
+        return Source(name, None, name)
     from huggingface_hub import snapshot_download
 
     with explained(name, f"load_policy({name!r})"):
@@ -137,7 +138,7 @@ def _beside(folder: Path) -> str:
 def _of_folder(folder: Path) -> Source:
     if not (folder / ADAPTER_CONFIG).is_file():
         if (folder / "config.json").is_file():
-            return Source(str(folder), find(lasting_name(str(folder))))
+            return Source(str(folder), find(lasting_name(str(folder))), str(folder))
         raise PolicyNotFoundError(
             "the folder holds neither a checkpoint nor an adapter",
             where=f"load_policy({str(folder)!r}): no config.json and no {ADAPTER_CONFIG}",
@@ -149,10 +150,9 @@ def _of_folder(folder: Path) -> Source:
         where = f"load_policy, {folder / ADAPTER_CONFIG}"
         raise PolicyNotFoundError("the adapter does not name its base", where=where, todo=todo)
     _check_whole(folder)
-    made = made_here(base)
-    elsewhere = made is None and not Path(base).is_dir()
-    checkpoint = CATALOGUE[made] if made else find(lasting_name(base))
-    return Source(str(folder), checkpoint, True, base if elsewhere else None)
+    if (made := made_here(base)) is not None:
+        return Source(str(folder), CATALOGUE[made], str(BUNDLED[made].checkpoint()), True)
+    return Source(str(folder), find(lasting_name(base)), base, True)
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -252,24 +252,21 @@ def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTraine
 
 
 @contextlib.contextmanager
-def portable(path: str) -> Iterator[str]:
+def portable(found: Source) -> Iterator[str]:
     """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
-    file = Path(path) / ADAPTER_CONFIG
-    config = read(file) if file.is_file() else {}
-    base = config.get("base_model_name_or_path") or ""
-    made = made_here(base)
-    if made is None or Path(base) == (ours := BUNDLED[made].checkpoint()):
-        yield path
+    config = read(Path(found.path) / ADAPTER_CONFIG) if found.is_adapter else {}
+    if config.get("base_model_name_or_path", found.base) == found.base:
+        yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         copy = Path(scratch) / "adapter"
-        shutil.copytree(path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
-        config["base_model_name_or_path"] = str(ours)
+        shutil.copytree(found.path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
+        config["base_model_name_or_path"] = found.base
         (copy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         yield str(copy)
 
 
-def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> int | None:
+def trained_length(found: Source, further: Mapping[str, Any]) -> int | None:
     """Tokens that the base was trained for; None where its config does not say.
 
     Works around: for a longer ``max_seq_length`` unsloth rescales the position embedding on a GPU, with only a
@@ -278,25 +275,21 @@ def trained_length(path: str, is_adapter: bool, kwargs: Mapping[str, Any]) -> in
     Raises:
         PolicyNotFoundError: an adapter's base is neither on this machine nor on the hub.
     """
-    from peft import PeftConfig
     from transformers import AutoConfig
 
-    asked = {name: kwargs[name] for name in ("token", "cache_dir", "revision") if name in kwargs}
-    if is_adapter:
-        adapter, path = path, PeftConfig.from_pretrained(path, **asked).base_model_name_or_path
-        asked.pop("revision", None)
-        if not Path(path).is_dir():
-            if not _could_be_hub_id(path):
-                raise PolicyNotFoundError(
-                    f"the base of the adapter is not on this machine: there is no folder {path!r}",
-                    where=f"load_policy({adapter!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
-                    todo="put the base there, or write its place into that file",
-                )
-            check_hub(path, kwargs.get("token"), cache_dir=kwargs.get("cache_dir"))
-    if (file := Path(path) / "config.json").is_file():
+    names = ("token", "cache_dir", "trust_remote_code", *(() if found.is_adapter else ("revision",)))
+    if found.is_adapter and not Path(found.base).is_dir():
+        if not _could_be_hub_id(found.base):
+            raise PolicyNotFoundError(
+                f"the base of the adapter is not on this machine: there is no folder {found.base!r}",
+                where=f"load_policy({found.path!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
+                todo="put the base there, or write its place into that file",
+            )
+        check_hub(found.base, further.get("token"), cache_dir=further.get("cache_dir"))
+    if (file := Path(found.base) / "config.json").is_file():
         read(file)
-    trusted = kwargs.get("trust_remote_code", False)
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trusted, **asked)
+    asked = {name: further[name] for name in names if name in further}
+    config = AutoConfig.from_pretrained(found.base, **asked)
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -348,8 +341,8 @@ def check_hub(
 
 
 @contextlib.contextmanager
-def explained(repository: str | None, where: str) -> Iterator[None]:
-    """While inside, what goes wrong between here and the hub is the kit's error; None is a folder.
+def explained(repository: str, where: str) -> Iterator[None]:
+    """While inside, what goes wrong between here and the hub is the kit's error; a folder's is not.
 
     Offline mode and time-outs are said in the kit's words, and the rest in those of the hub's library.
     """
@@ -358,16 +351,16 @@ def explained(repository: str | None, where: str) -> Iterator[None]:
     except RLOOKitError:
         raise
     except Exception as error:
-        if repository is None or not (of_hub(error) or isinstance(error, OSError)):
+        cause = of_hub(error)
+        if Path(repository).is_dir() or not (cause or isinstance(error, OSError)):
             raise
-        raise _told(error, repository, where) from error
+        raise _told(error, cause, repository, where) from error
 
 
-def _told(error: Exception, repository: str, where: str) -> PolicyNotFoundError:
+def _told(error: Exception, cause: BaseException | None, repository: str, where: str) -> PolicyNotFoundError:
     import httpx
     from huggingface_hub import constants, errors
 
-    cause = of_hub(error)
     silent = (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.ConnectError)
     if isinstance(cause, (*silent, httpx.TimeoutException)) or isinstance(
         error, TimeoutError | ConnectionError

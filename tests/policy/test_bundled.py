@@ -317,7 +317,7 @@ class TestLoaded:
         assert json.loads(file.read_text())["base_model_name_or_path"] == here
         file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
         assert resolve.resolve(folder, None, None).checkpoint is models.CATALOGUE["smollm2-135m"]
-        with resolve.portable(str(folder)) as copy:
+        with resolve.portable(resolve.resolve(folder, None, None)) as copy:
             assert (
                 json.loads((Path(copy) / resolve.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
                 == here

@@ -96,7 +96,7 @@ def test_a_cache_of_its_own_and_a_revision_are_looked_for_before_the_hub_is_aske
     folder = cached("v2")
     there = {"revision": "v2", "cache_dir": folder}
     found = names.resolve("somebody/model", None, None, **there)
-    assert found == names.Source("somebody/model", None, of_hub="somebody/model")
+    assert found == names.Source("somebody/model", None, "somebody/model")
     for elsewhere in ({"cache_dir": folder}, {**there, "revision": "v3"}, {"revision": "v2"}):
         with pytest.raises(PolicyNotFoundError, match=r"cannot be reached[\s\S]*prepare\(offline=False\)"):
             names.resolve("somebody/model", None, None, **elsewhere)
@@ -124,7 +124,7 @@ def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_a
     config = next(place["cache_dir"].rglob("config.json"))
     config.write_bytes((TINY.checkpoint() / "config.json").read_bytes())
     trained = policy.model.config.max_position_embeddings
-    assert names.trained_length(str(adapter("somebody/model")), True, place) == trained
+    assert names.trained_length(resolve(adapter("somebody/model")), place) == trained
 
 
 def test_a_hub_that_connects_and_never_answers_fails_after_its_time(online: Any, monkeypatch: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_network_error_is_a_hub_that_cannot_be_reached_and_another_error_is_ra
 def test_a_configuration_in_another_encoding_is_named(tmp_path: Path, file: str, encoding: str) -> None:
     (tmp_path / file).write_text("{}", encoding=encoding)
     with pytest.raises(PolicyNotFoundError, match=f"{file} is not a JSON object in UTF-8"):
-        names.trained_length(resolve(tmp_path).path, False, {})
+        names.trained_length(resolve(tmp_path), {})
 
 
 @pytest.fixture
@@ -170,8 +170,9 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
 def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:
     folder = adapter(ELSEWHERE)
     (folder / "optimizer.pt").touch()
-    assert resolve(folder) == names.Source(str(folder), CATALOGUE["tiny"], is_adapter=True)
-    with names.portable(str(folder)) as copy:
+    found = resolve(folder)
+    assert found == names.Source(str(folder), CATALOGUE["tiny"], str(TINY.checkpoint()), is_adapter=True)
+    with names.portable(found) as copy:
         config = json.loads((Path(copy) / names.ADAPTER_CONFIG).read_text())
         assert config["base_model_name_or_path"] == str(TINY.checkpoint())
         kept = {file.name for file in Path(copy).iterdir()}
@@ -181,7 +182,7 @@ def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) ->
 
 def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(adapter: Any) -> None:
     with pytest.raises(PolicyNotFoundError, match=r"no folder '/gone/base'[\s\S]*base_model_name_or_path"):
-        names.trained_length(str(adapter("/gone/base")), True, {})
+        names.trained_length(resolve(adapter("/gone/base")), {})
 
 
 def test_a_base_is_named_so_that_it_is_found_later(tmp_path: Path, monkeypatch: Any) -> None:
