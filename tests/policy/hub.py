@@ -1,13 +1,11 @@
-"""A stand-in for the Hugging Face hub on this machine's loopback, for the tests of downloads and uploads.
+"""A stand-in for the Hugging Face hub on this machine's loopback, for the tests of downloads.
 
-It answers what ``huggingface_hub`` asks: a repository's list, HEAD and GET of its files, and for an upload the four
-requests that make a commit.  It can refuse, miss a file or be slow, and keeps a log of what it was asked.  Not Xet, the
-hub's other way to move large files: its servers are closed, so uploads take Git LFS.
+It answers what ``huggingface_hub`` asks: a repository's list, HEAD and GET of its files.  It can refuse, miss a file or
+be slow, and keeps a log of what it was asked.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
@@ -20,9 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
-
-LARGE = (".safetensors", ".bin", ".pt")
-"""Endings of what the hub stores as large files."""
 
 
 class Asked(NamedTuple):
@@ -52,9 +47,7 @@ class Repository:
     @property
     def commit(self) -> str:
         """The name of its state, as git has it: 40 digits."""
-        listing = "".join(
-            f"{name}:{hashlib.sha256(self.files[name]).hexdigest()}" for name in sorted(self.files)
-        )
+        listing = "".join(f"{name}:{_etag(self.files[name])}" for name in sorted(self.files))
         return hashlib.sha1(listing.encode()).hexdigest()
 
     @classmethod
@@ -65,26 +58,15 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The stand-in's state.
-
-    Attributes:
-        address: for HF_ENDPOINT.
-        repositories: by name.
-        valid, members, writers: tokens of an account, of one that gated and private repositories let in, and those
-            that may write.
-        seconds: that each answer takes.
-        log: what was asked.
-        stored: large files that were uploaded, by their SHA-256.
-    """
+    """The stand-in's state: its address, repositories by name, tokens of an account and of those that gated and private
+    repositories let in, the seconds that each answer takes, and what was asked."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     valid: set[str] = field(default_factory=set)
     members: set[str] = field(default_factory=set)
-    writers: set[str] = field(default_factory=set)
     seconds: float = 0.0
     log: list[Asked] = field(default_factory=list)
-    stored: dict[str, bytes] = field(default_factory=dict)
 
     def downloads(self, name: str) -> list[Asked]:
         """Of the files of this name."""
@@ -100,15 +82,12 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         """Nothing: what was asked is in the hub's own log."""
 
-    # --- what is asked ------------------------------------------------------------------------------------
-
     def do_HEAD(self) -> None:
-        self._read()
+        self.do_GET()
 
     def do_GET(self) -> None:
-        self._read()
-
-    def _read(self) -> None:
+        self.token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
+        self.hub.log.append(Asked(self.command, self.path, self.token))
         path = unquote(urlsplit(self.path).path)
         time.sleep(self.hub.seconds)
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/[^/]+)?", path):
@@ -120,157 +99,60 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(404, "EntryNotFound", f"the stand-in knows no {path}")
 
-    def do_POST(self) -> None:
-        path, body = unquote(urlsplit(self.path).path), self._body()
-        self._note()
-        name = "/".join(path.removeprefix("/api/models").split("/")[1:3]).removesuffix(".git")
-        if path == "/api/validate-yaml":
-            self._answer({"errors": [], "warnings": []})
-        elif self._token not in self.hub.writers:
-            self._refuse(401 if self._token is None else 403, "", "you must not write")
-        elif path == "/api/repos/create":
-            self._make(json.loads(body))
-        elif "/preupload/" in path:
-            self._answer({"files": [_how_to_upload(one["path"]) for one in json.loads(body)["files"]]})
-        elif path.endswith(".git/info/lfs/objects/batch"):
-            to = f"{self.hub.address}/upload/"
-            asked = json.loads(body)["objects"]
-            objects = [{**one, "actions": {"upload": {"href": to + one["oid"]}}} for one in asked]
-            self._answer({"transfer": "basic", "objects": objects})
-        elif "/commit/" in path:
-            self._commit(self.hub.repositories[name], [json.loads(line) for line in body.splitlines()])
-            self._answer({"commitUrl": f"{self.hub.address}/{name}/commit/1", "commitOid": "1" * 40})
-        else:
-            self._refuse(404, "", f"the stand-in knows no {path}")
-
-    def _make(self, asked: dict[str, Any]) -> None:
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-        self.hub.repositories.setdefault(name, Repository(private=asked.get("visibility") == "private"))
-        self._answer({"url": f"{self.hub.address}/{name}", "id": name})
-
-    def do_PUT(self) -> None:
-        body = self._body()
-        self._note()
-        oid = self.path.rpartition("/")[2]
-        if hashlib.sha256(body).hexdigest() != oid:
-            self._refuse(400, "", "the file is not what it was announced as")
-            return
-        self.hub.stored[oid] = body
-        self._answer({})
-
-    # --- the answers --------------------------------------------------------------------------------------
-
     def _list(self, name: str) -> None:
-        self._note()
-        if (found := self._repository(name)) is None:
-            return
-        siblings = [{"rfilename": file} for file in sorted({*found.files, *found.missing})]
-        told = {"_id": "1", "id": name, "modelId": name, "sha": found.commit, "siblings": siblings}
-        self._answer(
-            {**told, "private": found.private, "gated": "manual" if found.gated else False, "tags": []}
-        )
+        if (found := self._repository(name)) is not None:
+            siblings = [{"rfilename": file} for file in sorted({*found.files, *found.missing})]
+            told = {"_id": "1", "id": name, "modelId": name, "sha": found.commit, "siblings": siblings}
+            gated = "manual" if found.gated else False
+            self._answer({**told, "private": found.private, "gated": gated, "tags": []})
 
     def _tree(self, name: str) -> None:
-        self._note()
         if (found := self._repository(name)) is not None:
-            self._answer(
-                [
-                    {"type": "file", "path": file, "size": len(content), "oid": _etag(content)}
-                    for file, content in sorted(found.files.items())
-                ]
-            )
+            files = sorted(found.files.items())
+            self._answer([{"type": "file", "path": f, "size": len(c), "oid": _etag(c)} for f, c in files])
 
     def _file(self, name: str, revision: str, file: str) -> None:
         found = self._repository(name)
         if found is None:
-            self._note()
             return
-        if found.gated and self._token not in self.hub.members:
-            self._note()
+        if found.gated and self.token not in self.hub.members:
             said = f"Access to model {name} is restricted"
-            self._refuse(401 if self._token is None else 403, "GatedRepo", said)
+            self._refuse(401 if self.token is None else 403, "GatedRepo", said)
         elif file not in found.files or revision not in ("main", found.commit):
-            self._note()
             code = "EntryNotFound" if file not in found.files else "RevisionNotFound"
             self._refuse(404, code, f"no {file}", commit=found.commit)
         else:
-            self._send(found, file)
-
-    def _send(self, repository: Repository, file: str) -> None:
-        content = repository.files[file]
-        self.send_response(200)
-        for header, value in {
-            "Content-Length": len(content),
-            "ETag": f'"{_etag(content)}"',
-            "X-Repo-Commit": repository.commit,
-            "X-Linked-Size": len(content),
-            "X-Linked-ETag": f'"{_etag(content)}"',
-        }.items():
-            self.send_header(header, str(value))
-        self.end_headers()
-        self._note()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+            content = found.files[file]
+            etags = {"ETag": f'"{_etag(content)}"', "X-Linked-ETag": f'"{_etag(content)}"'}
+            self._send(
+                200, content, {**etags, "X-Repo-Commit": found.commit, "X-Linked-Size": str(len(content))}
+            )
 
     def _repository(self, name: str) -> Repository | None:
         """The repository, where it may be seen; else that is answered, as the hub does."""
         found = self.hub.repositories.get(name)
-        if self._token is not None and self._token not in self.hub.valid:
-            said = "Invalid credentials in Authorization header"
-            self._refuse(401, "", said)
+        if self.token is not None and self.token not in self.hub.valid:
+            self._refuse(401, "", "Invalid credentials in Authorization header")
             return None
-        if found is None or (found.private and self._token not in self.hub.members):
-            self._refuse(401 if self._token is None else 404, "RepoNotFound", "Repository not found")
+        if found is None or (found.private and self.token not in self.hub.members):
+            self._refuse(401 if self.token is None else 404, "RepoNotFound", "Repository not found")
             return None
         return found
 
-    def _commit(self, repository: Repository, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                repository.files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                repository.files[value["path"]] = self.hub.stored[value["oid"]]
-
-    # --- of HTTP ------------------------------------------------------------------------------------------
-
-    @property
-    def _token(self) -> str | None:
-        return (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-
-    def _note(self) -> None:
-        self.hub.log.append(Asked(self.command, self.path, self._token))
-
-    def _body(self) -> bytes:
-        if "Content-Length" in self.headers:
-            return self.rfile.read(int(self.headers["Content-Length"]))
-        parts = []
-        while size := int(self.rfile.readline(), 16):  # in chunks
-            parts.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(parts)
-
     def _answer(self, data: object, status: int = 200, **headers: str) -> None:
-        body = json.dumps(data).encode()
-        self.send_response(status)
-        for header, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(body)),
-            **headers,
-        }.items():
-            self.send_header(header, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self._send(status, json.dumps(data).encode(), {"Content-Type": "application/json", **headers})
 
     def _refuse(self, status: int, code: str, said: str, commit: str = "") -> None:
         headers = {"X-Error-Code": code, "X-Error-Message": said, "X-Repo-Commit": commit}
         self._answer({"error": said}, status, **{name: value for name, value in headers.items() if value})
 
-
-def _how_to_upload(file: str) -> dict[str, Any]:
-    return {"path": file, "uploadMode": "lfs" if file.endswith(LARGE) else "regular", "shouldIgnore": False}
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for header, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(header, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
 def _etag(content: bytes) -> str:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import constants, file_download, hf_api
+from huggingface_hub import HfApi, RepoUrl, constants, file_download, hf_api
 from huggingface_hub.utils import _http
 
 import rloo_kit
@@ -128,11 +130,26 @@ def test_a_hub_that_is_too_slow_is_not_waited_for(hub: Hub, monkeypatch: pytest.
 # --- uploads ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def uploads(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is uploaded by the hub's client is a repository of the stand-in."""
+
+    def create_repo(self: HfApi, name: str, private: bool | None, exist_ok: bool) -> Any:
+        hub.repositories[name] = Repository(private=bool(private))
+        return RepoUrl(f"{hub.address}/{name}", endpoint=hub.address)
+
+    def upload_folder(self: HfApi, folder_path: Path, repo_id: str, commit_message: str) -> None:
+        hub.repositories[repo_id].files = Repository.of(folder_path).files
+
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_what_is_pushed_is_read_back_by_its_name(
-    merged: bool, hub: Hub, policy: Policy, tmp_path: Path
+    merged: bool, hub: Hub, uploads: None, policy: Policy, tmp_path: Path
 ) -> None:
-    hub.writers = hub.members = {TOKEN}
+    hub.members = {TOKEN}
     moved(policy, 0.02)
     assert policy.push_to_hub("me/policy", merged=merged, private=True) == f"{hub.address}/me/policy"
     stored = hub.repositories["me/policy"]
@@ -147,8 +164,9 @@ def test_what_is_pushed_is_read_back_by_its_name(
         assert torch.equal(logits(again), logits(policy))
 
 
-def test_an_adapter_over_a_base_of_the_hub_brings_its_base_and_is_checked_before(hub: Hub) -> None:
-    hub.writers = {TOKEN}
+def test_an_adapter_over_a_base_of_the_hub_brings_its_base_and_is_checked_before(
+    hub: Hub, uploads: None
+) -> None:
     rloo_kit.load_policy("qwen3-0.6b").push_to_hub("me/adapter")
     stored = hub.repositories["me/adapter"]
     assert rloo_kit.load_policy("me/adapter").checkpoint.name == "qwen3-0.6b"
@@ -161,9 +179,14 @@ def test_an_adapter_over_a_base_of_the_hub_brings_its_base_and_is_checked_before
         rloo_kit.load_policy("me/adapter")
 
 
-def test_an_upload_that_is_refused_says_what_to_do_and_not_the_token(hub: Hub, policy: Policy) -> None:
+def test_an_upload_that_is_refused_says_what_to_do_and_not_the_token(
+    hub: Hub, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        HfApi, "create_repo", Mock(side_effect=httpx.HTTPError(f"403: {TOKEN} must not write"))
+    )
     with pytest.raises(PolicyNotFoundError, match=r"does not take the upload[\s\S]*HF_TOKEN") as raised:
-        policy.push_to_hub("me/policy")
+        policy.push_to_hub("me/policy", token=TOKEN)
     assert TOKEN not in str(raised.value)
     assert len(str(raised.value).splitlines()) == 3
 
