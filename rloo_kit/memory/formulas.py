@@ -11,8 +11,8 @@ F ffn size, V vocabulary, L layers, r LoRA rank.  It reads no device and imports
 
 from functools import cached_property
 
+from rloo_kit.forward_passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.memory.specs import PROCESSORS, Model, Settings
-from rloo_kit.passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.session.show import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
@@ -307,8 +307,8 @@ class _Passes(_Held):
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once while log-probabilities are computed; never those of all tokens.
 
-        CPU: the kit's own tile of rows and of the vocabulary (train/head.py), with three vectors of H a row, and the
-        gradient's beside them.  In 16 bit, and where lm_head is trained, unsloth's: as many rows as make
+        CPU: the kit's own tile of rows and of the vocabulary (train/cpu_logprobs.py), with three vectors of H a row,
+        and the gradient's beside them.  In 16 bit, and where lm_head is trained, unsloth's: as many rows as make
         ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py), in float32, twice: logits and probabilities, in 16 bit beside
         lm_head's output; four times from the second tile on, since those of the previous tile are still held.
         GPU: unsloth's fused head (unsloth_zoo/fused_losses/fused_linear.py, in place of TRL's

@@ -122,7 +122,7 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
     """Refuse a model with a trained weight that is NaN or infinite.
 
-    The trainer looks at gradients before they reach a weight (:mod:`rloo_kit.train.gradients`); a finite one still
+    The trainer looks at gradients before they reach a weight (:mod:`rloo_kit.train.callbacks`); a finite one still
     makes NaN where the optimizer divides by zero, or decays by NaN.
 
     Args:
