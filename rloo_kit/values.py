@@ -1,8 +1,8 @@
-"""Check a value against the type that is written at it, and say in words what would be right.
+"""Check values against the types that are written at them, and show them in messages without secrets.
 
 For every room that takes settings: ``RLOOConfig``, ``load_policy``, ``Policy.generate``.  Types are Python's own, with
 ranges as ``typing.Annotated``; pydantic compares them, strictly: no text for a number, no 1.5 for a count, and no NaN
-or infinity but where a type says so.  Values that have to go together are not this module's affair.
+or infinity but where a type says so.  Values that have to go together are not checked here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import operator
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Interval, MultipleOf
@@ -43,16 +43,6 @@ Temperature = Annotated[float, Interval(ge=0.01, le=100)]
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 """What numpy, random and torch all take."""
 
-WORDS = {int: "a whole number", float: "a finite number", str: "text", dict: "a dict"}
-WORDS |= {type(None): "None", list: "a list"}
-MOST_NAMED = 12  # choices in a message
-SIGNS = {
-    "ge": "of at least {}",
-    "gt": "above {}",
-    "le": "at most {}",
-    "lt": "below {}",
-    "multiple_of": "whole",
-}
 SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
 
 
@@ -68,82 +58,54 @@ def check(
         advice: what to do about a value, by name, where that is not to write it in another form.
 
     Raises:
-        ConfigError: the first value that is not of its type, with the nearest that is.
+        ConfigError: the first value that is not of its type, in pydantic's words.
     """
     found = dict(given)
     for name in [name for name in given if name in hints]:
-        for form in _forms(given[name]):
-            if _fits(hints[name], form):
-                found[name] = form
-                break
-        else:
+        found[name], wrong = _validated(hints[name], given[name])
+        if wrong:
             raise ConfigError(
-                f"{name} must be {described(hints[name])}",
+                f"{name} must be {wrong}",
                 where=f"{where}({name}={shown(name, given[name])})",
-                todo=nearest(name, given[name], hints[name])
+                todo=_suggestion(name, given[name], hints[name])
                 or (advice or {}).get(name)
                 or f"leave {name} out",
             )
     return found
 
 
-def described(hint: Hint) -> str:
-    """A type in words: "a whole number of at least 1 or None"."""
-    parts = _parts(hint)
-    chosen = any(map(_choices, parts))  # then any text is not meant
-    *first, last = dict.fromkeys(
-        word for part in parts if not (chosen and part is str) for word in _words(part)
-    )
-    return f"{', '.join(first)} or {last}" if first else last
-
-
-def _words(hint: Hint) -> list[str]:
-    origin: Any = get_origin(hint)
-    arguments = get_args(hint)
-    if choices := _choices(hint):
-        return list(map(repr, choices)) if len(choices) <= MOST_NAMED else [f"one of {len(choices)} names"]
-    if origin is Annotated:
-        kind = "a number" if INFINITE in arguments else described(arguments[0])
-        return [f"{kind} {_bounds(arguments[1:])}".strip()]
-    if origin is tuple:
-        return [f"({', '.join(map(described, arguments))})"]
-    if origin is list:
-        return [f"a list with {described(arguments[0])} each"]
-    return ["True", "False"] if hint is bool else [WORDS.get(origin or hint, str(hint))]
-
-
-def _bounds(marks: Iterable[object]) -> str:
-    limits = [(side, getattr(mark, side, None)) for mark in marks for side in SIGNS]
-    return " and ".join(SIGNS[side].format(value) for side, value in limits if value is not None)
-
-
-def nearest(name: str, value: object, hint: Hint) -> str | None:
-    """What to write instead: the same value in the right form, or the choice with the most similar name."""
-    if (written := _written(value, hint)) is not None:
-        return f"write {name}={written!r}"
-    choices = [one for part in _parts(hint) for one in _choices(part)]
-    close = difflib.get_close_matches(str(value).lower(), map(str, choices), n=1)
-    return f"did you mean {name}={close[0]!r}?" if close else None
-
-
-def _written(value: object, hint: Hint) -> Any:
-    """The value in the form that was meant, "2" as 2 and 1.0 as 1; None where there is none."""
-    for form in () if isinstance(value, bool) else _forms(value):
-        for part in _parts(hint):
-            found = None if part is str else _read(form, part)
-            if found is not None:
-                return found
-    return None
-
-
-def _read(value: object, hint: Hint) -> Any:
+def _validated(hint: Hint, value: object) -> tuple[Any, str]:
+    """The value in a form that fits its type, and an empty text; or the value and what it should be."""
     from pydantic import ValidationError
 
-    try:
-        found = _adapter(hint).validate_python(value, strict=False)
-    except ValidationError:
-        return None
-    return found if _fits(hint, found) and not isinstance(found, dict) else None
+    said = ""
+    for form in _forms(value):
+        try:
+            _adapter(hint).validate_python(form)
+        except ValidationError as error:
+            messages = [one["msg"].removeprefix("Input should be ") for one in error.errors()]
+            messages = [one for one in messages if not one.startswith("an instance of")] or messages
+            said = said or " or ".join(dict.fromkeys(messages))
+        else:
+            return form, ""
+    return value, said
+
+
+def _suggestion(name: str, value: object, hint: Hint) -> str:
+    """The same value in the right form, "2" as 2, or the most similar choice."""
+    from pydantic import ValidationError
+
+    choices = [str(one) for part in _parts(hint) for one in _choices(part)]
+    if close := difflib.get_close_matches(str(value).lower(), choices, n=1):
+        return f"did you mean {name}={close[0]!r}?"
+    for part in () if isinstance(value, bool) else _parts(hint):
+        try:
+            read = None if part is str else _adapter(part).validate_python(value, strict=False)
+        except ValidationError:
+            continue
+        if read is not None and not isinstance(read, dict):
+            return f"write {name}={read!r}"
+    return ""
 
 
 def _parts(hint: Hint) -> tuple[Hint, ...]:
@@ -167,41 +129,30 @@ def _forms(value: object) -> list[Any]:
     return [value]
 
 
-def _fits(hint: Hint, value: object) -> bool:
-    from pydantic import ValidationError
-
-    try:
-        _adapter(hint).validate_python(value)
-    except ValidationError:
-        return False
-    return True
-
-
 @functools.cache
 def _adapter(hint: Hint) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
 
     how = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
-    return TypeAdapter(_with_choices(hint), config=how)
+    return TypeAdapter(_for_pydantic(hint), config=how)
 
 
-def _with_choices(hint: Hint) -> Hint:
-    """The type as pydantic takes it: a choice by its value as well as by its name, so that not any text will do."""
+def _for_pydantic(hint: Hint) -> Hint:
+    """The type as pydantic takes it: of an enumeration beside ``str`` its values, so that not any text will do."""
     from pydantic import AllowInfNan
 
     parts = _parts(hint)
     if named := [part for part in parts if isinstance(part, type) and issubclass(part, enum.Enum)]:
         values = tuple(value for part in named for value in _choices(part))
-        others = tuple(part for part in parts if part is not str)
-        return Union[(Literal[values], *others)]
+        return Union[(Literal[values], *(part for part in parts if part is not str))]
     if len(parts) > 1:
-        return functools.reduce(operator.or_, map(_with_choices, parts))
+        return functools.reduce(operator.or_, map(_for_pydantic, parts))
     if get_origin(hint) is Annotated and INFINITE in get_args(hint):
         kind, *marks = get_args(hint)
         return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]
     origin: Any = get_origin(hint)
     if origin in (list, tuple):
-        return origin[tuple(map(_with_choices, get_args(hint)))]
+        return origin[tuple(map(_for_pydantic, get_args(hint)))]
     return hint
 
 

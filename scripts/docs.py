@@ -79,7 +79,7 @@ def trls(config_class: type) -> type:
 def own_settings() -> str:
     """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
     from rloo_kit import RLOOConfig
-    from rloo_kit.train.own import NAMES
+    from rloo_kit.train.validate import NAMES
 
     said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
     ours = defaults(RLOOConfig)
@@ -96,10 +96,11 @@ def documented(docstring: str) -> Iterator[tuple[str, str]]:
 def trl_settings() -> str:
     """TRL's arguments that matter most, with the kit's default."""
     from rloo_kit import RLOOConfig
-    from rloo_kit.train.described import TEN
+    from rloo_kit.train.config import TEN
 
+    said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
     ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), text) for name, text in TEN.items()]
+    rows = [(f"`{name}`", shown(ours[name]), said[name]) for name in TEN]
     return markdown_table(("setting", "default", "meaning"), rows)
 
 
@@ -438,13 +439,47 @@ def generated(page: str) -> str:
     return MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", page)
 
 
+SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/validate.py.
+
+Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import trl
+
+class Signature(trl.RLOOConfig):
+    """What ``RLOOConfig(...)`` can be given; it takes the names of older TRL releases and GRPO's too."""
+
+    def __init__(
+        self,
+'''
+
+
+def signature_source() -> str:
+    """The text of ``signature.pyi``, broken as the formatter breaks it."""
+    from rloo_kit import RLOOConfig
+
+    lines = []
+    for one in inspect.signature(RLOOConfig).parameters.values():
+        value = one.default
+        default = json.dumps(value) if isinstance(value, str) else repr(value)
+        simple = value is None or isinstance(value, str | int | float)
+        line = f"        {one.name}: {one.annotation} = {default if simple else '...'},"
+        if len(line) > 110:
+            line = line.replace("[", f"[\n{' ' * 12}").replace("]", f"\n{' ' * 8}]")
+        lines.append(line)
+    lines.insert(1, "        *,")
+    return SIGNATURE_HEAD + "\n".join(lines) + "\n    ) -> None: ...\n"
+
+
 def stale() -> dict[Path, str]:
     """The pages that differ from what the code gives, and the signature that type checkers read: page -> new text."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train import described
-
     pages = {page: generated(page.read_text()) for page in sorted([*DOCS.glob("*.md"), ROOT / "SKILL.md"])}
-    pages[SIGNATURE] = described.source(RLOOConfig)
+    pages[SIGNATURE] = signature_source()
     return {page: text for page, text in pages.items() if not page.exists() or text != page.read_text()}
 
 

@@ -33,7 +33,7 @@ from rloo_kit.cli.grammar import IN_FILE, Grammar, Make, meant
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.policy import load
 from rloo_kit.tasks.task import FILES
-from rloo_kit.train import fields, renamed_args
+from rloo_kit.train import renamed_args, validate
 from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
@@ -232,11 +232,11 @@ class _Look:
         """By the names that ``RLOOConfig`` takes, older ones and GRPO's among them."""
         if name in FUNCTIONS and isinstance(value, str) and "." in value:
             self.grammar.named(value)
-        elif known := fields.written_down():
+        elif known := validate.written_down():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said when the settings are made
                 today = renamed_args.todays({name: value}, set(known), "RLOOConfig")
-            fields.checked(today, known)
+            validate.checked(today, known)
 
     def task(self, given: object) -> None:
         if not given:

@@ -13,7 +13,7 @@ from typing import Any
 
 import rewards
 from rewards.signature import Reward
-from rloo_kit import Plan, inputs, plan, tasks
+from rloo_kit import Plan, data_checks, plan, tasks
 from rloo_kit.cli.config import Config
 from rloo_kit.cli.document import Key
 from rloo_kit.cli.grammar import CORRECT
@@ -38,7 +38,7 @@ class Run:
 
     def plan(self) -> Plan:
         """The memory of this run, at the longest of its prompts."""
-        _, longest = inputs.longest_prompts(self.task.train)
+        _, longest = data_checks.longest_prompts(self.task.train)
         tokens = max(map(len, self.policy.tokenize(longest, **self.config.template)))
         return plan(self.policy, self.config.trainer, prompt_tokens=tokens)
 
@@ -110,7 +110,7 @@ def assembled(config: Config, policy: Policy | None = None) -> Run:
     for index, entry in enumerate(entries):
         with _located(config, ("rewards", index)):
             made.append(entry(known))
-            rewards.check_signature(made[-1], inputs.reward_columns(task.train))
+            rewards.check_signature(made[-1], data_checks.reward_columns(task.train))
     return Run(config, policy, task, made)
 
 

@@ -19,7 +19,7 @@ import rewards
 from rewards.answers import answer_reward
 from rewards.guard import call_reward
 from rewards.signature import Reward, judges_of, reward_name
-from rloo_kit import inputs, tasks, values
+from rloo_kit import data_checks, tasks, values
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
 from rloo_kit.session import processes
@@ -149,9 +149,9 @@ def evaluate(
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
-    inputs.check_prompts([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+    data_checks.check_prompts([row["prompt"] for row in rows], policy.tokenizer, "dataset")
     if policy.tokenizer is not None:
-        inputs.name_special_tokens([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+        data_checks.name_special_tokens([row["prompt"] for row in rows], policy.tokenizer, "dataset")
     funcs = _each_reward(reward_funcs)
     correct = correct or _judge_of_answers(funcs)
     if correct is None and "answer" in rows[0]:
@@ -253,18 +253,18 @@ def _guarded(funcs: Sequence[Reward], rows: Sequence[Row]) -> list[Reward]:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    return [name for name in rows[0] if name not in inputs.UNSEEN]
+    return [name for name in rows[0] if name not in data_checks.UNSEEN]
 
 
 def _weights(given: Sequence[float] | None, funcs: Sequence[Reward]) -> list[float]:
-    inputs.check_weights(funcs, given, where="evaluate")
+    data_checks.check_weights(funcs, given, where="evaluate")
     return [1.0] * len(funcs) if given is None else list(map(float, given))
 
 
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
     rows = list(itertools.islice(dataset, n))
     if rows and not isinstance(rows[0], Mapping):
-        raise inputs.not_a_dataset(dataset, "dataset", where="evaluate")
+        raise data_checks.not_a_dataset(dataset, "dataset", where="evaluate")
     if not rows or "prompt" not in rows[0]:
         raise DatasetError(
             "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate",
@@ -306,7 +306,7 @@ def score(
         "log_metric": lambda name, value: None,
     }
     guarded = [rewards.guarded(func) for func in reward_funcs]
-    names = inputs.distinct([func.__name__ for func in guarded])
+    names = data_checks.distinct([func.__name__ for func in guarded])
     return {name: call_reward(func, **keywords) for name, func in zip(names, guarded, strict=True)}
 
 

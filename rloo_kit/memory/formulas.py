@@ -10,8 +10,8 @@ F ffn size, V vocabulary, L layers, r LoRA rank.
 
 from functools import cached_property
 
+from rloo_kit.forward_passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.memory.specs import PROCESSORS, Model, Settings
-from rloo_kit.passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.session.show import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
@@ -259,7 +259,7 @@ class _Passes(_Held):
     def tile(self, with_gradient: bool = True) -> int:
         """Logits held at once while log-probabilities are computed; never those of all tokens.
 
-        CPU: the kit's own tile (train/head.py).  In 16 bit, and where lm_head is trained, unsloth's rows of
+        CPU: the kit's own tile (train/cpu_logprobs.py).  In 16 bit, and where lm_head is trained, unsloth's rows of
         ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py) in float32: logits and probabilities, from the second tile on those
         of the previous one too.
         GPU: unsloth_zoo/fused_losses/fused_linear.py.  Up to 24.5 GiB 4096 x 16384 logits in float32, for the gradient

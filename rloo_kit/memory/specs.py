@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
+from rloo_kit.forward_passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.memory.hardware import Device, Engine
 from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
-from rloo_kit.passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.session.imports import UNSLOTH_CPU_TILE_LOGITS, cpu_tile_logits, import_unsloth
 from rloo_kit.session.show import GIB
 
@@ -140,7 +140,7 @@ class Settings:
 def settings_of(
     config: trl.RLOOConfig | None, prompt_tokens: int | None = None, max_seq_length: int | None = None
 ) -> Settings:
-    """What of a configuration decides about memory; of None, and where it is silent, :data:`rloo_kit.passes.DEFAULTS`.
+    """What of a configuration decides about memory; of None, and where it is silent, the defaults.
 
     Raises:
         ConfigError: a length or batch below 1.

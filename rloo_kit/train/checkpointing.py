@@ -1,42 +1,53 @@
 """What a run writes, and when: whole checkpoints of finite weights, at the end of a step and of no half of one.
 
-For :mod:`.resume`, which goes on from them.  transformers writes the files; here they are written aside, sealed and
-moved into place (:mod:`.checkpoints`), and signals wait while an update is made (:mod:`.stops`).
+For :mod:`.resume`, which goes on from them.  transformers writes the files; here they are written aside, sealed with a
+manifest (:mod:`rloo_kit.watch.checkpoint`) and moved into place.  Only what a run of the kit's wrote is ever moved, and
+nothing is deleted but by ``save_total_limit``: a user's folder may be called ``checkpoint-notes``, or be a copy of
+another run's.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import trl
-from transformers import TrainerCallback
+from filelock import FileLock, Timeout
 
-from rloo_kit.memory import formulas as footprint
+from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
+from rloo_kit.memory import formulas
 from rloo_kit.policy import model_card
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.save import check_finite
 from rloo_kit.session import processes
-from rloo_kit.train import checkpoints, fingerprints, run_record
-from rloo_kit.train.stops import Stops
-from rloo_kit.watch import checkpoint, run_folder
+from rloo_kit.session.show import scale_of
+from rloo_kit.train import fingerprints, run_record
+from rloo_kit.train.callbacks import Stops
+from rloo_kit.watch import checkpoint
+from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_utils import TrainOutput
 
     from rloo_kit.memory.plan import Plan
     from rloo_kit.train.run_record import Asked
 
-ROLLOUT = "rollout.pt"
-"""The rest of a generation batch that several steps train on."""
+WRITING = "_rloo_kit_writing"
+"""Where a checkpoint is while it is written, and one that is to be deleted; moving is one step of the file system.
 
-Batches = list[dict[str, torch.Tensor]]
+What the kit keeps in a run's folder for itself begins with "_": transformers pushes nothing of that name to the hub."""
+
+LOCK = "_rloo_kit.lock"
+"""Says which process has it, for the message alone: on Windows a locked file takes no text."""
 
 
 class SavingTrainer(trl.RLOOTrainer):
@@ -45,7 +56,6 @@ class SavingTrainer(trl.RLOOTrainer):
     memory_plan: Plan
     stops: Stops
     _step: int
-    _buffered_inputs: Batches | None
     _finished: int | None
     _asked: Asked
     _torn: bool
@@ -62,42 +72,28 @@ class SavingTrainer(trl.RLOOTrainer):
         """The run's folder, wherever a reward changes the directory to."""
         return Path(self.args.output_dir).absolute()
 
-    def shown(self, path: Path | None) -> str:
+    def shown(self, path: Path) -> str:
         """A path in the run's folder as the user writes it."""
-        if path is None or not path.is_relative_to(self.folder):
-            return str(path)
-        return str(Path(self.args.output_dir) / path.relative_to(self.folder))
-
-    @property
-    def _batch_steps(self) -> int:
-        """Micro-batches that a generation batch is trained on for."""
-        steps: int = self.args.steps_per_generation * self.num_iterations
-        return steps
-
-    @property
-    def _batch_layout(self) -> list[int]:
-        """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
-        args = self.args
-        rows = [args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps]
-        return [*rows, args.steps_per_generation, self.num_iterations, self.accelerator.num_processes]
+        inside = path.is_relative_to(self.folder)
+        return str(Path(self.args.output_dir) / path.relative_to(self.folder) if inside else path)
 
     @property
     def checkpoint_bytes(self) -> int:
         """What a checkpoint takes, without the tokenizer's files; 0 where the run writes none."""
         if self.args.save_strategy == "no":
             return 0
-        parts = [footprint.LORA, footprint.REFERENCE]
+        parts = [formulas.LORA, formulas.REFERENCE]
         if self.memory_plan.settings.full_finetuning:
-            parts += [footprint.WEIGHTS, footprint.REST]
+            parts += [formulas.WEIGHTS, formulas.REST]
         if not self.args.save_only_model:
-            parts.append(footprint.OPTIMIZER)
+            parts.append(formulas.OPTIMIZER)
         return sum(self.memory_plan.parts.get(part, 0) for part in parts)
 
     # --- the end of a step --------------------------------------------------------------------------------
 
     def begin_update(self) -> None:
         """From here on weights, optimizer and schedule are changed one after the other."""
-        self.stops.hold()
+        self.stops.held = True
         self._torn = True
 
     def end_update(self) -> None:
@@ -112,9 +108,9 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
         """Works around: a signal between two of these would leave a step half logged or half saved."""
-        self.stops.hold()
+        self.stops.held = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.stops.release(self._agreed)
+        self.stops.release(self._largest)
 
     def _evaluate(self, *args: object, **kwargs: object) -> dict[str, float]:
         """Works around: an evaluation takes as long as many steps, for which a signal should not wait."""
@@ -125,8 +121,8 @@ class SavingTrainer(trl.RLOOTrainer):
         self.stops.held = held
         return found
 
-    def _agreed(self, asked: int) -> int:
-        """The largest of all processes' numbers."""
+    def _largest(self, asked: int) -> int:
+        """Of all processes' numbers."""
         mine = torch.tensor([asked], device=self.accelerator.device)
         return int(self.accelerator.gather(mine).max())
 
@@ -134,13 +130,13 @@ class SavingTrainer(trl.RLOOTrainer):
         check_finite(self.model, where, self._way_on)
 
     def _way_on(self) -> str:
-        kept = run_folder.last_whole_checkpoint(self.folder)
-        way_on = "start again"
-        if kept:
-            way_on = f"train(resume_from_checkpoint={self.shown(kept)!r}) goes on from before"
-        return (
-            f"lower learning_rate, look at adam_epsilon and weight_decay, load the policy anew, and {way_on}"
+        kept = last_whole_checkpoint(self.folder)
+        way = (
+            f"train(resume_from_checkpoint={self.shown(kept)!r}) goes on from before"
+            if kept
+            else "start again"
         )
+        return f"lower learning_rate, look at adam_epsilon and weight_decay, load the policy anew, and {way}"
 
     # --- a checkpoint -------------------------------------------------------------------------------------
 
@@ -148,9 +144,9 @@ class SavingTrainer(trl.RLOOTrainer):
         """Works around: files are written one by one into the place of a whole checkpoint, none is brought to the
         disk, and folders that begin like a checkpoint's name are deleted beyond save_total_limit."""
         folder, step = Path(self._get_output_dir(trial)), self.state.global_step
-        aside, writes = folder / checkpoints.WRITING, self.args.should_save
+        aside, writes = folder / WRITING, self.args.should_save
         try:
-            with checkpoints.explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
+            with explained(folder, f"checkpoint-{step}", self.checkpoint_bytes):
                 if writes:
                     shutil.rmtree(aside / f"checkpoint-{step}", ignore_errors=True)
                     aside.mkdir(parents=True, exist_ok=True)
@@ -162,28 +158,31 @@ class SavingTrainer(trl.RLOOTrainer):
                 if writes:
                     self._publish(folder, step)
         except BaseException:
-            if writes:
-                shutil.rmtree(
-                    aside, ignore_errors=True
-                )  # half a checkpoint would take the room that is missing
+            if writes:  # half a checkpoint would take the room that is missing
+                shutil.rmtree(aside / f"checkpoint-{step}", ignore_errors=True)
+                tidy(folder)
             raise
         finally:
             self._aside = False
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(checkpoints.place_of(folder, step)))
+            self._push_from_checkpoint(str(place_of(folder, step)))
 
     def _publish(self, folder: Path, step: int) -> None:
-        place = checkpoints.place_of(folder, step)
-        written = folder / checkpoints.WRITING / f"checkpoint-{step}"
+        written, place = folder / WRITING / f"checkpoint-{step}", place_of(folder, step)
         if self.state.best_global_step == step and self.state.best_model_checkpoint:
             # transformers has noted where it was written.
             self.state.best_model_checkpoint = str(Path(self.args.output_dir) / place.name)
             self.state.save_to_json(str(written / checkpoint.STATE))
         told = {"step": step, "optimizer": optimizer_name(self.optimizer), "run": self._made_of}
-        checkpoints.publish(written, place, told)
+        checkpoint.seal(written, told)
+        if place.exists():
+            delete(place)
+        written.rename(place)
+        checkpoint.sync(folder)
         self._saved_step = step
-        checkpoints.keep_newest(folder, self.args.save_total_limit, self._best(folder))
+        keep_newest(folder, self.args.save_total_limit, self._best(folder))
+        tidy(folder)
 
     def _best(self, folder: Path) -> Path | None:
         best = self.state.best_model_checkpoint
@@ -192,8 +191,8 @@ class SavingTrainer(trl.RLOOTrainer):
     def _get_output_dir(self, trial: object) -> str:
         """Works around: transformers writes into this folder, and deletes in it what begins like a checkpoint."""
         found = Path(super()._get_output_dir(trial))
-        inside = found.relative_to(self.args.output_dir)  # of a trial, its own
-        return str(self.folder / inside / checkpoints.WRITING if self._aside else self.folder / inside)
+        inside = self.folder / found.relative_to(self.args.output_dir)  # of a trial, its own
+        return str(inside / WRITING if self._aside else inside)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Works around: what is uploaded in the background must not be moved meanwhile."""
@@ -210,9 +209,10 @@ class SavingTrainer(trl.RLOOTrainer):
             self._aside = False
         best = self._best(self.folder)
         if self.args.should_save and best and self.args.save_total_limit == 1 and checkpoint.is_ours(best):
-            for folder in checkpoints.ours(self.folder):
+            for folder in ours(self.folder):
                 if folder != best:
-                    checkpoints.delete(folder)
+                    delete(folder)
+            tidy(self.folder)
         return result
 
     def _find_best_again(self) -> None:
@@ -221,13 +221,13 @@ class SavingTrainer(trl.RLOOTrainer):
         state = self.state
         if not (step := state.best_global_step):
             return
-        if found := [one for one in checkpoints.ours(self.folder) if checkpoint.step_of(one) == step]:
+        if found := [one for one in ours(self.folder) if checkpoint.step_of(one) == step]:
             state.best_model_checkpoint = self.shown(found[-1])
             return
         state.best_global_step, state.best_metric, state.best_model_checkpoint = None, None, None
         if self.args.load_best_model_at_end:
             processes.warn(
-                f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now",
+                f"the best checkpoint, of step {step}, is not in {self.folder}: only later steps count now"
             )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -247,7 +247,7 @@ class SavingTrainer(trl.RLOOTrainer):
         """Works around: the file is written in place, and a run killed meanwhile has no log."""
         if self.is_world_process_zero():
             unfinished = self.folder / f".{checkpoint.STATE}"
-            with checkpoints.explained(self.folder, checkpoint.STATE):
+            with explained(self.folder, checkpoint.STATE):
                 self.state.save_to_json(str(unfinished))
                 unfinished.replace(self.folder / checkpoint.STATE)
 
@@ -273,41 +273,6 @@ class SavingTrainer(trl.RLOOTrainer):
     def _data_facts(self) -> dict[str, object]:
         return run_record.data(self._asked.train_dataset)
 
-    # --- what is drawn ------------------------------------------------------------------------------------
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """Works around: a generation batch that several steps train on would be sampled anew."""
-        super()._save_rng_state(output_dir)
-        if self._first_micro_step % self._batch_steps and self._buffered_inputs is not None:
-            batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
-            kept = {"layout": self._batch_layout, "batches": batches}
-            torch.save(kept, Path(output_dir) / rollout_file(self.accelerator))
-
-    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
-        """Works around: TRL goes on in the middle of a generation batch as if at its start."""
-        if checkpoint_folder is None:
-            return
-        file, device = Path(checkpoint_folder) / rollout_file(self.accelerator), self.accelerator.device
-        self._step = self._first_micro_step
-        with checkpoints.loadable(Path(checkpoint_folder)):
-            super()._load_rng_state(checkpoint_folder)
-            kept = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
-            if kept.get("layout") == self._batch_layout:
-                batches = [{name: t.to(device) for name, t in one.items()} for one in kept["batches"]]
-                self._buffered_inputs = batches
-
-    @property
-    def _first_micro_step(self) -> int:
-        """Micro-batches until the next step, which a stop may have cut in two."""
-        steps: int = self.state.global_step * self.args.gradient_accumulation_steps
-        return steps
-
-
-def rollout_file(accelerator: object) -> str:
-    """:data:`ROLLOUT`, of one process of several with its number."""
-    processes, index = accelerator.num_processes, accelerator.process_index  # type: ignore[attr-defined]
-    return ROLLOUT if processes == 1 else f"rollout_{index}.pt"
-
 
 def optimizer_name(optimizer: Optimizer) -> str:
     """What an optimizer's saved state belongs to: its class, its library, and bits where it has some.
@@ -321,39 +286,171 @@ def optimizer_name(optimizer: Optimizer) -> str:
     return f"{type(inner).__name__} of {library}" + (f", {bits} bit" if bits else "")
 
 
-def optimizer_differs(optimizer: Optimizer, saved: Mapping[str, object], told: str | None) -> str:
-    """The optimizer that a checkpoint's state is of, where it is another one than this; else empty.
+# --- a run's folder ---------------------------------------------------------------------------------------
+
+
+def ours(output_dir: Path) -> list[Path]:
+    """The checkpoints in a run's folder that runs of the kit's wrote there, by step."""
+    return [folder for folder in checkpoints(output_dir) if checkpoint.is_ours(folder)]
+
+
+def place_of(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step goes: its own name, or the next one that is free of things of others."""
+    same = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) == step]
+    return same[-1] if same else _free(output_dir / f"checkpoint-{step}")
+
+
+def set_aside(output_dir: Path, after: int = -1) -> Path | None:
+    """Move the kit's checkpoints of later steps than ``after`` to ``_earlier-1``, or the next number that is free.
+
+    Returns:
+        The folder where they are now, or None where there were none.
+    """
+    folders = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) > after]
+    place = next(p for n in itertools.count(1) if not os.path.lexists(p := output_dir / f"_earlier-{n}"))
+    for folder in folders:
+        place.mkdir(exist_ok=True)
+        folder.rename(place / folder.name)
+    return place if folders else None
+
+
+def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = None) -> None:
+    """Delete the oldest checkpoints of the kit's beyond ``save_total_limit``, as transformers does.
 
     Args:
-        optimizer: of the run that resumes.
-        saved: the state in the checkpoint.
-        told: :func:`optimizer_name` of the one that wrote it, None in a checkpoint without a manifest.
+        output_dir: of the run.
+        limit: how many are kept; None or 0 keeps all.
+        protected: the best one so far, which is kept beside the newest.
     """
-    mine = optimizer_name(optimizer)
-    if told is not None:
-        return told if told != mine else ""
-    kept = {name for one in saved["state"].values() for name in one}  # type: ignore[attr-defined]
-    if ("betas" in saved["param_groups"][0]) != ("betas" in optimizer.param_groups[0]):  # type: ignore[index]
-        return "one of another kind"
-    if kept and ("state1" in kept) != mine.partition(" of ")[2].startswith("bitsandbytes"):
-        return "one of bitsandbytes" if "state1" in kept else "one of torch"
-    return ""
+    found = ours(output_dir)
+    spared = {one for one in (*found[-1:], protected) if one in found}
+    spare = [folder for folder in found if folder not in spared]
+    for folder in spare[: max(0, len(found) - max(limit, len(spared)))] if limit else ():
+        delete(folder)
 
 
-class StepEnds(TrainerCallback):
-    """Tells the trainer when an update begins and when it has ended."""
+def delete(folder: Path) -> None:
+    """Move a checkpoint out of its place at once, so that a run that is killed leaves no half of it there;
+    :func:`tidy` deletes it."""
+    gone = folder.parent / WRITING / f"gone-{folder.name}"
+    gone.parent.mkdir(exist_ok=True)
+    folder.rename(_free(gone))
 
-    def __init__(self, trainer: SavingTrainer) -> None:
-        self._trainer = trainer
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Gradients are in; the optimizer is next."""
-        self._trainer.begin_update()
+def tidy(output_dir: Path) -> None:
+    """Delete what this run, or one before that was killed, left of checkpoints that it was writing or deleting."""
+    writing = output_dir / WRITING
+    for left in (*writing.glob("gone-checkpoint-*"), *writing.glob("checkpoint-*")):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):
+        writing.rmdir()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Weights, optimizer, schedule and the step's number are those of one step."""
-        self._trainer.end_update()
+
+def _free(path: Path) -> Path:
+    """The path, or with the first number that makes it free."""
+    names = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
+    return next(free for free in itertools.chain([path], names) if not os.path.lexists(free))
+
+
+@contextmanager
+def explained(output_dir: Path, what: str, room_bytes: int = 0) -> Iterator[None]:
+    """Say which file could not be written, why, and which checkpoint is there to go on from.
+
+    Raises:
+        RunFolderError: the disk is full, a quota used up, or the folder is read-only.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RLOOKitError) or not _of_the_disk(error):
+            raise
+        kept = last_whole_checkpoint(output_dir)
+        room = f" for {room_bytes / 1e6:.1f} MB" if room_bytes else ""
+        way_on = f"; {kept} is whole, and train(resume_from_checkpoint=True) goes on from it" if kept else ""
+        reason = getattr(error, "strerror", None) or f"{str(error).splitlines()[0]}, as on a full disk"
+        raise RunFolderError(
+            f"{what} could not be written: {reason}",
+            where=str(getattr(error, "filename", None) or output_dir),
+            todo=f"make room{room}, or see who may write there{way_on}",
+        ) from error
+
+
+def _of_the_disk(error: Exception) -> bool:
+    """safetensors' and torch's own errors carry no errno."""
+    torchs = ("PytorchStreamWriter", "inline_container", "file write failed", "iostream error")
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in torchs)
+    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or said
+
+
+@contextmanager
+def loadable(place: Path) -> Iterator[None]:
+    """Say of which file or folder something cannot be loaded.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RLOOKitError | MemoryError | torch.OutOfMemoryError):
+            raise
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        told = told.partition(" In PyTorch 2.6")[0]  # torch goes on to advise loading it unsafely
+        raise ConfigError(
+            f"the checkpoint cannot be loaded: {told[:200]}",
+            where=str(place),
+            todo="resume from another one, or load_policy(that folder) and train() a new run from its weights",
+        ) from error
+
+
+def make_folder(output_dir: str | os.PathLike[str]) -> None:
+    """Make a run's folder, as transformers does, which would say less.
+
+    Raises:
+        RunFolderError: it cannot be made.
+    """
+    folder = Path(output_dir).absolute()
+    if folder.is_symlink() and not folder.exists():
+        raise RunFolderError(
+            "the run's folder is a link to one that does not exist",
+            where=f"output_dir {folder} -> {folder.readlink()}",
+            todo="make that folder, mount its disk, or choose another output_dir",
+        )
+    with explained(folder, "the run's folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def run_lock(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
+    """Hold a run's folder while inside.  The system gives the lock back when the process ends, however that ends.
+
+    Raises:
+        RunFolderError: another run has it, it cannot be written to, or one checkpoint of that size does not fit.
+    """
+    make_folder(output_dir)
+    file, where = output_dir / LOCK, f"output_dir {output_dir}"
+    with explained(output_dir, "the run's folder"):
+        try:
+            taken = FileLock(file, timeout=0).acquire()
+        except Timeout:
+            holder = ""
+            with suppress(OSError):
+                holder = file.read_text(errors="replace")
+            raise RunFolderError(
+                f"another run has this folder: {holder or 'its process is not known'}",
+                where=where,
+                todo="wait for it, end it, or choose another output_dir",
+            ) from None
+    with taken:
+        with suppress(OSError):
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+        free = shutil.disk_usage(output_dir).free
+        if checkpoint_bytes > free:
+            (scale, unit), (some, small) = scale_of(checkpoint_bytes), scale_of(free)
+            raise RunFolderError(
+                f"there is no room for a checkpoint of {checkpoint_bytes / scale:.1f} {unit}: "
+                f"{free / some:.1f} {small} are free",
+                where=where,
+                todo="make room, choose another output_dir, or save_strategy='no'",
+            )
+        yield

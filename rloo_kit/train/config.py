@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import inspect
+import json
+import os
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
 
 from rloo_kit import advantages
+from rloo_kit.forward_passes import DEFAULTS
 from rloo_kit.hidden import without_hidden
-from rloo_kit.passes import DEFAULTS
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth, without_variable
-from rloo_kit.train import described, fields, guards, precision, renamed_args
-from rloo_kit.train.own import HANDLERS, NAMES, Own
-from rloo_kit.train.refusals import explained
-from rloo_kit.values import without_secrets
+from rloo_kit.train import renamed_args, validate
+from rloo_kit.train.validate import HANDLERS, NAMES, Own
+from rloo_kit.values import Hint, without_secrets
 
 import_unsloth()
 
-import trl  # noqa: E402 - unsloth first
+import torch  # noqa: E402 - unsloth first
+import trl  # noqa: E402
+import unsloth  # noqa: E402
 
 if TYPE_CHECKING:  # with every argument written out
     from rloo_kit.train.signature import Signature as Base
@@ -38,6 +44,16 @@ else:
 
 DEFAULT_EVAL_BATCH = 4
 """At least; a multiple of an evaluation's K."""
+
+PRECISION = "ACCELERATE_MIXED_PRECISION"
+"""Where bf16 and fp16 are both False transformers takes this variable's (training_args.py, ``__post_init__``)."""
+
+TEN = (
+    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("steps_per_generation", "max_completion_length", "learning_rate", "beta", "temperature"),
+    *("max_steps", "output_dir"),
+)
+"""The arguments of TRL's that matter most here."""
 
 
 @dataclass(init=False)
@@ -67,13 +83,6 @@ class RLOOConfig(Base, Own):
             :func:`rloo_kit.train.losses.policy_loss`.
         use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
-        vllm_importance_sampling_correction: where vLLM samples, weight each completion by trainer probability / vLLM
-            probability.  The two differ because vLLM uses different kernels.  It takes no further pass.  The mismatch
-            is logged with it and without.
-        vllm_importance_sampling_mode: what has a weight, and what becomes of one out of bounds: "sequence_mask",
-            "sequence_truncate", "token_mask" or "token_truncate"; see :func:`rloo_kit.train.mismatch.weights`.
-        vllm_importance_sampling_clip_max: the highest weight within bounds, TRL's for GRPO; None is no bound.
-        vllm_importance_sampling_clip_min: the lowest.
 
     Added, less work for the same update:
         single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
@@ -101,6 +110,22 @@ class RLOOConfig(Base, Own):
         on_unhealthy: "warn" says what is wrong and the setting to change (:mod:`rloo_kit.watch`), "stop" also saves a
             checkpoint and ends the training; a function gets the ``Finding`` instead.
         reward_limit: largest magnitude a reward may have before it is taken for a mistake.
+
+    TRL's that matter most:
+        num_generations: K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.
+        per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
+        gradient_accumulation_steps: Passes in one update. Batch x accumulation completions, a multiple of K, make an
+            update.
+        steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``. A
+            smaller number samples an update's completions in more rounds of fewer; for memory alone see
+            ``generation_rows``.
+        max_completion_length: Longest completion in tokens. What is cut cannot be right.
+        learning_rate: Of AdamW on the LoRA. The first setting to lower when a run goes wrong.
+        beta: Weight of the KL term that holds the policy near the reference; 0 switches it off, and saves a pass.
+        temperature: Of sampling. Below 1, a prompt's completions become alike and teach less; a small model says noise
+            at 1, and ``policy.checkpoint.temperature`` has what suits it.
+        max_steps: Updates in the run; -1 trains ``num_train_epochs`` epochs instead.
+        output_dir: Log, checkpoints and picture of the run.
 
     Raises:
         ArgumentError: an argument that does not exist, with the one that was meant or what to do instead.
@@ -140,7 +165,7 @@ class RLOOConfig(Base, Own):
         known = known_names(type(self))
         given = renamed_args.todays(kwargs, known, "RLOOConfig")
         _keep_functions(given)
-        values = {**_own_defaults(type(self)), **fields.checked(given), **precision.settled(given)}
+        values = {**_own_defaults(type(self)), **validate.checked(given), **_precision(given)}
         if "per_device_eval_batch_size" not in given:
             values["per_device_eval_batch_size"] = _whole_groups(values)
         if values["kl_estimator"] is None:
@@ -151,12 +176,12 @@ class RLOOConfig(Base, Own):
         items = dataclasses.fields(type(self))
         defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
         complete = SimpleNamespace(**(defaults | values))
-        guards.check_config(complete, own, processes.process_count())
-        for doubt in guards.doubts(complete, own):
+        validate.check_together(complete, own, processes.process_count())
+        for doubt in validate.doubts(complete, own):
             processes.warn(doubt)
         for name in NAMES:
             setattr(self, name, getattr(own, name))
-        with explained("RLOOConfig", given), without_variable(precision.VARIABLE):
+        with validate.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
             super().__init__(**values)
         self._given, self._as_made = given, dict(vars(self))
 
@@ -219,11 +244,7 @@ class RLOOConfig(Base, Own):
         return made
 
 
-RLOOConfig.__signature__ = described.signature(RLOOConfig)
-RLOOConfig.__doc__ = described.docstring(RLOOConfig)
-
-
-def known_names(config_class: type = RLOOConfig) -> set[str]:
+def known_names(config_class: type) -> set[str]:
     """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
     known = {item.name for item in dataclasses.fields(config_class) if item.init}
     return known | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
@@ -248,3 +269,72 @@ def _whole_groups(values: Mapping[str, Any]) -> int:
     """The evaluation's batch where none was asked for, of groups that an evaluation samples: TRL refuses others."""
     default, k = DEFAULT_EVAL_BATCH, values.get("num_generations_eval") or values["num_generations"]
     return -(-default // k) * k if isinstance(k, int) and k > 0 else default
+
+
+def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """The device's 16-bit type, unless the configuration names one; a CPU computes in what its policy is in."""
+    on_gpu = torch.cuda.is_available()
+    named = next((name for name in ("bf16", "fp16") if given.get(name)), "")
+    taken = "float32"
+    if on_gpu:
+        taken = named or ("bf16" if unsloth.is_bfloat16_supported() else "fp16")
+    if named and not on_gpu:
+        processes.warn(f"{named}=True of RLOOConfig has no effect on a CPU. What to do: leave it out.")
+    elif (asked := os.environ.get(PRECISION, "no").lower()) not in ("no", taken):
+        processes.warn(
+            f"{PRECISION}={asked} has no effect: the run computes in {taken}. "
+            "What to do: unset it; on a GPU RLOOConfig(bf16=True) or RLOOConfig(fp16=True) chooses."
+        )
+    if given.get("bf16") is not None or named:  # command lines always pass fp16=False
+        return {}
+    return {name: taken == name for name in ("bf16", "fp16")}
+
+
+# --- the signature ----------------------------------------------------------------------------------------
+
+
+def signature(config_class: type) -> inspect.Signature:
+    """All arguments, for ``help``, for what completes in a notebook, and for ``signature.pyi`` (scripts/docs.py).
+
+    ``output_dir``, which may be given by place, comes first, then the kit's own, :data:`TEN`, and the rest.
+    """
+    kinds, there = (
+        inspect.Parameter,
+        {item.name: item for item in dataclasses.fields(config_class) if item.init},
+    )
+    parameters = []
+    for name in dict.fromkeys(("output_dir", *NAMES, *TEN, *there)):
+        item, first = there[name], name == "output_dir"
+        value = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+        value = value.value if isinstance(value, enum.Enum) else value
+        may_be_function = name in ("advantage_estimator", "on_unhealthy")
+        hint = "str | Callable[..., Any]" if may_be_function else written(validate.hints()[name])
+        kind = kinds.POSITIONAL_OR_KEYWORD if first else kinds.KEYWORD_ONLY
+        parameters.append(kinds(name, kind, default=value, annotation=hint))
+    return inspect.Signature(parameters)
+
+
+def written(hint: Hint) -> str:
+    """A type as Python source that needs no import; a choice of an enumeration is text, what is no builtin is ``Any``.
+
+    >>> written(Annotated[int, "at least 1"] | None), written(list[str] | Literal["a"]), written(inspect.Signature)
+    ('int | None', 'list[str] | Literal["a"]', 'Any')
+    """
+    origin: Any = get_origin(hint)
+    if origin is Annotated:
+        return written(get_args(hint)[0])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(sorted(dict.fromkeys(map(written, get_args(hint))), key="None".__eq__))
+    if origin is Literal:
+        choices = (json.dumps(one) if isinstance(one, str) else repr(one) for one in get_args(hint))
+        return f"Literal[{', '.join(choices)}]"
+    if origin in (list, dict, tuple):
+        return f"{origin.__name__}[{', '.join(map(written, get_args(hint)))}]"
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "str"
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if getattr(hint, "__module__", "") == "builtins" else "Any"
+
+
+RLOOConfig.__signature__ = signature(RLOOConfig)

@@ -13,7 +13,7 @@ import inspect
 import json
 import pkgutil
 import re
-import sysconfig
+import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,8 +42,7 @@ temperature top_p top_k min_p repetition_penalty max_completion_length generatio
 beta epsilon epsilon_high reward_clip_range mask_truncated_completions skip_dead_groups normalize_advantages
 advantage_estimator kl_placement kl_estimator loss_aggregation importance_sampling_level use_bias_correction_kl
 sync_ref_model ref_model_mixup_alpha ref_model_sync_steps router_aux_loss_coef disable_dropout neftune_noise_alpha
-label_smoothing_factor vllm_importance_sampling_correction vllm_importance_sampling_mode
-vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+label_smoothing_factor
 learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps num_train_epochs
 optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 """
@@ -132,25 +131,18 @@ def check_base(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) ->
     Raises:
         ConfigError: the base is another one, or in 4 bit where it was in 16.
     """
-    todo = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
-    if now["bits"] != then["bits"]:
-        raise ConfigError(
-            f"the policy's base is in {now['bits']} bit, and the checkpoint was trained on {then['bits']}",
-            where=f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}",
-            todo=todo,
-        )
-    if now["digest"] == then["digest"]:
-        return []
-    rounded = now["loaded"] != then["loaded"] and (
-        "float16" in (now["loaded"], then["loaded"]) or now["bits"] == 4
-    )
-    if rounded or not now["digest"] or not then["digest"]:
-        return [f"whether the base is the same cannot be told: {now['loaded']} (it was {then['loaded']})"]
+    if now["bits"] == then["bits"]:
+        if now["digest"] == then["digest"]:
+            return []
+        loaded = now["loaded"], then["loaded"]
+        rounded = len({*loaded}) > 1 and ("float16" in loaded or now["bits"] == 4)
+        if rounded or not now["digest"] or not then["digest"]:
+            return [f"whether the base is the same cannot be told: {loaded[0]} (it was {loaded[1]})"]
     raise ConfigError(
-        f"the policy's base is another one: {now['name']} {now['digest']}, and the checkpoint's was "
-        f"{then['name']} {then['digest']}",
-        where=f"train(resume_from_checkpoint=...), {folder}",
-        todo=todo,
+        f"the policy's base is another one: {now['name']} {now['digest']} in {now['bits']} bit, and the checkpoint's "
+        f"was {then['name']} {then['digest']} in {then['bits']}",
+        where=f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}",
+        todo="load the policy as it was; or load_policy(that folder) and train() a new run from its weights",
     )
 
 
@@ -243,33 +235,19 @@ def _said(thing: Any, seen: tuple[object, ...] = ()) -> Any:
         called = getattr(type(thing), "__call__", None)  # noqa: B004 - of an object its method
     if importable(thing) or called in seen or not isinstance(called, types.FunctionType):
         return name
-    return [name, *_function(called, (*seen, called))]
-
-
-def _function(function: types.FunctionType, seen: tuple[object, ...]) -> list[Any]:
-    values = used_by(function)
-    constants = {
-        n: v for n, v in values.items() if not isinstance(v, list | dict | set)
-    }  # those may count calls
+    # what may count calls is left out
+    constants = {n: v for n, v in used_by(called).items() if not isinstance(v, list | dict | set)}
     try:
-        source: object = inspect.getsource(function)
+        source: object = inspect.getsource(called)
     except (OSError, TypeError):  # of text that was executed
-        code = function.__code__
-        source = [code.co_code.hex(), [one for one in code.co_consts if not isinstance(one, types.CodeType)]]
-    return [source, _said(constants, seen)]
+        source = called.__code__.co_code.hex()
+    return [name, source, _said(constants, (*seen, called))]
 
 
 def used_by(function: types.FunctionType) -> dict[str, Any]:
     """What a function takes from outside, by name: of its module, and of a function around it."""
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    around = {name: cell.cell_contents for name, cell in cells}
-    names = sorted(_names(function.__code__))
-    return {n: function.__globals__[n] for n in names if n in function.__globals__} | around
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    return set(code.co_names).union(*inner)
+    used = inspect.getclosurevars(function)
+    return {**used.globals, **used.nonlocals}
 
 
 def importable(value: object) -> bool:
@@ -284,18 +262,12 @@ def importable(value: object) -> bool:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is Python's own or in the installation, and so found from any folder."""
-    if module == "__main__":
-        return False
+    """Whether a module is Python's own, the kit's, or in the installation, and so found from any folder."""
+    top = module.partition(".")[0]
+    if top in ("rloo_kit", "rewards") or top in sys.stdlib_module_names:
+        return top != "__main__"
     try:
-        spec = importlib.util.find_spec(module.partition(".")[0])
+        spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return False
-    if spec is None:
-        return False
-    if not spec.has_location or spec.origin is None:
-        return True
-    places = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")]
-    kit = Path(__file__).resolve().parents[2]  # an editable installation
-    own = spec.name in ("rloo_kit", "rewards") and Path(spec.origin).resolve().is_relative_to(kit)
-    return own or any(Path(spec.origin).resolve().is_relative_to(place) for place in places)
+    return spec is not None and bool({"site-packages", "dist-packages"} & {*Path(spec.origin or "").parts})

@@ -7,7 +7,7 @@ signal are left out.
 
 With several generation batches to an update, which are sampled one after the other, the update is their mean; where
 neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over units of
-as many micro-batches as their greatest common divisor (:attr:`.packing.Layout.unit`).
+as many micro-batches as their greatest common divisor (:attr:`.microbatches.Layout.unit`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def policy_loss(
     mask: torch.Tensor,
     level: str,
     clip: tuple[float, float],
-    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The clipped surrogate of each completion, summed over its tokens (Schulman et al. 2017, equation 7).
 
@@ -79,27 +78,20 @@ def policy_loss(
             at each of them, as in GSPO (Zheng et al. 2025, arXiv 2507.18071, equation 7).
             On policy, where all ratios are 1, the three have the same gradient.
         clip: the ratio's lowest and highest value that is paid for.
-        weights: (rows,) or (rows, tokens), what a completion's or a token's gradient is multiplied by
-            (:func:`.mismatch.weights`); None is 1.  A completion has one ratio and its tokens each a weight: then the
-            gradient of each log-probability is weighed, and the ratio's value stays.
 
     Returns:
         (rows,) losses, and ratios: (rows, tokens) at level "token", else (rows,).
     """
     log_ratio = (logps - old_logps).masked_fill(mask == 0, 0.0)  # not times mask: 0 x inf is NaN
-    each = torch.ones_like(advantages) if weights is None else weights
-    if level == "completion":
-        if each.ndim == 2:
-            weighed = each * log_ratio
-            log_ratio, each = log_ratio.detach() + (weighed - weighed.detach()), torch.ones_like(advantages)
-        ratio = log_ratio.sum(1).exp()
-        return _surrogate(ratio, advantages, clip) * each, ratio
+    if level == "token":
+        ratio = log_ratio.exp()
+        return (_surrogate(ratio, advantages.unsqueeze(1), clip) * mask).sum(1), ratio
+    tokens = mask.sum(1)
     if level == "sequence":
-        tokens = mask.sum(1)
         ratio = (log_ratio.sum(1) / tokens.clamp(min=1)).exp()
-        return _surrogate(ratio, advantages, clip) * (each.view(len(each), -1) * mask).sum(1), ratio
-    ratio = log_ratio.exp()
-    return (_surrogate(ratio, advantages.unsqueeze(1), clip) * each.view(len(each), -1) * mask).sum(1), ratio
+        return _surrogate(ratio, advantages, clip) * tokens, ratio
+    ratio = log_ratio.sum(1).exp()
+    return _surrogate(ratio, advantages, clip), ratio
 
 
 def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip: tuple[float, float]) -> torch.Tensor:

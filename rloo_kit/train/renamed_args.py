@@ -64,6 +64,23 @@ CONFIG_GONE = {
 }
 """Config arguments without an equal today, and what to do instead."""
 
+ELSEWHERE = dict.fromkeys(
+    (
+        "peft_config",
+        "lora_rank",
+        "lora_alpha",
+        "target_modules",
+        "load_in_4bit",
+        "fast_inference",
+        "thinking",
+    ),
+    "give it to rloo_kit.load_policy: the LoRA is lora_rank, lora_alpha and target_modules there",
+) | dict.fromkeys(
+    ("model", "reward_funcs", "train_dataset", "eval_dataset", "processing_class", "tokenizer", "callbacks"),
+    "give it to rloo_kit.RLOOTrainer",
+)
+"""Names that are no setting of a run's, and whose they are."""
+
 TRAINER_OLD = {
     "policy": "model",
     "tokenizer": "processing_class",
@@ -109,8 +126,19 @@ def _aggregation(name: str, **more: str) -> Settings:
 
 _GRPO, _DR_GRPO = {"advantage_estimator": "grpo"}, {"advantage_estimator": "dr_grpo"}
 _ENTROPY = "remove it; RLOOConfig has no entropy term, and diagnose says when the entropy collapses"
-_OF_A_LOSS = "remove it: only loss_type={!r} reads it, which RLOOConfig does not have"
 _CHUNKS = "log-probabilities are computed in chunks already"
+_CORRECTION = "neither TRL's RLOO nor the kit corrects what vLLM samples"
+
+
+def _refused(todo: str, **defaults: Any) -> dict[str, Row]:
+    """Rows of fields that change nothing at their default and are refused at any other."""
+    return {name: Row(nothing=(value,), todo=todo) for name, value in defaults.items()}
+
+
+def _left_out(why: str, **defaults: Any) -> dict[str, Row]:
+    """Rows of fields that are left out, with a warning but at their default."""
+    return {name: Row(nothing=(value,), left_out=why) for name, value in defaults.items()}
+
 
 FIELDS: dict[str, Row] = {
     "loss_type": Row(
@@ -132,65 +160,58 @@ FIELDS: dict[str, Row] = {
         todo="use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread of "
         "advantages, not of rewards",
     ),
-    "multi_objective_aggregation": Row(
-        nothing=("sum_then_normalize",),
-        todo="remove it: rewards are weighed by reward_weights and added; or normalise in a reward of your own",
+    **_refused(
+        "remove it: rewards are weighed by reward_weights and added; or normalise in a reward of your own",
+        multi_objective_aggregation="sum_then_normalize",
     ),
-    "delta": Row(
-        nothing=(None,), todo="remove it; a smaller epsilon, or num_iterations=1, keeps ratios near 1"
+    **_refused("remove it; a smaller epsilon, or num_iterations=1, keeps ratios near 1", delta=None),
+    **_refused("remove it: every token counts", top_entropy_quantile=1.0),
+    **_refused(_ENTROPY, entropy_coef=0.0, use_adaptive_entropy=False, entropy_coef_min=0.0),
+    **_refused(_ENTROPY, entropy_coef_max=1.0, entropy_coef_delta=0.005, entropy_target=0.2),
+    **_refused(
+        "remove it: only loss_type='sapo' and 'vespo' read it, which RLOOConfig does not have",
+        **{"sapo_temperature_neg": 1.05, "sapo_temperature_pos": 1.0, "vespo_k_pos": 2.0},
+        **{"vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
     ),
-    "top_entropy_quantile": Row(nothing=(1.0,), todo="remove it: every token counts"),
-    "entropy_coef": Row(nothing=(0.0,), todo=_ENTROPY),
-    "use_adaptive_entropy": Row(nothing=(False,), todo=_ENTROPY),
-    "entropy_coef_min": Row(nothing=(0.0,), todo=_ENTROPY),
-    "entropy_coef_max": Row(nothing=(1.0,), todo=_ENTROPY),
-    "entropy_coef_delta": Row(nothing=(0.005,), todo=_ENTROPY),
-    "entropy_target": Row(nothing=(0.2,), todo=_ENTROPY),
-    "sapo_temperature_neg": Row(nothing=(1.05,), todo=_OF_A_LOSS.format("sapo")),
-    "sapo_temperature_pos": Row(nothing=(1.0,), todo=_OF_A_LOSS.format("sapo")),
-    "vespo_k_pos": Row(nothing=(2.0,), todo=_OF_A_LOSS.format("vespo")),
-    "vespo_lambda_pos": Row(nothing=(3.0,), todo=_OF_A_LOSS.format("vespo")),
-    "vespo_k_neg": Row(nothing=(3.0,), todo=_OF_A_LOSS.format("vespo")),
-    "vespo_lambda_neg": Row(nothing=(2.0,), todo=_OF_A_LOSS.format("vespo")),
-    "off_policy_mask_threshold": Row(
-        nothing=(None,),
-        todo="remove it; num_iterations=1 and steps_per_generation=None train on policy, where it masks nothing",
+    **_refused(
+        "remove it; num_iterations=1 and steps_per_generation=None train on policy, where it masks nothing",
+        off_policy_mask_threshold=None,
     ),
-    "cast_lm_head_to_fp32": Row(
-        nothing=(False,),
-        todo="remove it: Qwen3's small models tie lm_head to the embedding, and TRL refuses it for those",
+    **_refused(
+        "remove it: Qwen3's small models tie lm_head to the embedding, and TRL refuses it for those",
+        cast_lm_head_to_fp32=False,
     ),
-    "max_tool_calling_iterations": Row(
-        nothing=(None,), todo="remove it: a completion is one turn; train agents with trl.GRPOTrainer"
+    **_refused(
+        "remove it: a completion is one turn; train agents with trl.GRPOTrainer",
+        max_tool_calling_iterations=None,
     ),
-    "log_completions_hub_repo": Row(
-        nothing=(None,),
-        todo="remove it; log_completions=True prints them, and report_to sends them to a logger",
+    **_refused(
+        "remove it; log_completions=True prints them, and report_to sends them to a logger",
+        log_completions_hub_repo=None,
     ),
-    "vllm_importance_sampling_cap": Row(nothing=(None,), todo="use vllm_importance_sampling_clip_max"),
+    # on by default, and of vLLM alone
+    "vllm_importance_sampling_correction": Row(nothing=(False,), left_out=_CORRECTION),
+    **_left_out(
+        _CORRECTION, vllm_importance_sampling_mode="sequence_mask", vllm_importance_sampling_cap=None
+    ),
+    **_left_out(_CORRECTION, vllm_importance_sampling_clip_max=3.0, vllm_importance_sampling_clip_min=None),
     # of older releases, and of the class that unsloth generates on a GPU
-    "max_prompt_length": Row(
-        nothing=(None,),
-        left_out="prompts are not cut, and one that is too long for max_seq_length is named before training",
+    **_left_out(
+        "prompts are not cut, and one that is too long for max_seq_length is named before training",
+        max_prompt_length=None,
     ),
-    "max_seq_length": Row(nothing=(None,), left_out="it is load_policy's"),
+    **_left_out("it is load_policy's", max_seq_length=None),
     "unsloth_num_chunks": Row(nothing=(None, -1), left_out=_CHUNKS),
-    "unsloth_logit_chunk_multiplier": Row(nothing=(None,), left_out=_CHUNKS),
-    "unsloth_grpo_mini_batch": Row(nothing=(None,), left_out=f"{_CHUNKS}; see per_device_train_batch_size"),
-    "vllm_sampling_params": Row(nothing=(None,), todo="set temperature, top_p, top_k and min_p themselves"),
+    **_left_out(_CHUNKS, unsloth_logit_chunk_multiplier=None, unsloth_grpo_mini_batch=None),
+    **_refused("set temperature, top_p, top_k and min_p themselves", vllm_sampling_params=None),
 }
 """Fields of ``GRPOConfig`` that ``RLOOConfig`` has not, by name; and ``kl_in_reward``, as others call its placement."""
 
 OF_THE_UPDATE = (
     *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl"),
-    *(
-        "num_generations",
-        "beta",
-        "learning_rate",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-    ),
-    *("per_device_eval_batch_size", "optim", "weight_decay", "warmup_steps", "seed"),
+    *("num_generations", "beta", "learning_rate", "per_device_train_batch_size"),
+    *("gradient_accumulation_steps", "per_device_eval_batch_size", "optim", "weight_decay"),
+    *("warmup_steps", "seed"),
 )
 """Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
 
@@ -247,7 +268,7 @@ def _join(settings: Settings, ours: Settings, written: str, where: str) -> None:
             raise ArgumentError(
                 f"{written} stands for {key}={value!r}, and {key}={settings[key]!r} is given too",
                 where=where,
-                todo=f"keep one of {written.partition('=')[0]} and {key}",
+                todo=f"set {key}={value!r}, or leave {written.partition('=')[0]} out",
             )
 
 
@@ -264,10 +285,7 @@ def settings_of(config: trl.GRPOConfig) -> Settings:
             where=f"RLOOConfig.from_grpo({type(config).__name__})",
             todo="pass trl.GRPOConfig(...); RLOOConfig(**settings) takes GRPO's names too",
         )
-    precision = {
-        "bf16": config.bf16,
-        "fp16": config.fp16,
-    }  # by default bf16 is on, which not every device takes
+    precision = {"bf16": config.bf16, "fp16": config.fp16}  # bf16 is on by default, for any device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         plain = type(config)(output_dir=config.output_dir, **precision)
@@ -277,11 +295,9 @@ def settings_of(config: trl.GRPOConfig) -> Settings:
     found |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
     if config.fp16 or not config.bf16:
         found |= precision
-    if config.use_vllm:
-        found["vllm_importance_sampling_correction"] = config.vllm_importance_sampling_correction
-    # Derived when the configuration was made, or derived from; they would contradict the other.
-    found.pop("generation_batch_size", None)
-    found.pop("vllm_importance_sampling_cap", None)
+    if config.use_vllm and config.vllm_importance_sampling_correction:
+        found["vllm_importance_sampling_correction"] = True
+    found.pop("generation_batch_size", None)  # derived from the others
     if config.steps_per_generation == config.gradient_accumulation_steps:
         found.pop("steps_per_generation", None)
     if config.metric_for_best_model == "loss":
@@ -295,6 +311,12 @@ def todays(given: Mapping[str, Any], known: set[str], where: str) -> Settings:
     Raises:
         ArgumentError: a name without an equal, an unknown name, or one setting by two names.
     """
+    if given.get("generation_batch_size") and given.get("steps_per_generation") and "loss_type" in given:
+        raise ArgumentError(
+            "these are all the settings of a GRPOConfig, with what TRL derived from the others",
+            where=f"{where}(**config.to_dict())",
+            todo="RLOOConfig.from_grpo(config), which carries over what its update depends on",
+        )
     found = translated(given, known, where)
     if said := found.mapped + found.left_out:
         processes.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
@@ -334,5 +356,8 @@ def modern_names(
 
 
 def _suggestion(name: str, known: set[str], where: str) -> str:
-    close = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, known, n=2)
+    if "beta" in known and name in ELSEWHERE:
+        return ELSEWHERE[name]
+    names = {*known, *(FIELDS if "beta" in known else ())}
+    close = [MEANT[name]] if MEANT.get(name) in known else difflib.get_close_matches(name, names, n=2)
     return f"did you mean {' or '.join(close)}?" if close else f"remove it; see help(rloo_kit.{where})"

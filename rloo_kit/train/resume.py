@@ -7,18 +7,17 @@ checkpoint is whole :mod:`rloo_kit.watch.checkpoint`'s.
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import oom
-from rloo_kit.memory.plan import Plan
 from rloo_kit.session import cell, processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.watch import checkpoint as checkpoint_file
-from rloo_kit.watch import run_folder
+from rloo_kit.session.show import running_shell
+from rloo_kit.watch import checkpoint, run_folder
 
 import_unsloth()
 
@@ -26,39 +25,32 @@ import torch  # noqa: E402 - unsloth first
 from peft import get_peft_model_state_dict  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
+from torch.utils.data import Sampler  # noqa: E402
 from transformers import TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
-from transformers.trainer_pt_utils import safe_globals  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noqa: E402
 
-from rloo_kit.train import checkpoints, fingerprints, gradients, run_record  # noqa: E402
-from rloo_kit.train.checkpointing import SavingTrainer, optimizer_differs, optimizer_name  # noqa: E402
-from rloo_kit.train.stops import Terminated, told  # noqa: E402
+from rloo_kit.train import callbacks, checkpointing, fingerprints, run_record  # noqa: E402
+from rloo_kit.train.callbacks import Terminated  # noqa: E402
+from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
 
 if TYPE_CHECKING:
+    from datasets import Dataset
     from transformers import PreTrainedModel
 
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
-STATES: dict[str, set[str]] = {
-    "optimizer.pt": {"state", "param_groups"},
-    "scheduler.pt": {"last_epoch"},
-    "rng_state*.pth": {"python", "numpy", "cpu"},
-    "rollout*.pt": {"layout", "batches"},
-    "scaler.pt": set(),
-}
-"""A checkpoint's pickles, and what is in each."""
-
 LORA = {"r": "lora_rank", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
 """PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
+
+AS_IT_WAS = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
 
 
 class ResumableTrainer(SavingTrainer):
     """TRL's trainer whose ``train()`` can be called again, be interrupted, and resume."""
 
-    _asked: run_record.Asked
-    memory_plan: Plan
+    _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
         """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
@@ -68,10 +60,10 @@ class ResumableTrainer(SavingTrainer):
 
         Args:
             resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, and starts at
-                step 0 where there is none; a path names one.  Damaged checkpoints are named and moved to
-                ``output_dir/_broken``.  Without it the run starts at step 0.  Checkpoints of an earlier run, or of
-                later steps than the one that is named, are moved to ``output_dir/_earlier-1`` or the next number, so
-                that no later resume takes them for its own.  Nothing is moved that no run of the kit's wrote.
+                step 0 where there is none; a path names one.  Damaged checkpoints are named and passed over.  Without
+                it the run starts at step 0.  Checkpoints of an earlier run, or of later steps than the one that is
+                resumed, are moved to ``output_dir/_earlier-1`` or the next number, so that no later resume takes them
+                for its own.  Nothing is moved that no run of the kit's wrote.
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
@@ -85,7 +77,7 @@ class ResumableTrainer(SavingTrainer):
             Exception: a reward's, or another's; the last finished step is saved, with one process.
         """
         writes, room = self.args.should_save, self.checkpoint_bytes
-        alone = checkpoints.RunLock(self.folder, room) if writes else nullcontext()
+        alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
         try:
             with processes.named(), alone, cell.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
@@ -94,11 +86,11 @@ class ResumableTrainer(SavingTrainer):
             raise
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
-        if folder and 0 < self.args.max_steps <= checkpoint_file.step_of(folder):
+        if folder and 0 < self.args.max_steps <= checkpoint.step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
         if self.args.should_save:
-            with checkpoints.explained(self.folder, run_folder.RECIPE):
+            with checkpointing.explained(self.folder, run_folder.RECIPE):
                 run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
         oom.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself and self.accelerator.is_main_process:
@@ -120,12 +112,14 @@ class ResumableTrainer(SavingTrainer):
             self.save_state()
         return result
 
+    # --- which checkpoint ---------------------------------------------------------------------------------
+
     def _checkpoint_to_resume(self, asked: str | bool | None) -> Path | None:
         """The checkpoint to start from, with the run's folder put in order."""
         run_folder.check_asked(asked)
-        if self.args.should_save:
-            checkpoints.clear_up(self.folder)
         found = Path(asked).absolute() if asked and asked is not True else None
+        if self.args.should_save:
+            checkpointing.tidy(self.folder)
         if found:
             run_folder.check(found, self.folder)
         if self.args.should_save:
@@ -140,51 +134,46 @@ class ResumableTrainer(SavingTrainer):
 
     def _newest_whole(self) -> Path | None:
         found, passed_over = run_folder.newest_whole(self.folder)
-        damaged = [one for one, _ in passed_over if not checkpoint_file.is_complete(one)]
-        moved = checkpoints.put_away(damaged, checkpoints.broken(self.folder))
         for folder, reason in passed_over:
-            now = f"; it is now in {self.shown(moved)}" if moved and not os.path.lexists(folder) else ""
-            processes.warn(f"passed over {folder.name}: {reason}{now}")
+            processes.warn(f"passed over {folder.name}: {reason}")
+        for other in run_folder.checkpoints(self.folder):
+            later = found and checkpoint.step_of(other) > checkpoint.step_of(found)
+            if found and later and not checkpoint.is_ours(other) and not checkpoint.fault(other):
+                processes.warn(
+                    f"passed over {other.name}, a link or a copy that no run of the kit's wrote there, for "
+                    f"{found.name}. What to do: train(resume_from_checkpoint={self.shown(other)!r}) takes it."
+                )
         meant = [str(run_folder.last_whole_checkpoint(one)) for one in run_folder.alike(self.folder)]
-        start = "no whole checkpoint: starting at step 0" + (
-            f"; did you mean {' or '.join(meant)}?" if meant else ""
-        )
+        start = "no whole checkpoint: starting at step 0"
+        start += f"; did you mean {' or '.join(meant)}?" if meant else ""
         processes.say(f"resuming from {self.shown(found)}" if found else start)
         return found
 
     def _set_others_aside(self, resumed: Path | None) -> None:
         """What is of another run, or of steps that this one will take again, must not be resumed from later."""
         inside = resumed is not None and resumed.parent == self.folder
-        after = checkpoint_file.step_of(resumed) if resumed and inside else -1
-        if moved := checkpoints.set_aside(self.folder, after):
+        after = checkpoint.step_of(resumed) if resumed and inside else -1
+        if moved := checkpointing.set_aside(self.folder, after):
             what = "of later steps" if inside else "of an earlier run"
             processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
-        left = [one.name for one in run_folder.checkpoints(self.folder) if not checkpoint_file.is_ours(one)]
-        if left:
-            processes.say(
-                f"left as they are, since no run of the kit's wrote them: {', '.join(left)} in {self.folder}"
-            )
 
     def _check_same_run(self, folder: Path | None) -> None:
         """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
         now = self._made_of = fingerprints.of(self, self._base_facts, self._data_facts)
         if folder is None:
             return
-        _check_states(folder)
         _check_lora(folder, self.model)
         if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
             _check_adapter(folder, self.model)
-        with checkpoints.loadable(folder / checkpoint_file.MANIFEST):
-            then = checkpoint_file.facts(folder).get("run") or {}
+        with loadable(folder / checkpoint.MANIFEST):
+            then = checkpoint.facts(folder).get("run") or {}
             if then.get("version") != fingerprints.VERSION:  # of plain TRL, or of another version of the kit
                 processes.say(
-                    f"{self.shown(folder)} does not say what its run was made of: whether base, dataset, rewards and "
-                    "settings are the same is not known"
+                    f"{self.shown(folder)} does not say what its run was made of, so nothing is compared"
                 )
                 return
-            changed = fingerprints.check_base(now["base"], then["base"], folder) + fingerprints.changed(
-                now, then
-            )
+            changed = fingerprints.check_base(now["base"], then["base"], folder)
+            changed += fingerprints.changed(now, then)
         if changed:
             processes.warn(f"not as in the checkpoint's run: {'; '.join(changed)}")
 
@@ -193,25 +182,15 @@ class ResumableTrainer(SavingTrainer):
         """Whether completions come from ``model.generate``, not from an engine that schedules them itself."""
         return not (self.use_vllm or self.use_transformers_continuous_batching)
 
-    def _start_afresh(self) -> None:
-        super()._start_afresh()
-        self._forget_step()
+    # --- the end of a run ---------------------------------------------------------------------------------
 
-    def _forget_step(self) -> None:
+    def _start_afresh(self) -> None:
         """Works around: a cell that was stopped within a step leaves its position and its batches behind, and every
         later step would train on completions of an older policy."""
+        super()._start_afresh()
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
-        gradients.begin(self.accelerator)
-
-    def _load_callback_state(self) -> None:
-        """Works around: a callback with a state that the checkpoint's run did not have ends the run when it is to be
-        saved."""
-        super()._load_callback_state()
-        self._find_best_again()
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ExportableState):
-                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
+        callbacks.reset_loss_scale(self.accelerator)
 
     def _keep_what_is_done(self) -> str:
         """Works around: a run that is stopped loses all steps since the last checkpoint.
@@ -219,7 +198,7 @@ class ResumableTrainer(SavingTrainer):
         Returns:
             What is said of it: where the run stands, and how to go on.
         """
-        self.stops.hold()
+        self.stops.held = True
         step, way_on = self._finished, "train(resume_from_checkpoint=True) goes on"
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
@@ -248,44 +227,50 @@ class ResumableTrainer(SavingTrainer):
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        step, steps = checkpoint_file.step_of(folder), self.args.max_steps
+        step, steps = checkpoint.step_of(folder), self.args.max_steps
         processes.say(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / checkpoint_file.STATE))
+        self.state = TrainerState.load_from_json(str(folder / checkpoint.STATE))
         return TrainOutput(self.state.global_step, 0.0, {})
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
-        learning_rate lowered to mend a run would have no effect.  (DeepSpeed loads its own before this, and keeps
-        them.)"""
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
-        own = self.optimizer.param_groups
-        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in own]
-        if checkpoint is not None:
-            self._check_optimizer(Path(checkpoint))
-            _without_number(self.args)
-        with checkpoints.loadable(Path(checkpoint or "")):
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if checkpoint is not None and isinstance(scheduler, LambdaLR):
-                scheduler.base_lrs = [one["initial_lr"] for one in asked]
-                pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-                scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
-                for group, settings, rate in zip(
-                    self.optimizer.param_groups, asked, scheduler._last_lr, strict=True
-                ):
-                    group.update(settings, lr=rate)
+    # --- what is loaded -----------------------------------------------------------------------------------
 
-    def _check_optimizer(self, folder: Path) -> None:
-        """Works around: torch loads the state of one optimizer into another, which fails later or starts anew."""
-        if not (file := folder / "optimizer.pt").is_file():
+    def _load_callback_state(self) -> None:
+        """Works around: a callback with a state that the checkpoint's run did not have ends the run when it is to be
+        saved."""
+        super()._load_callback_state()
+        self._find_best_again()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
+
+    def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
+        """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
+        learning_rate lowered to mend a run would have no effect; and it loads the state of one optimizer into another,
+        which fails later or starts anew.  (DeepSpeed loads its own before this, and keeps them.)"""
+        if folder is None:
+            super()._load_optimizer_and_scheduler(folder)
             return
-        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        if other := optimizer_differs(self.optimizer, saved, checkpoint_file.facts(folder).get("optimizer")):
+        saved, mine = checkpoint.facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
+        if saved not in (None, mine):
             raise ConfigError(
-                f"the checkpoint's optimizer is another one: {other}, not {optimizer_name(self.optimizer)}",
+                f"the checkpoint's optimizer is another one: {saved}, not {mine}",
                 where=f"RLOOConfig(optim={str(self.args.optim)!r}), {folder}",
                 todo="set optim as it was; or load_policy(that folder) and train() a new run from its weights",
             )
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
+        own = self.optimizer.param_groups
+        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in own]
+        _without_number(self.args)
+        with loadable(Path(folder)):
+            super()._load_optimizer_and_scheduler(folder)
+            if isinstance(scheduler, LambdaLR):
+                scheduler.base_lrs = [one["initial_lr"] for one in asked]
+                pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+                scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
+                groups = zip(self.optimizer.param_groups, asked, scheduler._last_lr, strict=True)
+                for group, settings, rate in groups:
+                    group.update(settings, lr=rate)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
@@ -295,7 +280,7 @@ class ResumableTrainer(SavingTrainer):
         4-bit policy's adapter in bfloat16 on a CPU."""
         folder, target = Path(resume_from_checkpoint), self.model if model is None else model
         dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
-        with checkpoints.loadable(folder):
+        with loadable(folder):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         if not (folder / "ref").is_dir():
             # That run's reference was the base; the one made for this trainer would be a policy half trained.
@@ -307,53 +292,118 @@ class ResumableTrainer(SavingTrainer):
             if parameter.dtype != dtypes.get(name, parameter.dtype):
                 parameter.data = parameter.data.to(dtypes[name])
 
+    # --- what is drawn ------------------------------------------------------------------------------------
 
-def _check_states(folder: Path) -> None:
-    """Works around: torch's errors of a damaged or foreign pickle name no file and nothing to do.
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        """Works around: after resuming, TRL does not draw prompts in the same order."""
+        return ByEpoch(super()._get_train_sampler(dataset))
 
-    Nothing in them is run, here or later: they are loaded as weights alone.
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Works around: a generation batch that several steps train on would be sampled anew."""
+        super()._save_rng_state(output_dir)
+        steps = self.args.steps_per_generation * self.num_iterations
+        if self._first_micro_step % steps and self._buffered_inputs is not None:
+            batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
+            torch.save({"layout": self._batch_layout, "batches": batches}, self._rollout_file(output_dir))
 
-    Raises:
-        ConfigError: a file of :data:`STATES` is not what it should be.
+    def _load_rng_state(self, checkpoint_folder: str | None) -> None:
+        """Works around: TRL goes on in the middle of a generation batch as if at its start."""
+        if checkpoint_folder is None:
+            return
+        file, device = self._rollout_file(checkpoint_folder), self.accelerator.device
+        self._step = self._first_micro_step
+        with loadable(Path(checkpoint_folder)):
+            super()._load_rng_state(checkpoint_folder)
+            kept = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
+            if kept.get("layout") == self._batch_layout:
+                batches = [{name: t.to(device) for name, t in one.items()} for one in kept["batches"]]
+                self._buffered_inputs = batches
+
+    @property
+    def _first_micro_step(self) -> int:
+        """Micro-batches until the next step, which a stop may have cut in two."""
+        steps: int = self.state.global_step * self.args.gradient_accumulation_steps
+        return steps
+
+    @property
+    def _batch_layout(self) -> list[int]:
+        """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
+        args = self.args
+        rows = [args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps]
+        return [*rows, args.steps_per_generation, self.num_iterations, self.accelerator.num_processes]
+
+    def _rollout_file(self, folder: str) -> Path:
+        """The rest of a generation batch, of each process its own."""
+        alone, index = self.accelerator.num_processes == 1, self.accelerator.process_index
+        return Path(folder) / ("rollout.pt" if alone else f"rollout_{index}.pt")
+
+
+class ByEpoch(Sampler[int]):
+    """TRL's order of prompts, of any epoch.
+
+    Works around: TRL's sampler (a ``RepeatSampler``) shuffles each epoch by where its generator has got to, so that a
+    run that is resumed in the second epoch would see the first one's order again.
     """
-    for pattern, parts in STATES.items():
-        for file in sorted(folder.glob(pattern)):
-            with checkpoints.loadable(file), safe_globals():
-                found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-                if not isinstance(found, dict) or not parts <= found.keys():
-                    raise ValueError(f"there is no {', '.join(sorted(parts))} in it")
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler, self.epoch = sampler, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by accelerate at the start of each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        if self.sampler.shuffle and self.sampler.seed is not None:
+            self.sampler.generator.manual_seed(self.sampler.seed)
+            for _ in range(self.epoch):
+                torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
+        return iter(self.sampler)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def told(stop: BaseException, said: str) -> BaseException:
+    """What to raise where ``stop`` has ended a run and ``said`` is what became of it.
+
+    In IPython a KeyboardInterrupt that says so.  Elsewhere the same exception, said before it: Python ends a script
+    with the status of SIGINT for a KeyboardInterrupt, and not for a subclass.
+    """
+    if isinstance(stop, KeyboardInterrupt) and running_shell() is not None:
+        return Interrupted(said)
+    processes.say(said)
+    return stop
 
 
 def _check_lora(folder: Path, model: PreTrainedModel) -> None:
-    """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise.
-
-    Raises:
-        ConfigError: it has another rank, alpha or scaling.
-    """
+    """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise."""
     mine, file = getattr(model, "peft_config", {}).get("default"), folder / "adapter_config.json"
     if mine is None or not file.is_file():
         return
-    with checkpoints.loadable(file):
+    with loadable(file):
         saved = json.loads(file.read_text(encoding="utf-8"))
         pairs = [(name, getattr(mine, key), saved.get(key, False)) for key, name in LORA.items()]
     if different := [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]:
         raise ConfigError(
             f"the policy's LoRA is another one than the checkpoint's: {', '.join(different)}",
             where=f"load_policy({', '.join(one.split('=')[0] for one in different)}), {folder}",
-            todo="load the policy as it was; or load_policy(that folder) and train() a new run from its weights",
+            todo=AS_IT_WAS,
         )
 
 
 def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
-    """Works around: PEFT loads what fits by name, fails halfway where a shape does not, and leaves the rest as it is.
-
-    Raises:
-        ConfigError: the adapter in the folder is not of the model's rank or of its modules.
-    """
+    """Works around: PEFT loads what fits by name, fails halfway where a shape does not, and leaves the rest."""
     file = folder / "adapter_model.safetensors"
     if not file.is_file() or "default" not in getattr(model, "peft_config", {}):
         return
-    with checkpoints.loadable(file), safe_open(file, framework="pt") as opened:
+    with loadable(file), safe_open(file, framework="pt") as opened:
         saved = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     mine = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
     if different := [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]:

@@ -6,38 +6,36 @@ tests/contract pins TRL's methods and fails with an explanation when TRL changes
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit import inputs
+from rloo_kit import data_checks
 from rloo_kit.advantages import dead_groups, total_rewards
-from rloo_kit.errors import ConfigError, RewardError
+from rloo_kit.errors import RewardError
 from rloo_kit.memory import oom
 from rloo_kit.policy import generate
 from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
-from rloo_kit.train import head, loggers, metrics, mismatch, packing
-from rloo_kit.train.own import Own
+from rloo_kit.train import cpu_logprobs, metrics, microbatches
+from rloo_kit.train.validate import Own
 from rloo_kit.watch.callbacks import TruncationWatch
 
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from accelerate.utils import gather_object  # noqa: E402
-from datasets import IterableDataset  # noqa: E402
+from transformers.integrations.integration_utils import TrackioCallback  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
-from rloo_kit.train.prompts import ByEpoch  # noqa: E402
 from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
-from rloo_kit.train.undisturbed import undisturbed  # noqa: E402
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-    from torch.utils.data import Sampler
     from transformers import PreTrainedModel
 
 Batch = dict[str, torch.Tensor]
@@ -62,33 +60,27 @@ class RolloutTrainer(ResumableTrainer):
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
         self._unprinted = False  # whether completions were sampled since they were last printed
         self._token_means = metrics.TokenMeans()
-        self._sampled: mismatch.Kept = []  # log-probabilities of the latest completions, under vLLM
-
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        """Works around: after resuming, TRL does not draw prompts in the same order."""
-        return ByEpoch(super()._get_train_sampler(dataset))
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
         """Sample a completion of each example's prompt, and score it.
 
         Returns:
             ``prompt_ids`` and ``prompt_mask`` (rows, tokens) padded on the left, ``completion_ids`` and
-            ``completion_mask`` padded on the right, of this process, with ``sampling_per_token_logps`` where vLLM has
-            sampled; and the scores (completions, rewards) of all
+            ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
             processes, NaN where a reward does not apply.
         """
         prompts = [example.get("prompt") for example in examples]
-        if isinstance(self.train_dataset, IterableDataset):  # others were looked through before training
-            inputs.check_prompts(
-                prompts, self._tokenizer, f"train_dataset, step {self.state.global_step + 1}, batch"
-            )
+        where = f"train_dataset, step {self.state.global_step + 1}, batch"
+        data_checks.check_prompts(
+            prompts, self._tokenizer, where
+        )  # only the first were looked at before training
         prompt_ids, completion_ids, completions = self._generate(prompts)
         scores = self._calculate_rewards(examples, prompts, completions, completion_ids)
         self._log_rollout(prompts, completions, scores)
         return self._padded(prompt_ids, completion_ids), scores
 
     def _padded(self, prompt_ids: Sequence[list[int]], completion_ids: Sequence[list[int]]) -> Batch:
-        def padded(rows: Sequence[Sequence[float]], side: str, value: int = 0) -> torch.Tensor:
+        def padded(rows: Sequence[Sequence[int]], side: str, value: int = 0) -> torch.Tensor:
             found: torch.Tensor = pad(
                 [torch.tensor(row) for row in rows],
                 padding_value=value,
@@ -99,8 +91,7 @@ class RolloutTrainer(ResumableTrainer):
 
         pad_id, masked = self._tokenizer.pad_token_id, self.mask_truncated_completions
         counted = [[0 if masked and self._is_cut(row) else 1] * len(row) for row in completion_ids]
-        sampled = {mismatch.SAMPLED: padded(self._sampled, "right")} if self._sampled else {}
-        return sampled | {
+        return {
             "prompt_ids": padded(prompt_ids, "left", pad_id),
             "prompt_mask": padded([[1] * len(row) for row in prompt_ids], "left"),
             "completion_ids": padded(completion_ids, "right", pad_id),
@@ -138,30 +129,19 @@ class RolloutTrainer(ResumableTrainer):
         """Works around: unsloth cuts sequences inside the forward pass, has each call warn of a length, and ends an
         evaluation's sampling in training mode; multinomial is most of a CPU's step, and reading lm_head for each row
         most of a GPU's; and all rows at once may be more than memory holds."""
-        inputs.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
+        data_checks.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         with (
             oom.phase(self, "generate"),
             self._own_sampling(len(prompt_ids)),
             generate.without_max_length(self.model),
-            mismatch.kept(self.vllm_generation if self.use_vllm else None) as self._sampled,
         ):
             completion_ids: list[list[int]] = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        self._check_sampled()
         if training:
             self._warn_of_truncation(completion_ids)
         else:
             self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
         return completion_ids
-
-    def _check_sampled(self) -> None:
-        """Works around: a server that returns no log-probabilities says nothing of it."""
-        if self.use_vllm and self.own.vllm_importance_sampling_correction and not self._sampled:
-            raise ConfigError(
-                "vLLM returned no log-probabilities, and the correction is made of them",
-                where=f"RLOOConfig(vllm_importance_sampling_correction=True), step {self.state.global_step + 1}",
-                todo="start the server as docs/scale.md has it, or set vllm_importance_sampling_correction=False",
-            )
 
     @property
     def _max_seq_length(self) -> int | None:
@@ -217,10 +197,21 @@ class RolloutTrainer(ResumableTrainer):
         )
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Works around: after a training trackio's run is closed, and an evaluation that logs to it fails."""
-        with loggers.open_for(self):
+        """Works around: transformers closes trackio's run when a training ends, and TRL's profiler logs to it in an
+        evaluation (trl/extras/profiling.py), which raises."""
+        callbacks = self.callback_handler.callbacks
+        trackio = next((one for one in callbacks if isinstance(one, TrackioCallback)), None)
+        if trackio is None or not self.is_world_process_zero() or _has_trackio_run():
+            trackio = None
+        else:
+            trackio.setup(self.args, self.state, self.model)
+        try:
             found: dict[str, float] = super().evaluate(*args, **kwargs)
             return found
+        finally:
+            if trackio is not None:
+                trackio._trackio.finish()
+                trackio._initialized = False  # a training that follows opens it again
 
     # --- scores -------------------------------------------------------------------------------------------
 
@@ -270,9 +261,10 @@ class RolloutTrainer(ResumableTrainer):
                 )
 
     def _report_unscored(self, scores: torch.Tensor) -> None:
+        """Of single rewards: where none has scored anything, :mod:`rloo_kit.watch` speaks."""
         for name, column in zip(self.reward_func_names, scores.T, strict=True):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
-            if self._unscored[name] == UNSCORED_BATCHES:
+            if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
                 processes.warn(
                     f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
                     "has no effect. Check the dataset column that it reads."
@@ -284,7 +276,7 @@ class RolloutTrainer(ResumableTrainer):
     def _log_probs(self, batch: Batch, reference: bool = False) -> torch.Tensor:
         """Log-probabilities (rows, tokens) of the live rows under the policy or the reference; 0 elsewhere."""
         found = torch.zeros(batch["completion_ids"].shape, device=self.accelerator.device)
-        tensors = {name: batch[name] for name in (*packing.PROMPT, "completion_ids", "completion_mask")}
+        tensors = {name: batch[name] for name in (*microbatches.PROMPT, "completion_ids", "completion_mask")}
         lengths = batch["completion_mask"].sum(1).tolist()
         passed = torch.ones_like(batch["live"]) if self._sharded else batch["live"]  # all equally often
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
@@ -296,8 +288,8 @@ class RolloutTrainer(ResumableTrainer):
         ):
             for start in range(0, len(rows), size):
                 chosen = rows[start : start + size]
-                part = packing.select(tensors, chosen, trim=self.pad_to_multiple_of is None)
-                logps, _, _ = self._get_per_token_logps_and_entropies(model, *packing.model_inputs(part))
+                part = microbatches.select(tensors, chosen, trim=self.pad_to_multiple_of is None)
+                logps, _, _ = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(part))
                 found[chosen, : logps.size(1)] = logps.float()
         return found.masked_fill(~batch["live"].unsqueeze(1), 0.0)
 
@@ -324,7 +316,7 @@ class RolloutTrainer(ResumableTrainer):
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
         Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
-        head passes several times over logits that no cache holds (:mod:`.head`).
+        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`).
 
         Returns:
             Log-probabilities (rows, logits_to_keep), entropies or None, auxiliary loss or None.
@@ -333,7 +325,7 @@ class RolloutTrainer(ResumableTrainer):
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
         found: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
-        with head.in_tiles(entropy=compute_entropy):
+        with cpu_logprobs.in_tiles(entropy=compute_entropy):
             found = super()._get_per_token_logps_and_entropies(
                 model,
                 *(input_ids, attention_mask, logits_to_keep, *args),
@@ -342,14 +334,89 @@ class RolloutTrainer(ResumableTrainer):
             )
         return found
 
-    def _weights(self, old_logps: torch.Tensor, batch: Batch) -> torch.Tensor | None:
-        """What vLLM's completions or their tokens weigh; logs how far its log-probabilities are from the trainer's."""
-        if mismatch.SAMPLED not in batch:
-            return None
-        found, seen = mismatch.compared(
-            old_logps, batch[mismatch.SAMPLED], batch["completion_mask"], self.own
-        )
-        for name, values in seen.items():
-            gathered = self.accelerator.gather(mismatch.counts(values).unsqueeze(0))
-            mismatch.log(self._metrics["train"], self._token_means, name, gathered)
-        return found
+
+def _has_trackio_run() -> bool:
+    from trackio import context_vars
+
+    return context_vars.current_run.get() is not None
+
+
+# --- what rewards must leave as it is -----------------------------------------------------------------------
+
+ADAPTERS = ("_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")
+"""Where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py)."""
+
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)  # None takes torch's wrapper away
+
+
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_default_device, _set_default_device),
+    (torch.get_num_threads, torch.set_num_threads),
+)
+"""Of torch: what reads each, and what sets it."""
+
+
+def _switches(module: torch.nn.Module) -> dict[str, object]:
+    return {name: vars(module)[name] for name in ("training", *ADAPTERS) if name in vars(module)}
+
+
+@contextmanager
+def undisturbed(model: torch.nn.Module, names: Sequence[str], told: set[str]) -> Iterator[None]:
+    """Put back what reward functions called inside have changed, and say so once a run: a judge that switches gradients
+    or the adapter off would have something else trained, and one that seeds torch, which is put back without a word,
+    would make every step draw the same completions.
+
+    Args:
+        names: of the functions, for the warning.
+        told: what a warning has said in this run; added to.
+
+    Raises:
+        RunFolderError: the process's folder was deleted.
+    """
+    switches = {module: _switches(module) for module in model.modules()}
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    settings, folder = [read() for read, _ in SETTINGS], processes.folder()
+    draws = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        found = []
+        torch.set_rng_state(draws[0])
+        if draws[1]:
+            torch.cuda.set_rng_state_all(draws[1])
+        for module, before in switches.items():
+            if (now := _switches(module)) != before:
+                for name in now:
+                    del vars(module)[name]
+                vars(module).update(before)
+                found.append("the model's mode (training or evaluation) or adapters")
+        for parameter, was_trained in trained.items():
+            if parameter.requires_grad != was_trained:
+                parameter.requires_grad_(was_trained)
+                found.append("which of the model's parameters are trained")
+        for (read, put), setting in zip(SETTINGS, settings, strict=True):
+            if (other := read()) != setting:
+                put(setting)
+                found.append(f"torch.{read.__name__}() from {setting} to {other}")
+        if _working_folder() != folder:
+            if folder.is_dir():
+                os.chdir(folder)
+            processes.folder()
+            found.append("the process's folder")
+        if new := [what for what in dict.fromkeys(found) if what not in told]:
+            told.update(new)
+            processes.warn(
+                f"{'Reward' if len(names) == 1 else 'One of the rewards'} {', '.join(map(repr, names))} changed "
+                f"{' and '.join(new)}. It is put back after each call; let the function restore what it changes."
+            )
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None

@@ -29,8 +29,7 @@ from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train import fingerprints
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.train.fields import ESTIMATORS
-from rloo_kit.train.own import HANDLERS, PLAIN
+from rloo_kit.train.validate import ESTIMATORS, HANDLERS, PLAIN
 from rloo_kit.values import is_secret
 from rloo_kit.watch.checkpoint import replace_text
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
@@ -50,16 +49,8 @@ LEFT_OUT = "it looks as if it holds a secret"
 METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
 
 SETTINGS = (
-    "learning_rate",
-    "lr_scheduler_type",
-    "optim",
-    "beta",
-    "epsilon",
-    "num_iterations",
-    "temperature",
-    "max_completion_length",
-    "mask_truncated_completions",
-    "seed",
+    *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations"),
+    *("temperature", "max_completion_length", "mask_truncated_completions", "seed"),
 )
 """Of a configuration, those that decide what was learned, beside the sizes of groups and batches."""
 
@@ -124,7 +115,7 @@ class Recipe:
         Raises:
             CannotBeWrittenError: its source is not known, or looks as if it holds a secret.
         """
-        source, name = _definition(function), function.__name__
+        source, name = _source(function), function.__name__
         needed = [used for used in fingerprints.used_by(function) if used != name]
         lines = [f"# {name} also needs {', '.join(needed)}: define them above."] if needed else []
         said = {key: vars(function).get(key) for key in ("judges", "columns")}  # what a reward says of itself
@@ -146,8 +137,7 @@ class CannotBeWrittenError(Exception):
 
 def write(folder: Path, asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> None:
     """Write ``_run.json`` into a run's folder."""
-    text = described(asked, model, args, resumed).as_json()
-    replace_text(folder / RECIPE, text)
+    replace_text(folder / RECIPE, described(asked, model, args, resumed).as_json())
 
 
 def described(asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> Recipe:
@@ -170,23 +160,17 @@ def described(asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: boo
 def _policy(recipe: Recipe, model: nn.Module, resumed: bool) -> dict[str, Any]:
     call = made_by(model)
     if call is None:
-        raise CannotBeWrittenError(
-            "the model did not come from load_policy",
-            "load it with rloo_kit.load_policy(...), and train that",
-        )
+        todo = "load it with rloo_kit.load_policy(...), and train that"
+        raise CannotBeWrittenError("the model did not come from load_policy", todo)
     saved = Path(call.arguments["name"])
     if saved.is_dir():
         recipe.notes.append(f"what the policy of {saved} may have learned between load_policy and this run")
     elif not resumed and _is_trained(model):
-        raise CannotBeWrittenError(
-            "the policy had been trained before this run",
-            "policy.save(folder), and start the run with load_policy(folder)",
-        )
+        todo = "policy.save(folder), and start the run with load_policy(folder)"
+        raise CannotBeWrittenError("the policy had been trained before this run", todo)
     if further := [n for n in call.arguments if n not in load.NAMES]:
-        raise CannotBeWrittenError(
-            f"load_policy was given {', '.join(further)}, which a configuration does not take",
-            f"leave {further[0]} out, or load the policy in a notebook",
-        )
+        what = f"load_policy was given {', '.join(further)}, which a configuration does not take"
+        raise CannotBeWrittenError(what, f"leave {further[0]} out, or load the policy in a notebook")
     return {name: _plain(value) for name, value in call.arguments.items()}
 
 
@@ -197,10 +181,8 @@ def _is_trained(model: nn.Module) -> bool:
 
 def _task(origin: Origin | None) -> dict[str, Any]:
     if origin is None or origin.side != "train":
-        raise CannotBeWrittenError(
-            "train_dataset is no task's train side as it was made",
-            "write its rows into a file (dataset.to_json), make tasks.from_file(file), and train on task.train",
-        )
+        todo = "write its rows into a file (dataset.to_json), make tasks.from_file(file), and train on task.train"
+        raise CannotBeWrittenError("train_dataset is no task's train side as it was made", todo)
     return {origin.call.function: {name: _plain(value) for name, value in origin.call.arguments.items()}}
 
 
@@ -227,22 +209,15 @@ def _reward(recipe: Recipe, reward: object, correct: object) -> Any:
     return f"{NOTEBOOK}:{recipe.add(reward)}"
 
 
-def _definition(function: Callable[..., Any]) -> str:
-    """A function's text.
-
-    Raises:
-        CannotBeWrittenError: a lambda, an object, or a function whose text is not known or not to be told.
-    """
+def _source(function: Callable[..., Any]) -> str:
     called = getattr(function, "__name__", type(function).__name__)
     put = "put it into a .py file as 'def reward(completions, **kwargs)', and pass it from there"
-    if not inspect.isfunction(function):
-        raise CannotBeWrittenError(f"{called} is an object of {type(function).__name__}, not a function", put)
-    if called == "<lambda>":
-        raise CannotBeWrittenError("a reward is a lambda, which has no name", put)
     try:
         source = textwrap.dedent(inspect.getsource(function)).rstrip()
     except (OSError, TypeError) as error:
         raise CannotBeWrittenError(f"the source of {called} is not known", put) from error
+    if called == "<lambda>":
+        raise CannotBeWrittenError("a reward is a lambda, which has no name", put)
     if holds_secret(source):
         raise CannotBeWrittenError(
             f"the source of {called} is left out: {LEFT_OUT}", "read it from os.environ"
@@ -294,9 +269,8 @@ def _plain(value: Any) -> Any:
         )
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise CannotBeWrittenError(
-        f"a {type(value).__name__} cannot be written into a file", "give a number, a text, or a list of them"
-    )
+    what = f"a {type(value).__name__} cannot be written into a file"
+    raise CannotBeWrittenError(what, "give a number, a text, or a list of them")
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
@@ -307,10 +281,8 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     """
     given = args.given() if isinstance(args, RLOOConfig) else {}
     if not given:
-        raise CannotBeWrittenError(
-            f"it is not known which settings this {type(args).__name__} was given",
-            "make it as rloo_kit.RLOOConfig(...), not read from a file",
-        )
+        what = f"it is not known which settings this {type(args).__name__} was given"
+        raise CannotBeWrittenError(what, "make it as rloo_kit.RLOOConfig(...), not read from a file")
     found = {}
     for name, value in given.items():
         if is_secret(name, value):

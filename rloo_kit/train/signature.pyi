@@ -1,6 +1,6 @@
-"""The arguments of ``RLOOConfig``, for type checkers and editors; nothing else reads it.
+"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/validate.py.
 
-Written by ``python scripts/docs.py`` from :mod:`.described`: not to be edited.
+Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
 """
 
 from __future__ import annotations
@@ -25,12 +25,6 @@ class Signature(trl.RLOOConfig):
         ] = "seq-mean-token-sum",
         importance_sampling_level: Literal["token", "sequence"] | None = None,
         use_bias_correction_kl: bool = False,
-        vllm_importance_sampling_correction: bool = False,
-        vllm_importance_sampling_mode: Literal[
-            "sequence_mask", "sequence_truncate", "token_mask", "token_truncate"
-        ] = "sequence_mask",
-        vllm_importance_sampling_clip_max: float | None = 3.0,
-        vllm_importance_sampling_clip_min: float | None = None,
         single_pass: bool = True,
         skip_dead_groups: bool | None = None,
         fast_sampling: bool = True,

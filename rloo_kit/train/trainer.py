@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from rloo_kit import advantages, inputs
+from rloo_kit import advantages, data_checks
 from rloo_kit.advantages import dead_groups
-from rloo_kit.memory import oom
-from rloo_kit.memory import plan as planning
+from rloo_kit.forward_passes import Passes
+from rloo_kit.memory import oom, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import reference_is_base
-from rloo_kit.passes import Passes
 from rloo_kit.session import processes
 from rloo_kit.session.imports import import_unsloth
 from rloo_kit.session.quiet import without_bars
-from rloo_kit.train import losses, metrics, packing
+from rloo_kit.train import losses, metrics, microbatches
 
 import_unsloth()
 
@@ -32,15 +31,12 @@ from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import arguments, checkpoints, gradients, launched, run_record  # noqa: E402
-from rloo_kit.train.checkpointing import StepEnds  # noqa: E402
+from rloo_kit.train import checkpointing, distributed, run_record, trainer_args  # noqa: E402
+from rloo_kit.train.callbacks import FiniteGradients, StepEnds, StreamEnds  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
-from rloo_kit.train.own import Own  # noqa: E402
-from rloo_kit.train.precision import as_at_the_start, in_its_precision  # noqa: E402
-from rloo_kit.train.refusals import explained  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.train.streams import StreamEnds  # noqa: E402
+from rloo_kit.train.validate import Own, refused_as_ours  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
 from rloo_kit.watch.diagnose import judged_by  # noqa: E402
 
@@ -95,9 +91,9 @@ class RLOOTrainer(RolloutTrainer):
         kwargs: arguments of older TRL trainers, under their names.
 
     Raises:
-        ConfigError: see :mod:`rloo_kit.train.guards`; or the launcher gave fewer processes than it was asked for, or
+        ConfigError: see :mod:`rloo_kit.train.validate`; or the launcher gave fewer processes than it was asked for, or
             another engine (:mod:`rloo_kit.session.processes`).
-        DatasetError, RewardError: see :mod:`rloo_kit.inputs`.
+        DatasetError, RewardError: see :mod:`rloo_kit.data_checks`.
         RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
         ArgumentError: an argument that TRL's trainer does not have.
         rewards.RewardValueError: a reward that cannot be called as TRL calls it.
@@ -121,26 +117,26 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: PeftConfig | None = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in arguments.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name in trainer_args.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         dataset = given.get("train_dataset")
         processes.folder()
-        given = arguments.completed(given)
+        given = trainer_args.completed(given)
         self._asked = run_record.Asked.of(given, dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
-            checkpoints.make(given["args"].output_dir)
+            checkpointing.make_folder(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
         with (
-            explained("RLOOTrainer", vars(given["args"]) | given),
-            in_its_precision(given["model"]),
+            refused_as_ours("RLOOTrainer", vars(given["args"]) | given),
+            distributed.in_its_precision(given["model"]),
             without_bars(),
         ):
             super().__init__(**given)
-        launched.check(self.accelerator, self.args, self.train_dataset)
-        as_at_the_start(self.ref_model, self.model)
+        distributed.check_launch(self.accelerator, self.args, self.train_dataset)
+        distributed.as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             # TRL then takes the base model, with the adapter switched off, as the reference.
@@ -156,7 +152,7 @@ class RLOOTrainer(RolloutTrainer):
                 "Larger micro-batches take more memory; single_pass=False silences this warning."
             )
         self.memory = Meter.for_model(self.model)
-        self.memory_plan = planning.plan(self.model, self.args, prompt_tokens=longest)
+        self.memory_plan = plan.plan(self.model, self.args, prompt_tokens=longest)
 
     def _passes(self) -> Passes:
         return Passes.of(
@@ -185,7 +181,7 @@ class RLOOTrainer(RolloutTrainer):
                 self.own.handler, self._reported, judged_by(self.reward_funcs, self.reward_func_names)
             )
         )
-        self.add_callback(gradients.FiniteGradients(self.accelerator))
+        self.add_callback(FiniteGradients(self.accelerator))
         self.add_callback(StepEnds(self))
         if isinstance(self.train_dataset, IterableDataset):
             self.add_callback(StreamEnds())
@@ -195,9 +191,9 @@ class RLOOTrainer(RolloutTrainer):
         return ["truncation"] if self._watch.has_spoken else []
 
     def _check_longest_prompts(self) -> int:
-        rows, longest = inputs.longest_prompts(self.train_dataset)
+        rows, longest = data_checks.longest_prompts(self.train_dataset)
         ids, _, _ = self._tokenize_prompts(longest)
-        inputs.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
+        data_checks.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
         return max(map(len, ids))
 
     # --- from prompts to advantages -----------------------------------------------------------------------
@@ -292,11 +288,11 @@ class RLOOTrainer(RolloutTrainer):
         steps = self.args.steps_per_generation
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = packing.micro_batches(batch, self._layout(), self.accelerator)
+            self._buffered_inputs = microbatches.micro_batches(batch, self._layout(), self.accelerator)
         return self._buffered_inputs[self._step % steps]
 
-    def _layout(self) -> packing.Layout:
-        return packing.Layout(
+    def _layout(self) -> microbatches.Layout:
+        return microbatches.Layout(
             rows=self.args.per_device_train_batch_size,
             steps=self.args.steps_per_generation,
             accumulation=self.args.gradient_accumulation_steps,
@@ -324,7 +320,10 @@ class RLOOTrainer(RolloutTrainer):
             return self._zero_loss(model)
         mask, own = inputs["completion_mask"], self.own
         logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model, *packing.model_inputs(inputs), compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+            model,
+            *microbatches.model_inputs(inputs),
+            compute_entropy=True,
+            compute_aux_loss=self.aux_loss_enabled,
         )
         if self.passes.advantages_wait:
             kl = self._kl(logps.detach(), inputs).sum(1).view(-1, self.num_generations)
@@ -340,7 +339,6 @@ class RLOOTrainer(RolloutTrainer):
             mask,
             level=losses.level_of(own.importance_sampling_level, own.loss_aggregation),
             clip=clip,
-            weights=self._weights(old_logps, inputs),
         )
         if self.passes.reference and self.passes.kl_in_loss:
             kl = self._kl(logps, inputs)

@@ -35,7 +35,7 @@ ENOUGH = 0.2
 OVERFLOWS = 17
 """As often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1: to overflow less often is its
 search for a scale.  (The kit's own runs start with a lower scale and stop when it is used up:
-:mod:`rloo_kit.train.gradients`.)"""
+:mod:`rloo_kit.train.callbacks`.)"""
 
 COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
 """Standard errors, 4.8, where the best window of many is compared with the last: the best one was lucky too, and it is

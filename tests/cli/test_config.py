@@ -18,7 +18,7 @@ from rloo_kit.cli import config as configuration
 from rloo_kit.cli import document, grammar, run
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation import compare
-from rloo_kit.train import fields
+from rloo_kit.train import validate
 from tests.cli.conftest import CONFIG, MINE, Command
 from tests.conftest import Script
 
@@ -396,7 +396,7 @@ def test_the_estimators_names_are_known_without_torch() -> None:
     own = [
         name for name, one in advantages.ESTIMATORS.items() if one.function.__module__ == advantages.__name__
     ]
-    assert tuple(own) == fields.ESTIMATORS
+    assert tuple(own) == validate.ESTIMATORS
 
 
 def test_what_evaluate_takes_of_a_configuration_is_what_evaluate_takes() -> None:

@@ -18,9 +18,9 @@ from transformers import GenerationMixin, Trainer, TrainingArguments
 
 from rewards.signature import TRL_KEYWORDS
 from rloo_kit.session import quiet
-from rloo_kit.train import precision, renamed_args
-from rloo_kit.train.arguments import ARGUMENTS
+from rloo_kit.train import config, renamed_args
 from rloo_kit.train.trainer import RLOOTrainer
+from rloo_kit.train.trainer_args import ARGUMENTS
 from rloo_kit.watch import callbacks
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
@@ -112,7 +112,7 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
 LINES = {
     # Why the trainer overrides it: resuming ignores the adapter beside subfolders.  If it fails, the override can go.
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
-    # rloo_kit.train.precision undoes it: what is trained of a quantised model turns to bfloat16.
+    # rloo_kit.train.distributed undoes it: what is trained of a quantised model turns to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
     # rloo_kit.session.quiet lets it through once.
     Stock._calculate_rewards: ("logger.warning(", quiet.ONCE[Stock.__module__]),
@@ -129,9 +129,9 @@ LINES = {
         "folder_path=output_dir",
         'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
     ),
-    # rloo_kit.train.gradients reads gradients in that hook.
+    # rloo_kit.train.callbacks reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
-    # rloo_kit.train.packing trims columns: what is masked within them must cost nothing.
+    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.
     Utils.add_fused_lm_head: ("mask = labels != -100", "hidden_states[mask]"),
     # rloo_kit.policy.generate goes on from what a stopping criterion saw: all that was drawn.
     GenerationMixin._sample: (
@@ -158,8 +158,8 @@ def test_lines_that_the_kit_relies_on_are_there_in_this_order(code: Callable[...
 
 
 def test_transformers_takes_a_variable_for_the_precision_where_none_is_set(monkeypatch, tmp_path):
-    """rloo_kit.train.precision takes it away meanwhile: a CPU would compute in bfloat16 under autocast."""
-    monkeypatch.setenv(precision.VARIABLE, "bf16")
+    """rloo_kit.train.config takes it away meanwhile: a CPU would compute in bfloat16 under autocast."""
+    monkeypatch.setenv(config.PRECISION, "bf16")
     plain = TrainingArguments(str(tmp_path), bf16=False, fp16=False, report_to="none")
     assert plain.mixed_precision == "bf16"
     assert '"mixed_precision": self.args.mixed_precision' in inspect.getsource(Trainer)

@@ -15,7 +15,7 @@ from rloo_kit.memory.plan import Plan
 from rloo_kit.memory.specs import Model, Settings
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.session.imports import CPU_TILE_LOGITS
-from rloo_kit.train import head
+from rloo_kit.train import cpu_logprobs
 from tests.memory.conftest import CPU, tiny_plan, tiny_step
 
 
@@ -88,7 +88,7 @@ def test_unsloths_log_probability_tile_is_planned_to_the_byte(
 
 @pytest.mark.parametrize(("rows", "gradient"), [(600, True), (20, True), (20, False)])
 def test_the_kits_log_probability_tile_is_planned_to_a_tenth(policy: Any, rows: int, gradient: bool) -> None:
-    with head.in_tiles(entropy=gradient), torch.set_grad_enabled(gradient):
+    with cpu_logprobs.in_tiles(entropy=gradient), torch.set_grad_enabled(gradient):
         peak, _ = bytes_of_a_head(policy, rows, torch.float32)
     step = tiny_step(policy, micro_rows=1, completion_tokens=rows, dtype_bytes=4)
     kept = rows * 64 * 4 if gradient else 0  # the gradient is among the final hidden states

@@ -3,7 +3,6 @@
 import os
 import resource
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +17,8 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
-from rloo_kit.train import checkpoints
-from rloo_kit.train.checkpoints import LOCK, RunLock
+from rloo_kit.train import checkpointing
+from rloo_kit.train.checkpointing import LOCK, run_lock
 from rloo_kit.watch.checkpoint import MANIFEST, fault
 from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
@@ -64,7 +63,7 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
     (run / "checkpoint-2").symlink_to(elsewhere)
     (run / "checkpoint-3").symlink_to(tmp_path / "nowhere")
     (run / "README.md").write_text("my notes")
-    (run / "_broken").write_text("a file of mine")
+    (run / "_earlier-1").write_text("a file of mine")
     before = content(run)
     settings = {**SAVING, "save_total_limit": 1}
     make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=True)
@@ -78,28 +77,6 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
     assert content(elsewhere) == {"mine.txt": b"mine"}
 
 
-def test_a_copy_of_another_runs_checkpoint_is_not_written_over(make_trainer: Any, run: Path) -> None:
-    make_trainer(max_steps=2, **SAVING).train()
-    copied = shutil.copytree(run / "checkpoint-1", run / "checkpoint-4")
-    (copied / MANIFEST).unlink()
-    before = content(copied)
-    make_trainer(max_steps=4, **SAVING).train(resume_from_checkpoint=True)
-    assert content(copied) == before
-    assert last_whole_checkpoint(run) == run / "checkpoint-4-2"
-
-
-def test_each_earlier_run_has_a_folder_of_its_own(make_trainer: Any, run: Path) -> None:
-    for number in range(3):
-        (run / "_earlier").mkdir(parents=True, exist_ok=True)
-        make_trainer(max_steps=number + 1, **SAVING).train()
-    names = {folder.name: sorted(p.name for p in folder.iterdir()) for folder in run.glob("*earlier*")}
-    assert names == {
-        "_earlier": [],
-        "_earlier-1": ["checkpoint-1"],
-        "_earlier-2": ["checkpoint-1", "checkpoint-2"],
-    }
-
-
 def test_later_steps_than_the_one_that_is_resumed_by_name_are_set_aside(
     make_trainer: Any, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,16 +88,36 @@ def test_later_steps_than_the_one_that_is_resumed_by_name_are_set_aside(
     assert "checkpoints of later steps are now in" in capsys.readouterr().out
 
 
-def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, 1, [1, 2, 10, 11]),
+        (0, 1, [1, 2, 10, 11]),
+        (3, 11, [2, 10, 11]),
+        (2, 1, [1, 11]),
+        (1, 1, [1, 11]),
+    ],
+)
+def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest(
+    tmp_path: Path, limit: int | None, best: int, left: list[int]
+) -> None:
     for step in (1, 2, 10, 11):
         (tmp_path / f"checkpoint-{step}").mkdir()
         (tmp_path / f"checkpoint-{step}" / MANIFEST).touch()
     (tmp_path / "checkpoint-5").mkdir()
-    checkpoints.keep_newest(tmp_path, None)
-    checkpoints.keep_newest(tmp_path, 0)
-    assert len(checkpoints.ours(tmp_path)) == 4
-    checkpoints.keep_newest(tmp_path, 1, protected=tmp_path / "checkpoint-1")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-11", "checkpoint-5"]
+    checkpointing.keep_newest(tmp_path, limit, protected=tmp_path / f"checkpoint-{best}")
+    checkpointing.tidy(tmp_path)
+    assert sorted(int(p.name.split("-")[1]) for p in tmp_path.iterdir()) == sorted([*left, 5])
+
+
+def test_a_link_to_a_later_checkpoint_is_not_passed_over_in_silence(
+    make_trainer: Any, run: Path, tmp_path: Path
+) -> None:
+    make_trainer(max_steps=2, **SAVING).train()
+    elsewhere = (run / "checkpoint-2").rename(tmp_path / "checkpoint-2")
+    (run / "checkpoint-2").symlink_to(elsewhere)
+    with pytest.warns(UserWarning, match=r"passed over checkpoint-2, a link[\s\S]*checkpoint-2'\) takes it"):
+        make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
 
 
 def test_with_a_limit_of_one_the_best_alone_is_left_and_what_is_not_the_runs(
@@ -152,11 +149,11 @@ def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeep
     trainer = make_trainer(max_steps=2, **SAVING)
     with pytest.warns(UserWarning, match="passed over"):
         trainer.train(resume_from_checkpoint=True)
-    (run / checkpoints.WRITING / "checkpoint-3").mkdir(parents=True)
-    (run / checkpoints.WRITING / "checkpoint-3" / "optimizer.pt").touch()
+    (run / checkpointing.WRITING / "checkpoint-3").mkdir(parents=True)
+    (run / checkpointing.WRITING / "checkpoint-3" / "optimizer.pt").touch()
     trainer.hub_model_id = "me/policy"
     trainer.push_to_hub()
-    housekeeping = {"_earlier-1", "_broken", "_rloo_kit.lock", "_run.json", checkpoints.WRITING}
+    housekeeping = {"_earlier-1", "_rloo_kit.lock", "_run.json", checkpointing.WRITING}
     assert housekeeping <= {path.name for path in run.iterdir()}
     assert {"adapter_model.safetensors", "tokenizer.json", "README.md"} <= set(pushed)
     odd = [n for n in pushed if "/" in n or "lock" in n or "run.json" in n or n.startswith((".", "_"))]
@@ -176,8 +173,8 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_reason_and_kept(
         make_trainer(max_steps=4, save_total_limit=None, **SAVING).train(resume_from_checkpoint=True)
     said = " ".join(str(one.message) for one in warned)
     assert "checkpoint-4: adapter_model.safetensors has 1000 bytes of" in said
-    assert "checkpoint-3: rng_state.pth is missing; it is now in" in said
-    assert sorted(p.name for p in (run / "_broken").iterdir()) == ["checkpoint-3", "checkpoint-4"]
+    assert "checkpoint-3: rng_state.pth is missing" in said
+    assert sorted(p.name for p in (run / "_earlier-1").iterdir()) == ["checkpoint-3", "checkpoint-4"]
     assert last_whole_checkpoint(run) == run / "checkpoint-4"
 
 
@@ -185,7 +182,7 @@ def test_a_checkpoint_of_plain_trl_is_resumed_and_a_damaged_one_passed_over_wher
     make_trainer: Any, run: Path
 ) -> None:
     make_trainer(max_steps=3, save_total_limit=None, **SAVING).train()
-    for folder in checkpoints.ours(run):
+    for folder in checkpointing.ours(run):
         (folder / MANIFEST).unlink()
     os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
     trainer = make_trainer(max_steps=3, **{**SAVING, "save_steps": 9})
@@ -212,7 +209,7 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
 ) -> None:
     def dies(*_: object) -> None:
         assert not (run / "checkpoint-2").exists()
-        shutil.copytree(run / checkpoints.WRITING, run.parent / "left")
+        shutil.copytree(run / checkpointing.WRITING, run.parent / "left")
         raise ZeroDivisionError
 
     make_trainer(max_steps=1, **SAVING).train()
@@ -220,47 +217,13 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
     with pytest.raises(ZeroDivisionError):
         make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     monkeypatch.undo()
-    assert not (run / checkpoints.WRITING).exists()
-    (run.parent / "left").rename(run / checkpoints.WRITING)  # as a killed run leaves it
-    (run / checkpoints.WRITING / "gone-checkpoint-0").mkdir()
-    (run / checkpoints.WRITING / "mine.txt").touch()
+    assert not (run / checkpointing.WRITING).exists()
+    (run.parent / "left").rename(run / checkpointing.WRITING)  # as a killed run leaves it
+    (run / checkpointing.WRITING / "gone-checkpoint-0").mkdir()
+    (run / checkpointing.WRITING / "mine.txt").touch()
     make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
-    assert [p.name for p in (run / "_broken").iterdir()] == ["checkpoint-2"]
     assert fault(run / "checkpoint-2") == ""
-    assert [path.name for path in (run / checkpoints.WRITING).iterdir()] == ["mine.txt"]
-
-
-def test_the_rest_of_a_generation_batch_is_resumed_with_its_steps(make_trainer: Any, run: Path) -> None:
-    """TRL samples anew in the middle of a batch, and then trains on no batch as often as it was asked to."""
-    sampled: list[int] = []
-
-    def counts(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
-        sampled.append(trainer_state.global_step)
-        return random_rewards(completions, **kwargs)
-
-    for resume in (None, True):
-        settings = {**SAVING, "reward_funcs": counts, "num_iterations": 3}
-        make_trainer(max_steps=2 if resume is None else 7, **settings).train(resume_from_checkpoint=resume)
-    assert sampled == [0, 3, 6]
-
-
-def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any, run: Path) -> None:
-    make_trainer(max_steps=1, **SAVING).train()
-    for told in (True, False):
-        with pytest.raises(ConfigError, match=r"(?s)another one: .*, not SGD of torch.*set optim as it was"):
-            make_trainer(max_steps=2, optim="sgd", **SAVING).train(resume_from_checkpoint=True)
-        if told:
-            (run / "checkpoint-1" / MANIFEST).unlink()
-    make_trainer(max_steps=2, optim="adamw_torch_fused", **SAVING).train(resume_from_checkpoint=True)
-
-
-def test_the_rest_of_a_batch_that_was_cut_otherwise_is_not_used(make_trainer: Any) -> None:
-    make_trainer(max_steps=1, num_iterations=2, **SAVING).train()
-    trainer = make_trainer(
-        max_steps=3, num_iterations=2, gradient_accumulation_steps=2, per_device_train_batch_size=2, **SAVING
-    )
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 3
+    assert [path.name for path in (run / checkpointing.WRITING).iterdir()] == ["mine.txt"]
 
 
 def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
@@ -288,36 +251,43 @@ def test_a_second_run_in_the_same_folder_is_refused_with_the_firsts_process(
 ) -> None:
     trainer = make_trainer()
     with (
-        RunLock(run),
+        run_lock(run),
         pytest.raises(RunFolderError, match=f"another run has this folder: process {os.getpid()}"),
     ):
         trainer.train()
     trainer.train()
 
 
-def test_a_clock_that_steps_takes_no_lock_away(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NTP and WSL step it: a process's start, by the system's clock, is then another one."""
-    with RunLock(run):
-        monkeypatch.setattr("psutil.Process.create_time", lambda _: time.time() + 3600)
-        with pytest.raises(RunFolderError, match=f"another run has this folder: process {os.getpid()} on "):
-            RunLock(run).__enter__()
-    RunLock(run).__enter__()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the lock of a forked child")
 def test_the_lock_of_a_dead_run_does_not_hold_even_where_its_child_lives(run: Path) -> None:
     reading, writing = os.pipe()
     if not (process := os.fork()):
-        RunLock(run).__enter__()
+        held = run_lock(run)
+        held.__enter__()
         if not os.fork():  # as a worker of a data loader
             os.close(writing)
             os.read(reading, 1)
         os._exit(0)
     os.waitpid(process, 0)
-    with RunLock(run):
+    with run_lock(run):
         assert f"process {os.getpid()} on" in (run / LOCK).read_text()
     os.close(writing)
     os.close(reading)
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(RunFolderError, match=r"a link to one that does not exist[\s\S]*unmounted"):
+        checkpointing.make_folder(tmp_path / "run")
+    (tmp_path / "unmounted").mkdir()
+    checkpointing.make_folder(tmp_path / "run")
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo])
+def test_a_file_in_place_of_the_runs_folder_is_named(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "run")
+    with pytest.raises(RunFolderError, match="the run's folder could not be written: File exists"):
+        checkpointing.make_folder(tmp_path / "run")
 
 
 def test_too_little_room_is_said_before_the_first_step(
@@ -338,7 +308,7 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
     make_trainer: Any, tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"(?s)is a file, not a folder.*file/run"):
+    with pytest.raises(ConfigError, match=r"(?s)is no folder.*file/run"):
         make_trainer(output_dir=str(tmp_path / "file" / "run"))
 
     def read_only(*_: object) -> None:
@@ -381,7 +351,7 @@ def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoi
     assert f"{run / 'checkpoint-1'} is whole" in caught.value.todo
     assert content(run / "checkpoint-1") == kept
     assert fault(run / "checkpoint-1") == ""
-    assert not (run / checkpoints.WRITING).exists(), "half a checkpoint would take the room that is missing"
+    assert not (run / checkpointing.WRITING).exists(), "half a checkpoint would take the room that is missing"
 
 
 # --- finite weights ---------------------------------------------------------------------------------------

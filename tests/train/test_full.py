@@ -77,12 +77,6 @@ def test_a_run_that_trains_all_weights_resumes_to_the_bit(make_trainer: Any, tmp
     assert all(torch.equal(through[name], resumed[name]) for name in through)
 
 
-def test_an_adapter_is_not_trained_below(policy: Any, tmp_path: Path) -> None:
-    folder = policy.save(tmp_path / "adapter")
-    with pytest.raises(ConfigError, match=r"an adapter is a LoRA[\s\S]*save_merged"):
-        rloo_kit.load_policy(folder, full_finetuning=True)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(("dtype", "rate"), RATES)
 def test_every_weight_of_a_real_language_model_is_trained(dtype: str, rate: float, make_trainer: Any) -> None:

@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.integrations import integration_utils
 
 import rloo_kit
 from rloo_kit import hidden
-from rloo_kit.errors import ConfigError
-from rloo_kit.train import guards
 from tests.conftest import random_rewards
 
 Made = Callable[..., rloo_kit.RLOOTrainer]
@@ -92,37 +89,3 @@ def test_an_evaluation_before_and_after_a_training_reaches_trackio(
     logs = SQLiteStorage.get_logs("evaluated", "one")
     assert sum("eval/reward" in log for log in logs) == 2
     assert offline == []
-
-
-def test_tensorboard_gets_the_metrics_and_the_kits_figures(
-    make_trainer: Made, offline: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
-    train(make_trainer, report_to="tensorboard")
-    board = EventAccumulator(str(tmp_path / "board")).Reload()
-    assert {f"train/{name}" for name in FIGURES} <= set(board.Tags()["scalars"])
-    assert [event.step for event in board.Scalars("train/dead_groups")] == [1, 2]
-    written = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("*") if path.is_file())
-    assert TOKEN.encode() not in written
-    assert offline == []
-
-
-@pytest.mark.parametrize("name", sorted(guards.LOGGERS))
-def test_a_logger_that_is_not_installed_is_refused_with_the_line_that_installs_it(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guards, "get_available_reporting_integrations", list)
-    for asked in (name, [name]):
-        with pytest.raises(
-            ConfigError, match=rf"report_to='{name}'[\s\S]*pip install {guards.LOGGERS[name]}\b"
-        ):
-            rloo_kit.RLOOConfig(report_to=asked)
-    assert name in integration_utils.INTEGRATION_TO_CALLBACK
-
-
-def test_an_unknown_logger_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"wandbb[\s\S]*wandb"):
-        rloo_kit.RLOOConfig(report_to=["none", "wandbb"])

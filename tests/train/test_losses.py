@@ -1,7 +1,6 @@
 """The policy-gradient loss: weights, clipping, masks.  Against the formula written out: tests/train/test_update.py."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -133,16 +132,6 @@ def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level: str
         batch.losses(level).sum().backward()
     assert torch.equal(soiled.losses(level), clean.losses(level))
     assert torch.equal(soiled.logps.grad, clean.logps.grad)
-
-
-@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32])
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_mask_may_be_of_any_kind(level: str, kind: torch.dtype) -> None:
-    batch = Batch(dtype=torch.float32)
-    mask: Any = batch.mask.to(kind)
-    found, _ = policy_loss(batch.logps, batch.old, batch.advantages, mask, level, CLIP)
-    assert torch.equal(found, batch.losses(level))
-    assert found.dtype == torch.float32
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,9 +1,10 @@
 """A run twice, stopped, killed and resumed."""
 
 import dataclasses
+import itertools
 import os
-import pickle
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,14 @@ import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from transformers.trainer_pt_utils import safe_globals
+from transformers import EarlyStoppingCallback
 
 import rewards
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train import fingerprints
-from rloo_kit.train.resume import STATES
-from rloo_kit.watch import checkpoint
-from rloo_kit.watch.run_folder import last_whole_checkpoint
+from rloo_kit.watch import checkpoint, run_folder
 from tests.conftest import SMALL, as_loaded, random_rewards
 
 # --- which checkpoint is taken ----------------------------------------------------------------------------
@@ -138,29 +137,6 @@ def test_resuming_restores_the_trained_adapter_beside_its_reference(
         assert torch.equal(other.model.get_parameter(name), value), name
 
 
-def test_resuming_in_a_used_kernel_has_the_reference_of_a_fresh_one(make_trainer: Any) -> None:
-    settings = {"beta": 0.05, "reward_funcs": random_rewards, "save_strategy": "steps", "learning_rate": 0.05}
-    policy = rloo_kit.load_policy("tiny", seed=0)
-    make_trainer(model=policy, save_steps=1, max_steps=2, **settings).train()
-    kl = []
-    for model in (policy, rloo_kit.load_policy("tiny", seed=0)):  # the used kernel's policy, and a fresh one
-        trainer = make_trainer(model=model, save_steps=10, max_steps=3, **settings)
-        trainer.train(resume_from_checkpoint=True)
-        kl.append([entry["kl"] for entry in trainer.state.log_history if "kl" in entry][-1])
-    assert kl[0] == kl[1]
-    assert abs(kl[0]) > 1e-3
-
-
-def test_a_new_run_sets_the_checkpoints_of_an_earlier_one_aside(
-    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_trainer(save_strategy="steps", save_steps=1, max_steps=2).train()
-    make_trainer(max_steps=1).train()
-    assert last_whole_checkpoint(tmp_path / "run") is None
-    assert (tmp_path / "run" / "_earlier-1" / "checkpoint-2").is_dir()
-    assert "checkpoints of an earlier run are now in" in capsys.readouterr().out
-
-
 def test_resuming_a_run_that_is_done_restores_it_and_trains_nothing(
     fresh_policy: Any, make_trainer: Any
 ) -> None:
@@ -174,11 +150,6 @@ def test_resuming_a_run_that_is_done_restores_it_and_trains_nothing(
     assert sum("reward" in entry for entry in trainer.state.log_history) == 2
     for name, value in trained.items():
         assert torch.equal(other.model.get_parameter(name), value), name
-
-
-def test_a_run_leaves_its_log_in_the_output_folder(make_trainer: Any, tmp_path: Path) -> None:
-    make_trainer().train()
-    assert (tmp_path / "run" / "trainer_state.json").is_file()
 
 
 # --- the same run -----------------------------------------------------------------------------------------
@@ -269,7 +240,7 @@ OTHERS = {
     "rslora": ({"use_rslora": True}, r"use_rslora=True \(it was False\)"),
     "rank": ({"lora_rank": 2}, r"lora_rank=2 \(it was 16\), lora_alpha=2 \(it was 16\)"),
     "modules": ({"target_modules": ["q_proj"]}, r"does not fit the policy's: .* is \[16, \d+\], not None"),
-    "bits": ({"load_in_4bit": False}, r"in 16 bit, and the checkpoint was trained on 4"),
+    "bits": ({"load_in_4bit": False}, "in 16 bit, and the checkpoint's was .* in 4"),
 }
 
 
@@ -290,6 +261,14 @@ def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
 
 
 @pytest.mark.usefixtures("stopped")
+def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)another one: .*, not SGD of torch.*set optim as it was"):
+        make_trainer(random_rewards, **{**SAVED, "max_steps": 3}, optim="sgd").train(
+            resume_from_checkpoint=True
+        )
+
+
+@pytest.mark.usefixtures("stopped")
 def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
     make_trainer: Any, tmp_path: Path, said: Any
 ) -> None:
@@ -304,7 +283,7 @@ def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
     save_file(weights, file, metadata={"format": "pt"})
     other = rloo_kit.load_policy(here, seed=0, load_in_4bit=True)
     with pytest.raises(
-        ConfigError, match=r"(?s)base is another one: a copy \w{16}, and the checkpoint's was \w+"
+        ConfigError, match=r"(?s)base is another one: a copy \w{16} in 4 bit, and the checkpoint's was \w+"
     ):
         make_trainer(random_rewards, model=other, **SAVED).train(resume_from_checkpoint=True)
 
@@ -318,14 +297,6 @@ def test_a_base_is_the_same_in_every_precision_that_holds_it() -> None:
     assert len(digests) == 1
     stored.weight[0, 0] += 0.1
     assert fingerprints.weights(stored) not in digests
-
-
-def test_what_cannot_be_told_is_said_and_not_refused() -> None:
-    then = {"name": "b", "bits": 16, "loaded": "float16", "digest": "1"}
-    told = fingerprints.check_base({**then, "loaded": "float32", "digest": "2"}, then, Path("checkpoint-1"))
-    assert told == ["whether the base is the same cannot be told: float32 (it was float16)"]
-    with pytest.raises(ConfigError, match="another one: b 2, and the checkpoint's was b 1"):
-        fingerprints.check_base({**then, "digest": "2"}, then, Path("checkpoint-1"))
 
 
 CHANGES_NOTHING = """
@@ -367,6 +338,128 @@ def test_every_field_of_a_configuration_is_compared_or_changes_nothing_that_is_l
     assert set(fingerprints.SETTINGS) <= fields
 
 
+@pytest.mark.parametrize("asked", ["", 4, 0, ["checkpoint-4"]])
+def test_what_names_no_checkpoint_is_refused(asked: object) -> None:
+    with pytest.raises(ConfigError, match=r"named by its folder[\s\S]*resume_from_checkpoint"):
+        run_folder.check_asked(asked)
+
+
+def test_a_moved_run_goes_on_and_ends_with_its_best_weights(
+    make_trainer: Any,
+    tmp_path: Path,
+    task: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Moved, with callbacks and settings it did not have before, and the best checkpoint in its new place."""
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps"}
+    settings |= {"eval_steps": 1, "load_best_model_at_end": True, "metric_for_best_model": "eval_reward"}
+    settings |= {"eval_dataset": task.held_out.select(range(2)), "save_total_limit": 1}
+    first = make_trainer(random_rewards, max_steps=1, **settings)
+    first.train()
+    assert first.state.best_model_checkpoint == str(tmp_path / "run" / "checkpoint-1")
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    again = make_trainer(
+        random_rewards,
+        max_steps=2,
+        output_dir=str(moved),
+        callbacks=[EarlyStoppingCallback(5)],
+        temperature=0.9,
+        **settings,
+    )
+    # As if the step to come were worse, so that the best one is the one that was moved.
+    monkeypatch.setattr(again, "_determine_best_metric", lambda metrics, trial: False)
+    with pytest.warns(UserWarning, match=r"temperature=0.9 \(it was 1.0\)"):
+        again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2
+    assert again.state.best_model_checkpoint == str(moved / "checkpoint-1")
+    assert not os.path.lexists(tmp_path / "run")
+    said = capsys.readouterr()
+    assert "Could not locate the best model" not in said.out + said.err
+    assert [one.name for one in run_folder.checkpoints(moved)] == ["checkpoint-1"]
+    again.state.best_model_checkpoint, again.state.best_global_step = None, 7
+    with pytest.warns(UserWarning, match="of step 7, is not in"):
+        again._find_best_again()
+    assert again.state.best_metric is None
+
+
+# --- the order of prompts ---------------------------------------------------------------------------------
+
+
+class Pays:
+    """Every second completion is paid; keeps the prompts of each call's groups."""
+
+    __name__ = "pays"
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.prompts: list[list[str]] = []
+
+    def __call__(self, prompts: Any, completion_ids: Any, **kwargs: Any) -> list[float]:
+        self.prompts.append([prompt[-1]["content"] for prompt in prompts[:: self.k]])
+        return [float(index % 2) for index in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def eight(task: Any) -> Any:
+    """Eight prompts."""
+    return task.train.select(range(8))
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+TINY_BATCH = {"num_generations": 2, "per_device_train_batch_size": 4, "max_completion_length": 2}
+
+
+def test_an_epoch_draws_each_prompt_once_and_the_next_in_another_order(make_trainer: Any, eight: Any) -> None:
+    reward = Pays(k=2)
+    make_trainer(reward_funcs=reward, train_dataset=eight, max_steps=8, **TINY_BATCH).train()
+    epochs = [[*itertools.chain(*reward.prompts[start : start + 4])] for start in (0, 4)]
+    assert [set(Counter(epoch).values()) for epoch in epochs] == [{1}, {1}]
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "settings", "why"),
+    [
+        (6, {}, "a generation batch for each step; the second epoch begins at the fifth"),
+        (
+            8,
+            {"gradient_accumulation_steps": 1, "steps_per_generation": 2, "per_device_train_batch_size": 2},
+            "a generation batch for two steps",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_run_that_was_stopped_draws_the_prompts_of_one_that_was_not(
+    make_trainer: Any, eight: Any, loaded_once: Any, tmp_path: Path, steps: int, settings: Any, why: str
+) -> None:
+    def run(folder: str, until: int, resume: bool = False) -> tuple[list[list[str]], list[float]]:
+        reward = Pays(k=2)
+        arguments = {**TINY_BATCH, **settings, "learning_rate": 1e-2, "logging_steps": 1}
+        trainer = make_trainer(
+            model=as_loaded(loaded_once),
+            reward_funcs=reward,
+            train_dataset=eight,
+            output_dir=str(tmp_path / folder),
+            save_strategy="steps",
+            save_steps=until,
+            max_steps=until,
+            **arguments,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return reward.prompts, logged(trainer, "reward")
+
+    prompts, rewards = run("whole", steps)
+    first, _ = run("stopped", steps // 2)
+    then, resumed_rewards = run("stopped", steps, resume=True)
+    assert first + then == prompts, why
+    assert resumed_rewards == rewards
+    assert len({tuple(batch) for batch in prompts}) > 2
+
+
 # --- what a checkpoint's files may be ---------------------------------------------------------------------
 
 
@@ -384,29 +477,13 @@ def of_another_kind(file: Path, trap: Path) -> None:
     torch.save(["something else"], file)
 
 
-def cut_short(file: Path, trap: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def of_another_format(file: Path, trap: Path) -> None:
-    file.write_bytes(pickle.dumps({"state": 1}))
-
-
 def malicious(file: Path, trap: Path) -> None:
     torch.save(
         {"state": Runs(trap), "param_groups": [], "python": 0, "numpy": 0, "cpu": 0, "last_epoch": 0}, file
     )
 
 
-def with_other_values(file: Path, trap: Path) -> None:
-    keys = next(parts for pattern, parts in STATES.items() if file.match(pattern))
-    with safe_globals():
-        found = torch.load(file, weights_only=True)
-    torch.save({**found, **dict.fromkeys(keys - {"layout"}, "text")}, file)
-
-
-DAMAGED = [(cut_short, True), (of_another_format, True), (of_another_kind, True), (with_other_values, True)]
-DAMAGED += [(malicious, True), (malicious, False)]
+DAMAGED = [(of_another_kind, True), (malicious, True), (malicious, False)]
 
 
 @pytest.mark.parametrize(("damage", "sealed"), DAMAGED)
@@ -423,29 +500,6 @@ def test_a_damaged_or_foreign_pickle_is_the_kits_error_and_nothing_of_it_runs(
     with pytest.raises(ConfigError) as caught:
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
     assert "checkpoint" in str(caught.value)
-    assert not trap.exists()
-
-
-@pytest.mark.parametrize("told", [{"version": 1}, {"version": 1, "base": 3}, [1], "text"])
-def test_a_record_that_was_tampered_with_is_the_kits_error(
-    saved_run: Path, make_trainer: Any, tmp_path: Path, told: object
-) -> None:
-    folder = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1")
-    (folder / checkpoint.MANIFEST).unlink()
-    checkpoint.seal(folder, {"run": told})
-    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{checkpoint.MANIFEST}"):
-        make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
-
-
-def test_settings_that_would_run_something_are_not_run(
-    saved_run: Path, make_trainer: Any, tmp_path: Path
-) -> None:
-    folder, trap = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1"), tmp_path / "trap"
-    torch.save(Runs(trap), folder / "training_args.bin")
-    (folder / checkpoint.MANIFEST).unlink()
-    trainer = make_trainer(random_rewards, **SAVED, num_iterations=2)
-    trainer.train(resume_from_checkpoint=str(folder))
-    assert trainer.state.global_step == 2
     assert not trap.exists()
 
 

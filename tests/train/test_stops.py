@@ -1,6 +1,5 @@
 """SIGTERM and SIGINT: the last finished step is saved, whenever they come."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -9,12 +8,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 import rloo_kit
 from rewards import RewardCallError
-from rloo_kit.train import stops
-from rloo_kit.train.stops import Stops, Terminated
+from rloo_kit.train import resume
+from rloo_kit.train.callbacks import Stops, Terminated
 from rloo_kit.watch import checkpoint
 from rloo_kit.watch.checkpoint import fault
 from rloo_kit.watch.run_folder import last_whole_checkpoint
@@ -47,7 +45,7 @@ def during(trainer: Any, method: str, step: int, times: int = 1) -> None:
     setattr(trainer, method, interrupted)
 
 
-@pytest.mark.parametrize("method", ["_generate_single_turn", "_calculate_rewards", "_compute_loss"])
+@pytest.mark.parametrize("method", ["_generate_single_turn", "_compute_loss"])
 def test_a_step_in_progress_is_dropped_and_taken_again(
     make_trainer: Any, tmp_path: Path, method: str
 ) -> None:
@@ -86,14 +84,6 @@ def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer: An
     assert sampled == [0, 3]
 
 
-def test_within_an_update_or_while_saving_a_signal_waits(make_trainer: Any, tmp_path: Path) -> None:
-    trainer = make_trainer(**SETTINGS)
-    during(trainer, "end_update", step=3)
-    with pytest.raises(Terminated):
-        trainer.train()
-    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-3"
-
-
 def test_while_saving_a_signal_waits_and_another_one_too(
     make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,17 +101,6 @@ def test_while_saving_a_signal_waits_and_another_one_too(
         make_trainer(**{**SETTINGS, "save_steps": 2}).train()
     assert sealed == ["checkpoint-2"], "it is not written twice"
     assert fault(tmp_path / "run" / "checkpoint-2") == ""
-
-
-def test_a_signal_during_the_save_that_a_signal_has_asked_for_changes_nothing(
-    make_trainer: Any, tmp_path: Path
-) -> None:
-    trainer = make_trainer(**SETTINGS)
-    during(trainer, "_calculate_rewards", step=1)
-    during(trainer, "save_model", step=1, times=2)
-    with pytest.raises(Terminated):
-        trainer.train()
-    assert fault(tmp_path / "run" / "checkpoint-1") == ""
 
 
 def test_a_signal_does_not_wait_for_an_evaluation(make_trainer: Any, tmp_path: Path, task: Any) -> None:
@@ -211,21 +190,10 @@ def test_several_processes_stop_at_the_same_steps_end() -> None:
     with found.listening(together=True):
         send()
         with pytest.raises(Terminated):
-            found.release(agreed=lambda asked: asked)
+            found.release(largest=lambda asked: asked)
     other = Stops()
     with pytest.raises(Terminated), other.listening(together=True):
-        other.release(agreed=lambda asked: signal.SIGTERM)
-
-
-def test_in_a_notebook_the_kernel_ends_as_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[int] = []
-    monkeypatch.setattr(stops, "in_notebook", lambda: True)
-    monkeypatch.setattr(signal, "raise_signal", raised.append)
-    found = Stops()
-    with pytest.raises(Terminated), found.listening():
-        send()
-    found.pass_on()
-    assert raised == [signal.SIGTERM]
+        other.release(largest=lambda asked: signal.SIGTERM)
 
 
 def stopped_in_ipython(trainer: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -257,7 +225,7 @@ def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_
         make_trainer(**settings).train()
     assert stopped.type is KeyboardInterrupt, "Python ends a script with SIGINT's status for no subclass"
     assert capsys.readouterr().out.endswith(line)
-    monkeypatch.setattr(stops, "running_shell", lambda: "a shell")
+    monkeypatch.setattr(resume, "running_shell", lambda: "a shell")
     shown = stopped_in_ipython(make_trainer(**settings), capsys)
     assert shown.endswith(line)
     assert shown.count("\n") == 4, "that, the run before, a header and a step"
@@ -298,35 +266,6 @@ def test_in_a_real_kernel_a_run_is_one_output_and_a_stopped_one_has_one_line_mor
     assert stopped.traceback == [f"stopped: step 2 of 3 is saved in run/checkpoint-2; {way_on}"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
-def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
-    with Stops().listening():
-        if not (process := os.fork()):
-            try:
-                send()
-                signal.pause()
-            finally:
-                (tmp_path / "unwound").touch()
-                os._exit(0)
-        _, status = os.waitpid(process, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-    assert not (tmp_path / "unwound").exists()
-
-
-def test_a_signal_that_something_swallows_stops_the_run_at_the_steps_end(
-    make_trainer: Any, tmp_path: Path
-) -> None:
-    def swallows(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
-        if trainer_state.global_step == 1:
-            with contextlib.suppress(BaseException):
-                send()
-        return random_rewards(completions, **kwargs)
-
-    with pytest.raises(Terminated):
-        make_trainer(**{**SETTINGS, "reward_funcs": swallows}).train()
-    assert last_whole_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoint-2"
-
-
 # --- errors -----------------------------------------------------------------------------------------------
 
 
@@ -354,16 +293,6 @@ def test_an_error_of_a_reward_keeps_the_steps_before_it(
     trainer = make_trainer(**SETTINGS | {"reward_funcs": failing(at=0, error=down)})
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 4
-
-
-def test_a_judge_that_runs_out_of_memory_is_named_and_not_the_trainer(
-    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    judge = failing(at=1, error=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    with pytest.raises(RewardCallError, match=r"raised OutOfMemoryError.*\nWhere: reward 'reward'"):
-        make_trainer(**SETTINGS | {"reward_funcs": judge}).train()
-    assert last_whole_checkpoint(tmp_path / "run") is None, "no step was finished"
-    assert "stopped" not in capsys.readouterr().out
 
 
 def test_an_error_between_two_steps_is_raised_also_where_nothing_can_be_saved(

@@ -9,7 +9,7 @@ import torch
 import trl
 
 import rloo_kit
-from rloo_kit.train.own import PLAIN
+from rloo_kit.train.validate import PLAIN
 from rloo_kit.watch import callbacks
 from tests.conftest import random_rewards
 

@@ -14,8 +14,8 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
-from rloo_kit.train import head
-from rloo_kit.train.own import NAMES
+from rloo_kit.train import cpu_logprobs
+from rloo_kit.train.validate import NAMES
 from tests.conftest import as_loaded
 
 
@@ -87,8 +87,8 @@ def one_run(
             parameter.data = parameter.data.bfloat16().float()  # stock TRL has rounded its own
             if "lora_B" in name:
                 parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
-    # With stock's head: ours in tiles rounds otherwise, and test_head holds it to float64.
-    with mock.patch.object(head, "is_exact", return_value=False):
+    # With stock's head: ours in tiles rounds otherwise, and test_cpu_logprobs holds it to float64.
+    with mock.patch.object(cpu_logprobs, "is_exact", return_value=False):
         trainer.train()
     return trainer, seen.steps
 
@@ -290,15 +290,12 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
     def played(
         now: torch.Tensor,
         aux_loss: torch.Tensor | None = None,
-        vllm: torch.Tensor | None = None,
         **settings: Any,
     ) -> Played:
         def rollout(examples: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
             rows = torch.arange(GROUPS * K)[:, None]
             batch = {"prompt_ids": rows, "prompt_mask": torch.ones_like(rows), "completion_mask": mask}
-            if vllm is not None:
-                batch["sampling_per_token_logps"] = vllm
             return {**batch, "completion_ids": mask}, written["rewards"].unsqueeze(1)
 
         def log_probs(self: Any, model: Any, ids: Any, mask: Any, width: int, **kwargs: Any) -> Any:

@@ -75,8 +75,6 @@ config = rloo_kit.RLOOConfig(
     max_steps=5, learning_rate=1e-3, max_completion_length=16, save_strategy="no", seed=7, logging_steps=1,
     report_to="none", use_vllm=True, vllm_mode="server", vllm_server_base_url=f"http://127.0.0.1:{port}",
     vllm_group_port=group_port, vllm_server_timeout=60,
-    vllm_importance_sampling_correction=True, vllm_importance_sampling_mode="token_truncate",
-    vllm_importance_sampling_clip_max=1.2,
 )  # fmt: skip
 trainer = rloo_kit.RLOOTrainer(model=policy, reward_funcs=reward, args=config, train_dataset=task.train)
 stopped = ""

@@ -82,12 +82,7 @@ DATASETS = {
     "a DataFrame": given("train_dataset", FOUR.to_pandas(), "from_pandas"),
     "no dataset": given("train_dataset", None),
     "a column completions": column("completions", "rename_column"),
-    "a column prompts": column("prompts"),
     "a column self": column("self"),
-    "a column trainer_state": column("trainer_state"),
-    "a column log_metric": column("log_metric"),
-    "a column log_extra": column("log_extra"),
-    "a column completion_ids": column("completion_ids"),
     "a column of tools": column("tools", when="warned"),
     "a column of images": given("image", dataset(*[QUESTION] * 4, image="x")),
     "a message without a role": rows("role", [{"content": "What is 1 + 2?"}], "train_dataset[0]"),
@@ -107,7 +102,6 @@ DATASETS = {
     "a stream with a row of another kind": streamed(
         "prompt", stream(row(), row(), row(), row("What?")), "texts", when="step"
     ),
-    "a stream with half a surrogate pair": streamed("surrogate", stream(*[row("What is \ud800?")] * 4)),
     "a stream without max_steps": streamed("max_steps", stream(*[row()] * 4), steps=-1),
     "a list to evaluate on": evaluated([row()]),
     "nothing to evaluate on": evaluated(FOUR.select([])),

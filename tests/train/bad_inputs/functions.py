@@ -201,5 +201,5 @@ REWARDS = {
     "a reward that changes the precision": rewarded(
         does(lambda **kwargs: torch.set_default_dtype(torch.float64)), "float64", when="warned"
     ),
-    "a reward that seeds": rewarded(does(lambda **kwargs: torch.manual_seed(7)), "seeded", when="warned"),
+    "a reward that seeds": rewarded(does(lambda **kwargs: torch.manual_seed(7)), when="mended"),
 }

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tests.train.bad_inputs.case import Bad
-from tests.train.bad_inputs.data import FOUR, QUESTION, dataset, given, row, rows
+from tests.train.bad_inputs.data import QUESTION, dataset, given, row, rows
 from tests.train.bad_inputs.functions import does, gives, named, returns, rewarded
 from tests.train.bad_inputs.others import argument, tokenizer
 from tests.train.bad_inputs.settings import together
@@ -111,24 +111,14 @@ NEWCOMER = {
     "a warm-up longer than the run": together("warmup_steps", when="warned", warmup_steps=100, max_steps=1),
     "a share above 1": together("logging_steps", logging_steps=1.5),
     "checkpoints every 2.5 steps": together("save_steps", save_strategy="steps", save_steps=2.5),
-    "an argument that the schedule lacks": together(
-        "lr_scheduler_kwargs", "bad", lr_scheduler_kwargs={"bad": 1}
-    ),
-    "an argument that the optimizer lacks": together("optim_args", optim_args="nonsense"),
     "a missing file of DeepSpeed": together("deepspeed", deepspeed="missing.json"),
     "vLLM where there is none": together("use_vllm", when="trainer", use_vllm=True),
-    "the best of what is never measured": together("eval_strategy", load_best_model_at_end=True),
     "a run of 10**30 steps": together("max_steps", max_steps=10**30),
     "1e300 epochs": together("num_train_epochs", max_steps=-1, num_train_epochs=1e300),
-    "a batch of a milliard": given("dataset", FOUR, "has 4", per_device_train_batch_size=10**9),
     "a completion of a milliard tokens": together(
         "max_completion_length", when="trainer", max_completion_length=10**9
     ),
-    "True for a temperature": together("temperature", temperature=True),
-    "a number for a run's name": together("run_name", run_name=5),
     "a folder that cannot be written": together("/proc/run", when="trainer", output_dir="/proc/run"),
-    "a logger that is not installed": together("report_to", report_to="comet_ml"),
-    "kernels that are not installed": together("use_liger_kernel", use_liger_kernel=True),
     "two rows a group that is never whole": together(
         "generation_batch_size", generation_batch_size=6, per_device_train_batch_size=4
     ),

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainingArguments
 
 from tests.train.bad_inputs.case import Bad
+from tests.train.bad_inputs.data import FOUR
 from tests.train.bad_inputs.functions import gives
 
 
@@ -66,8 +67,11 @@ TRAINER = {
     "a dict for the config": argument("args", {"max_steps": 1}, "args=rloo_kit.RLOOConfig"),
     "another trainer's config": argument("args", TrainingArguments("out")),
     "one callback alone": argument("callbacks", TrainerCallback(), "callbacks=[callback]"),
-    "a function for a callback": argument("callbacks", [print]),
-    "one optimizer alone": argument("optimizers", "adamw"),
     "a LoRA's name": argument("peft_config", "lora"),
+    "dataset and reward swapped": Bad(
+        "swapped",
+        trainer={"reward_funcs": FOUR, "train_dataset": gives(1.0)},
+        says=("reward_funcs", "train_dataset"),
+    ),
     "a misspelt argument": argument("reward_function", gives(1.0), "reward_funcs"),
 }

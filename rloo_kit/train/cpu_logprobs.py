@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn.functional import softplus
 
-from rloo_kit.passes import CPU_TILE
+from rloo_kit.forward_passes import CPU_TILE
 
 FAR = 30.0
 """How far above its reference a row's logit may be before the row's sums are scaled down: e^30 times a vocabulary is
 far from float32's largest number."""
 
-Result = tuple[torch.Tensor | None, ...]
+Outputs = tuple[torch.Tensor | None, ...]
 """Log-probabilities, entropy, and TRL's three further outputs, each (positions,) or None."""
 
 
@@ -38,21 +38,15 @@ def in_tiles(entropy: bool) -> Iterator[None]:
     if not getattr(kernel, "_unsloth_cpu_dispatch", False):
         yield
         return
-    utils._ChunkedLogProbFunction = _Head(kernel.apply, entropy)
+    utils._ChunkedLogProbFunction = SimpleNamespace(apply=_head(kernel.apply, entropy))
     try:
         yield
     finally:
         utils._ChunkedLogProbFunction = kernel
 
 
-class _Head:
-    """Stands where TRL's ``_ChunkedLogProbFunction`` stands."""
-
-    def __init__(self, otherwise: Callable[..., Result], entropy: bool) -> None:
-        self.otherwise, self.entropy = otherwise, entropy
-
+def _head(otherwise: Callable[..., Outputs], entropy: bool) -> Callable[..., Outputs]:
     def apply(
-        self,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -62,23 +56,16 @@ class _Head:
         softcap: float | None,
         scale: float,
         outputs: Sequence[str],
-    ) -> Result:
+    ) -> Outputs:
         """As TRL calls it: hidden (positions, H), weight (V, H), targets (positions,)."""
-        rest = (bias, targets, temperature, chunk_size, softcap, scale, outputs)
         if not is_exact(hidden, weight, bias, softcap, outputs):
-            return self.otherwise(hidden, weight, *rest)
-        wanted = self.entropy and "entropy" in outputs
-        again = partial(self._entropy, weight, rest)
-        log_probs, entropy = LogProbs.apply(
-            hidden, weight.detach(), targets, scale / temperature, wanted, torch.is_grad_enabled(), again
-        )
-        return log_probs, entropy, None, None, None
+            return otherwise(hidden, weight, bias, targets, temperature, chunk_size, softcap, scale, outputs)
+        wanted, slope = entropy and "entropy" in outputs, scale / temperature
+        grad = torch.is_grad_enabled()
+        log_probs, entropies = LogProbs.apply(hidden, weight.detach(), targets, slope, wanted, grad)
+        return log_probs, entropies, None, None, None
 
-    def _entropy(self, weight: torch.Tensor, rest: tuple[Any, ...], hidden: torch.Tensor) -> torch.Tensor:
-        """The entropy as it was without this module, with its gradient."""
-        found = self.otherwise(hidden, weight, *rest)[1]
-        assert found is not None  # it was among the outputs
-        return found
+    return apply
 
 
 def is_exact(
@@ -104,8 +91,7 @@ def is_exact(
 class LogProbs(torch.autograd.Function):
     """Log-probabilities (positions,), and entropies or None, of softmax(slope x hidden weight^T).
 
-    The gradient of the log-probabilities is formed in the forward pass.  That of the entropy, which no loss of the
-    kit uses, comes from ``entropy_of(hidden)`` where it is asked for.
+    The gradient of the log-probabilities is formed in the forward pass.  The entropies, which are logged, have none.
     """
 
     @staticmethod
@@ -117,42 +103,34 @@ class LogProbs(torch.autograd.Function):
         slope: float,
         entropy: bool,
         gradient: bool,
-        entropy_of: Callable[[torch.Tensor], torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Of hidden (positions, H), weight (V, H), targets (positions,)."""
-        ctx.set_materialize_grads(False)
         log_probs = hidden.new_empty(len(hidden))
         entropies = torch.empty_like(log_probs) if entropy else None
         gradients = torch.empty_like(hidden) if gradient else None
         for start in range(0, len(hidden), CPU_TILE):
             block = slice(start, start + CPU_TILE)
-            found = _of_rows(hidden[block] * slope, weight, targets[block], entropy, gradient)
+            found = _of_rows(hidden[block] * slope, weight, targets[block], means=entropy or gradient)
             for whole, part in zip((log_probs, entropies, gradients), found, strict=True):
                 if whole is not None and part is not None:
                     whole[block] = part
-        ctx.save_for_backward(hidden, None if gradients is None else gradients.mul_(slope))
-        ctx.entropy_of = entropy_of
+        if gradients is not None:
+            ctx.save_for_backward(gradients.mul_(slope))
+        if entropies is not None:
+            ctx.mark_non_differentiable(entropies)
         return log_probs, entropies
 
     @staticmethod
-    def backward(
-        ctx: Any, of_log_probs: torch.Tensor | None, of_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, of_log_probs: torch.Tensor, _: object) -> tuple[torch.Tensor | None, ...]:
         """The hidden states' gradient alone."""
-        hidden, gradients = ctx.saved_tensors
-        found = None if of_log_probs is None else gradients * of_log_probs.unsqueeze(1)
-        if of_entropy is not None:
-            with torch.enable_grad():
-                again = hidden.detach().requires_grad_()
-                (more,) = torch.autograd.grad(ctx.entropy_of(again), again, of_entropy)
-            found = more if found is None else found + more
-        return (found, None, None, None, None, None, None)
+        (gradients,) = ctx.saved_tensors
+        return (gradients * of_log_probs.unsqueeze(1), None, None, None, None, None)
 
 
 def _of_rows(
-    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, entropy: bool, gradient: bool
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, means: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Log-probabilities, entropies and gradients (rows, H) of a block of rows; each of the latter two may be None.
+    """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).
 
     The sampled token is set apart from the others.  With q their softmax and p its own probability, what is near 1
     is never subtracted from 1: log p = -softplus(log sum of others - its logit), dlog p / dhidden = (1 - p)(its row of
@@ -160,30 +138,22 @@ def _of_rows(
     """
     own = weight[targets]
     logit = (hidden * own).sum(1)
-    log_others, mean_row = _others(hidden, weight, targets, logit, entropy or gradient)
+    log_others, mean_row = _others(hidden, weight, targets, logit, means)
     lead = log_others - logit
     log_prob, log_rest = -softplus(lead), -softplus(-lead)
-    entropies = gradients = None
-    if mean_row is not None:
-        rest = log_rest.exp().unsqueeze(1)
-        if gradient:
-            gradients = (own - mean_row).mul_(rest)
-        if entropy:
-            of_others = log_others - (hidden * mean_row).sum(1)  # the mean of a linear function's values
-            entropies = rest.squeeze(1) * (of_others - log_rest) - log_prob.exp() * log_prob
-    return log_prob, entropies, gradients
+    if mean_row is None:
+        return log_prob, None, None
+    rest = log_rest.exp()
+    of_others = log_others - (hidden * mean_row).sum(1)  # the mean of a linear function's values
+    entropies = rest * (of_others - log_rest) - log_prob.exp() * log_prob
+    return log_prob, entropies, (own - mean_row).mul_(rest.unsqueeze(1))
 
 
 def _others(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, reference: torch.Tensor, means: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Over all entries but each row's target: log of the sum of exponentials (rows,), and softmax's mean of the
-    matrix's rows (rows, H), if ``means``.
-
-    Args:
-        hidden: (rows, H), weight: (V, H), targets: (rows,).
-        reference: (rows,) logits, to which exponentials are relative at first.
-    """
+    matrix's rows (rows, H), if ``means``.  Exponentials are relative to ``reference`` (rows,) at first."""
     total, mean_row = torch.zeros_like(reference), torch.zeros_like(hidden) if means else None
     space = hidden.new_empty(len(hidden) * CPU_TILE)
     for start in range(0, len(weight), CPU_TILE):
@@ -204,9 +174,7 @@ def _others(
         total += chances.sum(1)
         if mean_row is not None:
             mean_row.addmm_(chances, tile)
-    total.clamp_(
-        min=torch.finfo(total.dtype).tiny
-    )  # all may lie so far below the target that nothing is left
+    total.clamp_(min=torch.finfo(total.dtype).tiny)  # all may lie far below the target
     if mean_row is not None:
         mean_row /= total.unsqueeze(1)
     return total.log() + reference, mean_row

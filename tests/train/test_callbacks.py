@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rloo_kit.errors import NonFiniteError
-from rloo_kit.train import gradients
+from rloo_kit.train import callbacks
 
 
 def every_other(completions: Any, **kwargs: Any) -> list[float]:
@@ -58,14 +58,14 @@ def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
     with infinite_gradient(trainer.model):
         trainer.train()
     assert trainer.state.global_step == 3
-    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE / 2**3
+    assert trainer.accelerator.scaler.get_scale() == callbacks.FIRST_LOSS_SCALE / 2**3
     assert torch.equal(lora_of(trainer.model), before)
 
 
 def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_begin_again(
     in_half: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "FIRST_LOSS_SCALE", 2.0)
+    monkeypatch.setattr(callbacks, "FIRST_LOSS_SCALE", 2.0)
     trainer = in_half(max_steps=8)
     before = lora_of(trainer.model)
     with (
@@ -80,22 +80,6 @@ def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_be
     assert not torch.equal(lora_of(trainer.model), before)
 
 
-def test_every_run_begins_with_the_low_scale(in_half: Any) -> None:
-    trainer = in_half()
-    trainer.train()
-    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
-    trainer.accelerator.scaler.update(new_scale=0.5)
-    trainer.train()
-    assert trainer.accelerator.scaler.get_scale() == gradients.FIRST_LOSS_SCALE
-
-
-def test_a_checkpoints_scale_replaces_it() -> None:
-    accelerator = SimpleNamespace(scaler=torch.amp.GradScaler("cpu"), device=torch.device("cpu"))
-    gradients.begin(accelerator)
-    accelerator.scaler.load_state_dict({**accelerator.scaler.state_dict(), "scale": 64.0})
-    assert accelerator.scaler.get_scale() == 64.0
-
-
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
 def test_without_a_scaler_nothing_is_scaled(scaler: Any) -> None:
-    gradients.begin(SimpleNamespace(scaler=scaler))
+    callbacks.reset_loss_scale(SimpleNamespace(scaler=scaler))

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from rloo_kit.train.losses import row_weights
-from rloo_kit.train.mismatch import SAMPLED
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROMPT = ("prompt_ids", "prompt_mask")
-COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps", SAMPLED)
+COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_per_token_logps")
 
 
 @dataclass(frozen=True)

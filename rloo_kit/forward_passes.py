@@ -27,8 +27,8 @@ class Defaults:
 DEFAULTS = Defaults()
 
 CPU_TILE = 512
-"""Positions and entries of the vocabulary whose logits a CPU computes at once (train/head.py): 1 MiB of float32, which
-a core's own cache holds."""
+"""Positions and entries of the vocabulary whose logits a CPU computes at once (train/cpu_logprobs.py): 1 MiB of
+float32, which a core's own cache holds."""
 
 DRAWN_AT_ONCE = 8192
 """Entries of a row of logits that a CPU makes exponentials of at once when it draws (policy/generate.py)."""

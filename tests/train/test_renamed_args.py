@@ -17,7 +17,7 @@ import rloo_kit
 from rloo_kit.advantages import ESTIMATORS
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.train import renamed_args
-from rloo_kit.train.own import NAMES, Own
+from rloo_kit.train.validate import NAMES, Own
 from tests.train.test_update import (
     BETA,
     EPSILON,
@@ -143,12 +143,12 @@ def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_k
 
 
 def test_what_differs_from_grpos_defaults_is_carried_over() -> None:
-    given = {
+    given: dict[str, Any] = {
         **{
             "num_generations": 4,
             "gradient_accumulation_steps": 4,
             "steps_per_generation": 2,
-            "save_steps": 77,
+            "save_steps": 5,
         },
         **{
             "epsilon_high": 0.28,
@@ -161,7 +161,6 @@ def test_what_differs_from_grpos_defaults_is_carried_over() -> None:
         **{"eval_strategy": "steps", "eval_steps": 5, "reward_weights": [1.0, 0.5], "logging_steps": 3},
         **{"save_strategy": "steps", "load_best_model_at_end": True},
     }
-    given["save_steps"] = 5
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # top_k
         ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, **given))
@@ -204,33 +203,39 @@ def test_all_that_has_no_equal_is_named_together_and_a_typo_gets_the_nearest() -
         rloo_kit.RLOOConfig(loss_type="drgrpo")
 
 
-def test_the_correction_for_vllm_is_carried_over_with_its_bounds_and_is_grpos_alone_by_default() -> None:
-    plain = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
-    assert not plain.vllm_importance_sampling_correction
-    given = trl.GRPOConfig(**PLAIN, use_vllm=True, vllm_importance_sampling_mode="token_truncate")
-    assert given.vllm_importance_sampling_correction, "TRL's default"
-    ours = rloo_kit.RLOOConfig.from_grpo(given)
-    assert (ours.use_vllm, ours.vllm_importance_sampling_correction) == (True, True)
-    assert ours.vllm_importance_sampling_mode == "token_truncate"
-    assert ours.vllm_importance_sampling_clip_max == given.vllm_importance_sampling_clip_max == 3.0
-    with pytest.warns(FutureWarning, match="deprecated"):
-        capped = trl.GRPOConfig(**PLAIN, use_vllm=True, vllm_importance_sampling_cap=2.0)
-    assert rloo_kit.RLOOConfig.from_grpo(capped).vllm_importance_sampling_clip_max == 2.0
+def test_what_vllm_samples_is_said_to_be_corrected_by_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
+    with pytest.warns(FutureWarning, match="vllm_importance_sampling_correction=True is left out"):
+        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, use_vllm=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("peft_config", "load_policy"), ("fast_inference", "load_policy"), ("tokenizer", "RLOOTrainer"),
+     ("train_dataset", "RLOOTrainer"), ("scale_reward", "scale_rewards")],
+)  # fmt: skip
+def test_a_name_that_belongs_elsewhere_is_told_where(name: str, place: str) -> None:
+    with pytest.raises(ArgumentError, match=place):
+        rloo_kit.RLOOConfig(**{name: object()})
+
+
+def test_all_settings_of_a_grpo_config_at_once_lead_to_from_grpo() -> None:
+    with pytest.raises(ArgumentError, match=r"RLOOConfig.from_grpo\(config\)"):
+        rloo_kit.RLOOConfig(**trl.GRPOConfig(**PLAIN).to_dict())
+    luspo = trl.GRPOConfig(**PLAIN, loss_type="luspo")
+    with pytest.raises(ArgumentError, match="set importance_sampling_level='sequence'"):
+        rloo_kit.RLOOConfig.from_grpo(luspo)
+    ours = rloo_kit.RLOOConfig.from_grpo(luspo, importance_sampling_level="sequence")
+    assert (ours.loss_aggregation, ours.importance_sampling_level) == ("seq-mean-token-sum", "sequence")
 
 
 # --- the update -------------------------------------------------------------------------------------------
 
 
-def trls_loss(
-    written: dict[str, torch.Tensor],
-    now: torch.Tensor,
-    config: trl.GRPOConfig,
-    weights: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """TRL's own GRPO loss of the batch that is written down, as one micro-batch: its method on what it reads.
-
-    With ``weights`` vLLM has sampled, and they are its importance_sampling_ratio.
-    """
+def trls_loss(written: dict[str, torch.Tensor], now: torch.Tensor, config: trl.GRPOConfig) -> torch.Tensor:
+    """TRL's own GRPO loss of the batch that is written down, as one micro-batch: its method on what it reads."""
     mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
     ones = torch.ones(GROUPS * K, 1, dtype=torch.long)
     group = ESTIMATORS["grpo" if config.scale_rewards == "group" else "dr_grpo"]
@@ -242,7 +247,7 @@ def trls_loss(
         args=config, accelerator=accelerator, model=types.SimpleNamespace(training=True), beta=config.beta,
         loss_type=config.loss_type, importance_sampling_level=config.importance_sampling_level,
         epsilon_low=config.epsilon, epsilon_high=config.epsilon_high, max_completion_length=LIMIT,
-        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=weights is not None,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, use_vllm=False,
         vllm_importance_sampling_correction=True, _entropy_bonus_enabled=False,
         aux_loss_enabled=False, current_gradient_accumulation_steps=1,
         _metrics={"train": defaultdict(list)},
@@ -250,11 +255,8 @@ def trls_loss(
     inputs = {
         **{"prompt_ids": ones, "prompt_mask": ones, "completion_ids": mask, "completion_mask": mask},
         **{"old_per_token_logps": written["sampled"], "ref_per_token_logps": written["reference"]},
-        **{
-            "advantages": group(written["rewards"].view(GROUPS, K)).flatten(),
-            "num_items_in_batch": mask.sum(),
-        },
-        **({} if weights is None else {"importance_sampling_ratio": weights}),
+        "advantages": group(written["rewards"].view(GROUPS, K)).flatten(),
+        "num_items_in_batch": mask.sum(),
     }
     found: torch.Tensor = trl.GRPOTrainer._compute_loss(stand_in, None, inputs)
     return found

@@ -17,7 +17,7 @@ from datasets import Dataset, DatasetDict, IterableDataset
 
 import rewards
 import rloo_kit
-from rloo_kit import inputs
+from rloo_kit import data_checks
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
 
@@ -51,7 +51,6 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a list of rows": (list(TWO), ("is a list", "Dataset.from_list(rows)")),
     "a DataFrame": (TWO.to_pandas(), ("is a DataFrame", "Dataset.from_pandas(frame)")),
     "all splits at once": (DatasetDict(test=TWO), ("is a DatasetDict", "dataset['test']")),
-    "a file's name": ("mine.jsonl", ("is a str", "tasks.from_file('mine.jsonl').train")),
     "a file's path": (Path("data") / "mine.csv", ("Path", "tasks.from_file('data/mine.csv').train")),
     "a name of the hub": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
@@ -61,6 +60,7 @@ BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),
     "an empty conversation": (prompts(CHAT, EMPTY), ("a prompt is empty", "train_dataset[1]")),
+    "no text": (prompts("a", None), ("not a NoneType", "train_dataset[1]")),
     "a number": (prompts(1, 2), ("a string or a list of messages", "train_dataset[0]['prompt'] = '1'")),
     "an empty first row of a stream": (stream(prompts("", "b")), ("a prompt is empty", "train_dataset[0]")),
 }  # fmt: skip
@@ -71,43 +71,56 @@ def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
     dataset: object, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(DatasetError, match=r"train_dataset(.|\n)*What to do:") as caught:
-        inputs.check_dataset(dataset, ARGS, CHAT_TOKENIZER)
+        data_checks.check_dataset(dataset, ARGS, CHAT_TOKENIZER)
     assert [name for name in names if name not in str(caught.value)] == []
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.parametrize("make", [str, lambda text: [{"role": "user", "content": text}]])
+def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: Any) -> None:
+    given = [make("\u00e9" * size) for size in [3, 9, 1, 9, 4, 4, 8, 2, 9, 30, 5]]
+    dataset = Dataset.from_dict({"prompt": given})
+    assert data_checks.longest_prompts(dataset, count=4) == (
+        [9, 1, 3, 8],
+        [given[row] for row in (9, 1, 3, 8)],
+    )
+    assert data_checks.longest_prompts(dataset.select([9, 0, 6]), count=2)[0] == [0, 2], "in its own order"
+    upper = dataset.with_transform(lambda rows: {"prompt": [one * 2 for one in rows["prompt"]]})
+    assert data_checks.longest_prompts(upper, count=1) == ([9], [given[9] * 2]), "as a format makes them"
+
+
 def test_conversations_need_a_chat_template_and_strings_do_not() -> None:
     with pytest.raises(DatasetError, match="conversations and the tokenizer has no chat template"):
-        inputs.check_dataset(TWO, ARGS, BASE_TOKENIZER)
-    inputs.check_dataset(prompts("a", "b"), ARGS, BASE_TOKENIZER)
-    inputs.check_dataset(TWO, ARGS, None)  # TRL will load the tokenizer by the model's name
+        data_checks.check_dataset(TWO, ARGS, BASE_TOKENIZER)
+    data_checks.check_dataset(prompts("a", "b"), ARGS, BASE_TOKENIZER)
+    data_checks.check_dataset(TWO, ARGS, None)  # TRL will load the tokenizer by the model's name
 
 
 def test_an_evaluation_set_may_be_small_and_is_named_in_the_error() -> None:
-    inputs.check_dataset(prompts("one"), ARGS, CHAT_TOKENIZER, "eval_dataset")
+    data_checks.check_dataset(prompts("one"), ARGS, CHAT_TOKENIZER, "eval_dataset")
     with pytest.raises(DatasetError, match=r"eval_dataset\['bad'\] is a Task(.|\n)*pass task.held_out"):
-        inputs.check_dataset(TASK, ARGS, CHAT_TOKENIZER, "eval_dataset['bad']")
+        data_checks.check_dataset(TASK, ARGS, CHAT_TOKENIZER, "eval_dataset['bad']")
 
 
 @pytest.mark.parametrize("form", [stream, Dataset.to_iterable_dataset])
 def test_only_the_first_row_of_a_stream_is_read(form: Callable[[Dataset], IterableDataset]) -> None:
     streamed = form(prompts("a", " "))
-    inputs.check_dataset(streamed, ARGS, CHAT_TOKENIZER)
-    assert inputs.longest_prompts(streamed) == ([0], ["a"])
-    assert inputs.reward_columns(streamed) == ["answer"]
+    data_checks.check_dataset(streamed, ARGS, CHAT_TOKENIZER)
+    assert data_checks.longest_prompts(streamed) == ([0], ["a"])
+    assert data_checks.reward_columns(streamed) == ["answer"]
 
 
 def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_named() -> None:
-    assert inputs.longest_prompts(prompts("aa", "a", "aaa"), count=2) == ([2, 0], ["aaa", "aa"])
+    assert data_checks.longest_prompts(prompts("aa", "a", "aaa"), count=2) == ([2, 0], ["aaa", "aa"])
     ids = [[1] * 10, [1] * 30]
-    inputs.check_lengths(ids, max_completion_length=34, max_seq_length=64)
-    inputs.check_lengths(ids, max_completion_length=1000, max_seq_length=None)
+    data_checks.check_lengths(ids, max_completion_length=34, max_seq_length=64)
+    data_checks.check_lengths(ids, max_completion_length=1000, max_seq_length=None)
     with pytest.raises(DatasetError, match=r"reach 65 tokens(.|\n)*prompt 1 of the batch has 30 tokens"):
-        inputs.check_lengths(ids, max_completion_length=35, max_seq_length=64)
+        data_checks.check_lengths(ids, max_completion_length=35, max_seq_length=64)
     with pytest.raises(
         DatasetError, match=r"train_dataset\[8\] has 30(.|\n)*load_policy\(max_seq_length=65\)"
     ):
-        inputs.check_lengths(ids, 35, 64, rows=[5, 8])
+        data_checks.check_lengths(ids, 35, 64, rows=[5, 8])
 
 
 @pytest.mark.parametrize(
@@ -120,10 +133,10 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
     ],
 )
 def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights: Any, says: str) -> None:
-    inputs.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
-    inputs.check_rewards([min, max], None, where="RLOOConfig")
+    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
+    data_checks.check_rewards([min, max], None, where="RLOOConfig")
     with pytest.raises(RewardError, match=says):
-        inputs.check_rewards(funcs, weights, where="RLOOConfig")
+        data_checks.check_rewards(funcs, weights, where="RLOOConfig")
 
 
 def said(role: str, content: str | None) -> list[dict[str, str | None]]:
@@ -147,12 +160,11 @@ def said(role: str, content: str | None) -> list[dict[str, str | None]]:
 )
 def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: Any, token: str) -> None:
     rows = prompts(*[prompt if isinstance(prompt, str) else CHAT] * 2, prompt, prompt, prompt)
-    for given in (rows, rows.with_format("numpy").with_transform(lambda batch: batch)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            inputs.check_dataset(given, ARGS, CHAT_TOKENIZER)
-        named = f"train_dataset[2]['prompt'] (and 2 more) has {token!r}"
-        assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data_checks.check_dataset(rows, ARGS, CHAT_TOKENIZER)
+    named = f"train_dataset[2]['prompt'] (and 2 more) has {token!r}"
+    assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
 
 
 THOUGHT, BOTH = rewards.thinking_reward(), rewards.thought_then_answer(correct=rewards.answer_reward())
@@ -184,7 +196,7 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(
 ) -> None:
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
     with pytest.raises(RewardError, match=said) as caught:
-        inputs.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
+        data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -207,8 +219,8 @@ def own(completions: list[Any], **kwargs: Any) -> list[float]:
 def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken(
     reward: Any, vocabulary: dict[str, int]
 ) -> None:
-    inputs.check_thoughts([reward], a_tokenizer(vocabulary))
-    inputs.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
+    data_checks.check_thoughts([reward], a_tokenizer(vocabulary))
+    data_checks.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
 
 
 def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_write(

@@ -1,8 +1,8 @@
-"""Validate datasets and reward functions before GPU time is spent.
+"""Check datasets and reward functions before GPU time is spent; changes nothing.
 
-For training and evaluation.  Each check raises an error that names the row or the argument and says how to fix it; it
-changes nothing.  Values that a reward function returns are checked by ``rewards.guarded``, a configuration by
-:mod:`rloo_kit.train.guards`.
+For training and evaluation.  Each check raises an error that names the row or the argument and says how to fix it.
+Values that a reward function returns are checked by ``rewards.guarded``, a configuration by
+:mod:`rloo_kit.train.validate`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
+import numpy
+import pyarrow
+import pyarrow.compute as compute
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
 from rewards.signature import TRL_KEYWORDS, members, reward_name, said_by
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
-from rloo_kit import columns
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.session import processes
 
@@ -40,16 +42,14 @@ UNSEEN = ("prompt", "completion")
 FILES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 """Endings that ``tasks.from_file`` reads."""
 
+LOOKED_AT = 10_000
+"""Rows of a larger dataset that are looked at before training; the others as they come."""
+
 RENDERED = 16  # prompts that are rendered before training
 SEEN = 40  # characters of a message that must be found in what is rendered
 
 
-@runtime_checkable
-class _Split(Protocol):
-    """A ``Task``, which this module sits beside and cannot import."""
-
-    train: Dataset
-    held_out: Dataset
+# --- datasets ---------------------------------------------------------------------------------------------
 
 
 def check_dataset(
@@ -58,11 +58,10 @@ def check_dataset(
     tokenizer: PreTrainedTokenizerBase | None,
     name: str = "train_dataset",
 ) -> None:
-    """Check that a dataset has prompts, that none is empty, and that it fills one generation batch.
+    """Check that a dataset has prompts, none of the first 10,000 faulty, and that it fills one generation batch.
 
     Args:
-        dataset: a ``datasets.Dataset`` or ``IterableDataset``; of the latter only the first row is checked, and that
-            there are enough of them; :func:`check_prompts` checks the others as they come.
+        dataset: a ``datasets.Dataset``, or an ``IterableDataset``, of which only the first row is looked at.
         tokenizer: asked whether it can render conversations, and whether the prompt is in what it renders.
         name: the argument's name, for messages.
 
@@ -83,81 +82,25 @@ def check_dataset(
             else "there is nothing to evaluate: the dataset has no rows",
             where=name
             if known
-            else f"{name}, a stream: an iterator that has been read to its end gives nothing more",
+            else f"{name}, a stream; an iterator that was read to its end gives nothing more",
             todo="give more prompts (rows may repeat), or a smaller batch or accumulation",
         )
-    prompts = dataset["prompt"] if known else [row.get("prompt") for row in first[:1]]
-    check_prompts(prompts, tokenizer, name, _suspects(dataset) if known else None)
-    if tokenizer is not None:
-        name_special_tokens(prompts, tokenizer, name, _in_arrow(dataset) if known else None)
-    if tokenizer is not None and tokenizer.chat_template is not None:
+    prompts = dataset[:LOOKED_AT]["prompt"] if known else [row.get("prompt") for row in first[:1]]
+    check_prompts(prompts, tokenizer, name)
+    if tokenizer is None:
+        return
+    name_special_tokens(prompts, tokenizer, name)
+    if tokenizer.chat_template is not None:
         for index, prompt in enumerate(prompts[:RENDERED]):
             if not isinstance(prompt, str):
                 _check_rendered(prompt, tokenizer, args, f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}")
 
 
-def check_prompts(
-    prompts: Sequence[object],
-    tokenizer: PreTrainedTokenizerBase | None,
-    name: str,
-    rows: Sequence[int] | None = None,
-) -> None:
-    """Check that prompts are texts or conversations, all of one kind, and that none is empty.
-
-    Args:
-        rows: those to look at, in order; None for all.
-
-    Raises:
-        DatasetError: names the first that is not, as ``name[index]``.
-    """
-    renders = tokenizer is None or tokenizer.chat_template is not None
-    for index, prompt in enumerate(prompts) if rows is None else ((row, prompts[row]) for row in rows):
-        where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
-        _check_prompt(prompt, where, renders)
-        if isinstance(prompt, str) != isinstance(prompts[0], str):
-            raise DatasetError(
-                "some prompts are texts and others are conversations",
-                where=f"{where}, and {name}[0] is a {'text' if isinstance(prompts[0], str) else 'conversation'}",
-                todo="make all of one kind: [{'role': 'user', 'content': text}]",
-            )
-
-
-THOUGHT = ("<think>", "</think>")
-
-
-def name_special_tokens(
-    prompts: Sequence[Any],
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    batches: Iterable[columns.Texts] | None = None,
-) -> None:
-    """Warn once of conversations whose text the tokenizer reads as control tokens: an end of turn in a user's words.
-
-    A prompt that is one text may be rendered already, and a system message may ask for <think>: those are left alone.
-
-    Args:
-        prompts: checked by :func:`check_prompts`.
-        batches: the same as Arrow has them, where it has.
-    """
-    if not prompts or isinstance(prompts[0], str):
-        return
-    vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_added_vocab()  # of a processor its own
-    special = getattr(tokenizer, "tokenizer", tokenizer).all_special_tokens
-    control, thought = ([token for token in known if token in vocabulary] for known in (special, THOUGHT))
-    if rows := columns.holding(batches or [columns.of_messages(prompts)], control, thought):
-        said = " ".join(str(message.get("content")) for message in prompts[rows[0]])
-        token = next(token for token in (*control, *thought) if token in said)
-        others = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-        processes.warn(
-            f"{name}[{rows[0]}]['prompt']{others} has {token!r} in a message's text, which the tokenizer reads as a "
-            "control token, and not as what was written. What to do: take it out, unless it is meant."
-        )
-
-
 def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
     """The error for something that is not a dataset, with what to pass instead."""
     library = type(given).__module__.partition(".")[0]
-    if isinstance(given, _Split):
+    todo = "datasets.Dataset.from_list(rows), each row a dict with a 'prompt'"
+    if hasattr(given, "train") and hasattr(given, "held_out"):
         todo = f"pass task.{'train' if name == 'train_dataset' else 'held_out'}"
     elif isinstance(given, DatasetDict | IterableDatasetDict):
         todo = f"pass one of its splits: dataset[{next(iter(given), 'train')!r}]"
@@ -167,13 +110,11 @@ def not_a_dataset(given: object, name: str, where: str) -> DatasetError:
         todo = f"read it: {read}" if of_file else f"load it: datasets.load_dataset({given!r}, split='train')"
     elif library in ("pandas", "polars"):
         todo = f"datasets.Dataset.from_{library}(frame)"
-    else:
-        todo = "datasets.Dataset.from_list(rows), each row a dict with a 'prompt'"
     return DatasetError(f"{name} is a {type(given).__name__}, not a datasets.Dataset", where=where, todo=todo)
 
 
 def _check_columns(columns: Sequence[str], name: str) -> None:
-    where = f"{name}, whose columns are {sorted(columns)}" if columns else f"{name}, which has no columns"
+    where = f"{name}, whose columns are {sorted(columns)}"
     if {"image", "images"} & set(columns):
         raise DatasetError(
             "the dataset has images, and rloo_kit trains text policies",
@@ -187,13 +128,12 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
             where=where,
             todo=f"rename the column that holds the prompts: dataset.rename_column({likeliest}, 'prompt')",
         )
-    for column in columns:
-        if column in TAKEN:
-            raise DatasetError(
-                f"the dataset has a column {column!r}, and rewards get another argument of that name",
-                where=where,
-                todo=f"rename it: dataset.rename_column({column!r}, 'given_{column}')",
-            )
+    if taken := [column for column in columns if column in TAKEN]:
+        raise DatasetError(
+            f"the dataset has a column {taken[0]!r}, and rewards get another argument of that name",
+            where=where,
+            todo=f"rename it: dataset.rename_column({taken[0]!r}, 'given_{taken[0]}')",
+        )
     if "tools" in columns:
         processes.warn(
             f"{name} has a column 'tools': the policy does not see it, since the chat template gets the prompt alone. "
@@ -201,65 +141,96 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
         )
 
 
-def _prompts(dataset: Dataset | IterableDataset) -> Sequence[Prompt]:
-    return dataset["prompt"] if isinstance(dataset, Dataset) else [row["prompt"] for row in dataset.take(1)]
+# --- prompts ----------------------------------------------------------------------------------------------
 
 
-def _check_prompt(prompt: object, where: str, renders: bool) -> None:
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        text = "".join(_content(message, where) for message in prompt)
-        if not renders:
+def check_prompts(prompts: Sequence[object], tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    """Check that prompts are texts or conversations, all of one kind, and that none is empty.
+
+    Raises:
+        DatasetError: names the first that is not, as ``name[index]``.
+    """
+    renders = tokenizer is None or tokenizer.chat_template is not None
+    for index, prompt in enumerate(prompts):
+        where = f"{name}[{index}]['prompt'] = {str(prompt)[:60]!r}"
+        text = prompt if isinstance(prompt, str) else _text_of_messages(prompt, where)
+        if not isinstance(prompt, str) and not renders:
             raise DatasetError(
                 "the prompts are conversations and the tokenizer has no chat template",
                 where=where,
                 todo="use an instruct or chat checkpoint, or give plain strings as prompts",
             )
-    elif isinstance(prompt, str):
-        text = prompt
-    elif type(prompt).__module__.partition(".")[0] in ("numpy", "torch"):
-        raise DatasetError(
-            f"a prompt must be a string or a list of messages, and the dataset's format makes it a "
-            f"{type(prompt).__name__}",
-            where=where,
-            todo="give dataset.with_format(None)",
-        )
-    else:
-        raise DatasetError(
-            "a prompt must be a string or a list of messages, not "
-            f"{'an empty' if prompt == [] else 'a'} {type(prompt).__name__}",
-            where=where,
-            todo="give text, or [{'role': 'user', 'content': text}]",
-        )
-    if not text.strip():
-        raise DatasetError("a prompt is empty", where=where, todo="drop such rows with dataset.filter")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise DatasetError(
-            "a prompt has half of a surrogate pair, which is no character and cannot be tokenized",
-            where=where.encode("ascii", "backslashreplace").decode(),
-            todo="read the file with errors='replace', or drop the row with dataset.filter",
-        )
+        if not text.strip():
+            raise DatasetError("a prompt is empty", where=where, todo="drop such rows with dataset.filter")
+        if isinstance(prompt, str) != isinstance(prompts[0], str):
+            raise DatasetError(
+                "some prompts are texts and others are conversations",
+                where=where,
+                todo="make all of one kind: [{'role': 'user', 'content': text}]",
+            )
 
 
-def _content(message: object, where: str) -> str:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+def _text_of_messages(prompt: object, where: str) -> str:
+    if not isinstance(prompt, list) or not prompt or not isinstance(prompt[0], dict):
+        formatted = type(prompt).__module__.partition(".")[0] in ("numpy", "torch")
         raise DatasetError(
-            "a message has no role",
+            f"a prompt must be a string or a list of messages, not a {type(prompt).__name__}",
             where=where,
-            todo="give each message a role and a content: {'role': 'user', 'content': text}",
+            todo="give dataset.with_format(None)"
+            if formatted
+            else "give text, or [{'role': 'user', 'content': text}]",
         )
-    content = message.get("content")
-    if content is None and message["role"] == "assistant":  # it may call a tool instead
-        return ""
-    if not isinstance(content, str):
-        parts = isinstance(content, list | tuple)
-        raise DatasetError(
-            f"the content of a message must be text, and one is a {type(content).__name__}",
-            where=where,
-            todo="join its parts: ''.join(part['text'] for part in content)"
-            if parts
-            else "write it, or leave the row out",
+    texts = []
+    for message in prompt:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise DatasetError(
+                "a message has no role",
+                where=where,
+                todo="give each message a role and a content: {'role': 'user', 'content': text}",
+            )
+        content = message.get("content")
+        if content is None and message["role"] == "assistant":  # it may call a tool instead
+            continue
+        if not isinstance(content, str):
+            raise DatasetError(
+                f"the content of a message must be text, and one is a {type(content).__name__}",
+                where=where,
+                todo="write it; of one in parts join them: ''.join(part['text'] for part in content)",
+            )
+        texts.append(content)
+    return "".join(texts)
+
+
+def name_special_tokens(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Warn once of conversations whose text the tokenizer reads as control tokens: an end of turn in a user's words.
+
+    A prompt that is one text may be rendered already, and a system message may ask for <think>: those are left alone.
+
+    Args:
+        prompts: checked by :func:`check_prompts`.
+    """
+    if not prompts or isinstance(prompts[0], str):
+        return
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor its own
+    vocabulary = tokenizer.get_added_vocab()
+    control, thought = (
+        [token for token in tokens if token in vocabulary]
+        for tokens in (tokenizer.all_special_tokens, (OPEN, CLOSE))
+    )
+    found: dict[int, str] = {}
+    for index, prompt in enumerate(prompts):
+        for message in prompt:
+            tokens = [*control, *thought] if message["role"] in ("user", "tool") else control
+            said = message.get("content") or ""
+            if token := next((token for token in tokens if token in said), ""):
+                found.setdefault(index, token)
+    if found:
+        (index, token), others = next(iter(found.items())), len(found) - 1
+        processes.warn(
+            f"{name}[{index}]['prompt']{f' (and {others} more)' if others else ''} has {token!r} in a message's text, "
+            "which the tokenizer reads as a control token, and not as what was written. What to do: take it out, "
+            "unless it is meant."
         )
-    return content
 
 
 def _check_rendered(
@@ -286,29 +257,36 @@ def _check_rendered(
 
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Prompt]]:
-    """The row numbers and the prompts with the most characters, which are likely to have the most tokens."""
-    if isinstance(dataset, Dataset) and (texts := _in_arrow(dataset)) is not None:
-        rows = columns.longest(texts, count)
-        prompts = dataset["prompt"]
-        return rows, [prompts[row] for row in rows]
-    longest = sorted(enumerate(_prompts(dataset)), key=lambda pair: len(str(pair[1])), reverse=True)[:count]
-    return [row for row, _ in longest], [prompt for _, prompt in longest]
+    """The row numbers and the prompts with the most characters, which are likely to have the most tokens.
+
+    Of a stream the first row, of prompts that a format or a type makes something else the first 10,000.
+    """
+    if isinstance(dataset, IterableDataset):
+        return [0], [row["prompt"] for row in dataset.take(1)]
+    sizes = _characters(dataset)
+    if sizes is None:
+        sizes = numpy.array([len(str(prompt)) for prompt in dataset[:LOOKED_AT]["prompt"]])
+    rows = [int(row) for row in numpy.argsort(-sizes, kind="stable")[:count]]
+    return rows, [dataset[row]["prompt"] for row in rows]
 
 
-def _in_arrow(dataset: Dataset) -> Iterator[columns.Texts] | None:
-    """The prompts as Arrow has them; None where a format or a type makes something else of them, which only Python
-    can look at."""
-    if dataset.format["type"] is not None or not columns.readable(
-        dataset.features.arrow_schema.field("prompt").type
-    ):
+def _characters(dataset: Dataset) -> numpy.ndarray[Any, Any] | None:
+    """Of each prompt (rows,), by Arrow: a million take a second."""
+    if dataset.format["type"] is not None:
         return None
-    return columns.texts(dataset, "prompt")
-
-
-def _suspects(dataset: Dataset) -> list[int] | None:
-    """The rows that may be faulty, and the first, with which the others are compared; None where all may be."""
-    texts = _in_arrow(dataset)
-    return None if texts is None else sorted({0, *columns.suspects(texts)})
+    sizes = []
+    try:
+        for table in dataset.select_columns(["prompt"]).with_format("arrow").iter(LOOKED_AT):
+            texts = table["prompt"].combine_chunks()
+            count, row = len(texts), numpy.arange(len(texts))
+            if not pyarrow.types.is_string(texts.type) and not pyarrow.types.is_large_string(texts.type):
+                row = compute.list_parent_indices(texts).to_numpy(zero_copy_only=False)
+                texts = compute.struct_field(compute.list_flatten(texts), "content")
+            characters = compute.fill_null(compute.utf8_length(texts), 0).to_numpy(zero_copy_only=False)
+            sizes.append(numpy.bincount(row, characters, minlength=count))
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError):
+        return None
+    return numpy.concatenate(sizes)
 
 
 def check_lengths(
@@ -339,6 +317,9 @@ def check_lengths(
         )
 
 
+# --- rewards ----------------------------------------------------------------------------------------------
+
+
 def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
     """Check that there are rewards, and as many weights, all finite and not all zero.
 
@@ -357,6 +338,28 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
     check_weights(reward_funcs, reward_weights, where)
 
 
+def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
+    """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike.
+
+    Raises:
+        RewardError: they do not match.
+    """
+    if reward_weights is None:
+        return
+    is_list = not isinstance(reward_weights, str) and hasattr(reward_weights, "__len__")
+    if not is_list or len(reward_weights) != len(reward_funcs):
+        given = (
+            f"{len(reward_weights)} reward_weights" if is_list else f"reward_weights of {reward_weights!r}"
+        )
+        what = f"there are {given} for {len(reward_funcs)} reward functions"
+    elif not all(map(math.isfinite, reward_weights)) or not any(reward_weights):
+        what = "reward_weights must be finite and not all 0"
+    else:
+        return
+    todo = "give a list with one weight per function, in the same order: [1.0, 0.5]"
+    raise RewardError(what, where=f"{where}(reward_weights={reward_weights!r})", todo=todo)
+
+
 def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Check that rewards of the thought, also within others, look for tokens that the policy can write.
 
@@ -368,15 +371,16 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
     Raises:
         RewardError: names the reward and the ids.
     """
+    if tokenizer is None:
+        return
+    vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_vocab
     for reward in itertools.chain.from_iterable(map(members, reward_funcs)):
         tokens = getattr(reward, "tokens", None)
-        if tokenizer is None or not isinstance(tokens, ThinkTokens) or said_by(reward, "aim") != "thought":
+        if not isinstance(tokens, ThinkTokens) or said_by(reward, "aim") != "thought":
             continue
         ids = (tokens.open_id, tokens.close_id)
-        written = [
-            name for name, i in getattr(tokenizer, "tokenizer", tokenizer).get_vocab().items() if i in ids
-        ]
-        if len(written) < 2 or (tokens == QWEN3 and {*written} != {OPEN, CLOSE}):
+        written = {name for name, number in vocabulary().items() if number in ids}
+        if len(written) < 2 or (tokens == QWEN3 and written != {OPEN, CLOSE}):
             name = reward_name(reward)  # type: ignore[arg-type]
             raise RewardError(
                 f"'{name}' looks for a thought between the tokens {ids[0]} and {ids[1]}, which the policy's tokenizer "
@@ -385,32 +389,6 @@ def check_thoughts(reward_funcs: Sequence[object], tokenizer: PreTrainedTokenize
                 todo=f"{name}(tokens=rewards.ThinkTokens.from_tokenizer(policy.tokenizer)); leave it out where the "
                 "policy does not think",
             )
-
-
-def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
-    """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike.
-
-    Raises:
-        RewardError: they do not match.
-    """
-    if reward_weights is None:
-        return
-    if isinstance(reward_weights, str) or not hasattr(reward_weights, "__len__"):
-        raise RewardError(
-            f"reward_weights must be a list of numbers, not a {type(reward_weights).__name__}",
-            where=f"{where}(reward_weights={reward_weights!r})",
-            todo="give one weight per function, in the same order: [1.0, 0.5]",
-        )
-    where = f"{where}(reward_weights={list(reward_weights)})"
-    if len(reward_weights) != len(reward_funcs):
-        raise RewardError(
-            f"there are {len(reward_weights)} reward_weights for {len(reward_funcs)} reward functions",
-            where=where,
-            todo="give one weight per function, in the same order",
-        )
-    if not all(map(math.isfinite, reward_weights)) or not any(reward_weights):
-        todo = "use 1.0 for each to weigh all functions alike"
-        raise RewardError("reward_weights must be finite and not all 0", where=where, todo=todo)
 
 
 def reward_columns(dataset: Dataset | IterableDataset) -> list[str] | None:

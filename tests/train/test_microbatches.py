@@ -1,4 +1,4 @@
-"""Packing moves rows between micro-batches and cuts padding; it drops no row, doubles none, changes no token."""
+"""Laying out moves rows between micro-batches and cuts padding; it drops no row, doubles none, changes no token."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rloo_kit.train.packing import Layout, blocks_of, lay_out, select
+from rloo_kit.train.microbatches import Layout, blocks_of, lay_out, select
 
 # --- unit -------------------------------------------------------------------------------------------------
 
@@ -119,16 +119,6 @@ def test_log_probabilities_are_cut_along_with_the_tokens_they_belong_to() -> Non
     assert chosen["advantages"].tolist() == [1.0]
 
 
-def test_log_probabilities_that_are_not_there_are_not_missed() -> None:
-    batch = batch_of([2, 2], [3, 1])
-    del batch["old_per_token_logps"], batch["ref_per_token_logps"]
-    assert set(select(batch, [0])) == set(batch)
-
-
-def test_rows_come_in_the_order_asked_for() -> None:
-    assert select(batch_of([1, 1, 1], [1, 1, 1]), [2, 0])["advantages"].tolist() == [2.0, 0.0]
-
-
 def test_a_completion_that_is_masked_whole_keeps_one_column() -> None:
     """``mask_truncated_completions`` masks completions that were cut; the model still wants a token to score."""
     batch = batch_of([2, 2], [4, 4])
@@ -152,19 +142,6 @@ def test_an_empty_selection_has_no_rows_and_every_tensor() -> None:
     assert {name: value.shape for name, value in chosen.items()} == {
         name: (0, *value.shape[1:]) for name, value in batch.items()
     }
-
-
-def test_without_trimming_the_width_stays() -> None:
-    batch = batch_of([1, 5], [1, 7])
-    assert select(batch, [0], trim=False)["prompt_ids"].shape == (1, 5)
-    assert select(batch, [0], trim=False)["completion_ids"].shape == (1, 7)
-
-
-def test_the_batch_that_is_selected_from_stays_as_it_was() -> None:
-    batch = batch_of([1, 5], [1, 7])
-    before = {name: value.clone() for name, value in batch.items()}
-    select(batch, [0])["completion_ids"].fill_(-1)
-    assert all(torch.equal(batch[name], value) for name, value in before.items())
 
 
 lengths = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=6)

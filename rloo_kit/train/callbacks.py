@@ -1,0 +1,219 @@
+"""What happens at a step's edges: only finite gradients reach a weight, a signal stops the run where that does no harm,
+and a stream that ends early is spoken of.
+
+For the trainer.  Nothing here clips (transformers' Trainer does), scales (torch's ``GradScaler`` does), or saves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from rloo_kit.errors import DatasetError, NonFiniteError
+from rloo_kit.session import processes
+from rloo_kit.session.show import in_notebook
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from rloo_kit.train.checkpointing import SavingTrainer
+
+FIRST_LOSS_SCALE = 1024.0
+"""Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
+sum over some hundred tokens of a completion, and each overflow costs a step's completions to halve the scale."""
+
+NO_SCALE_LEFT = 1.0
+"""Below it the scaler has halved as often as it can: the gradient is too large, not the scale."""
+
+
+class FiniteGradients(TrainerCallback):
+    """Works around: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN.
+
+    In fp16 the scaler skips a step whose gradient overflows, and halves its scale; it would do so forever.
+
+    Args:
+        accelerator: of the trainer; its ``scaler`` is None but in fp16.
+
+    Raises:
+        NonFiniteError: before the optimizer's step; the weights are those of the last good one.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: torch.nn.Module,
+        **kwargs: object,
+    ) -> None:
+        """Stop where the gradient is not finite and no scaler is left to mend it."""
+        scaler = _scaler_of(self._accelerator)
+        if scaler is not None and scaler.get_scale() >= NO_SCALE_LEFT:
+            return
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
+            model.zero_grad()
+            tried = "" if scaler is None else f", at every loss scale down to {scaler.get_scale():g}"
+            raise NonFiniteError(
+                f"the gradient is not finite{tried}; the weights are those of the last good step",
+                where=f"step {state.global_step + 1}",
+                todo="look at the last rewards, lower learning_rate, and train(resume_from_checkpoint=True)",
+            )
+
+
+def reset_loss_scale(accelerator: Accelerator) -> None:
+    """Set fp16's loss scaler to :data:`FIRST_LOSS_SCALE` for a run; one that is resumed takes its checkpoint's later.
+
+    Works around: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of
+    the same trainer fails with "unscale_() has already been called".
+    """
+    scaler = _scaler_of(accelerator)
+    if scaler is not None:
+        scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
+        scaler.update(new_scale=FIRST_LOSS_SCALE)
+
+
+def _scaler_of(accelerator: Accelerator) -> torch.amp.GradScaler | None:
+    scaler: torch.amp.GradScaler | None = accelerator.scaler
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
+class StepEnds(TrainerCallback):
+    """Tells the trainer when an update begins, and when weights, optimizer and schedule belong together again."""
+
+    def __init__(self, trainer: SavingTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Gradients are in; the optimizer is next."""
+        self._trainer.begin_update()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """The step's number is that of its weights."""
+        self._trainer.end_update()
+
+
+class StreamEnds(TrainerCallback):
+    """Works around: transformers starts a stream of prompts anew when it ends, and stops without an error where it then
+    gives nothing, as one made of an iterator does; of ``max_steps`` some, or all, are then not taken.
+
+    Raises:
+        DatasetError: not one step was taken.
+    """
+
+    def __init__(self) -> None:
+        self._begun_at = 0
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> None:
+        """Remember where the stream was started."""
+        self._begun_at = state.global_step
+
+    def on_epoch_end(self, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> None:
+        """Speak where it gave nothing."""
+        if state.global_step > self._begun_at or state.global_step >= state.max_steps:
+            return
+        why = "train_dataset is a stream that gave no generation batch when it was started anew"
+        todo = (
+            "make it of a generator function, which can be started anew: IterableDataset.from_generator(rows)"
+        )
+        if state.global_step == 0:
+            raise DatasetError(why, where=f"before step 1 of {state.max_steps}", todo=todo)
+        processes.warn(f"{why}: the run ends at step {state.global_step} of {state.max_steps}. Mend: {todo}")
+
+
+# --- signals ----------------------------------------------------------------------------------------------
+
+
+class Terminated(SystemExit):
+    """SIGTERM has stopped the run; the process ends with the status that a shell gives it, 143."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+class Stops:
+    """Which of SIGTERM and SIGINT has asked a run to stop, and whether it may stop now.
+
+    It stops at once, in the middle of sampling or of a backward pass, whose step is dropped; it waits while weights are
+    updated, the step is logged, or a checkpoint is written (``held``).  Several processes (``together``) have to stop
+    after the same step, so there a signal waits for the step's end.  Nothing is changed outside ``train()``, off the
+    main thread, or where a signal is ignored.
+    """
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self.held = self.together = self._listening = False
+        self._process = os.getpid()
+        self._terminate: Any = None
+
+    @contextmanager
+    def listening(self, together: bool = False) -> Iterator[None]:
+        """Take the signals while inside, and give them back."""
+        self.asked, self.held, self.together, self._process = None, False, together, os.getpid()
+        before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+            if before[signal.SIGTERM] is signal.SIG_IGN:
+                del before[signal.SIGTERM]
+            if before[signal.SIGINT] is not signal.default_int_handler:
+                del before[signal.SIGINT]
+        self._terminate, self._listening = before.get(signal.SIGTERM), True
+        for number in before:
+            signal.signal(number, self._handle)
+        try:
+            yield
+        finally:
+            self._listening = False
+            for number, handler in before.items():
+                # A handler that was not set by Python is None, and cannot be set again.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def release(self, largest: Callable[[int], int] | None = None) -> None:
+        """From here on a signal stops the run; one that waits does so now.
+
+        Args:
+            largest: gives the largest of all processes' numbers, where there are several.
+
+        Raises:
+            Terminated: on SIGTERM.
+            KeyboardInterrupt: on SIGINT.
+        """
+        if self.together and largest and self._listening:
+            self.asked = largest(self.asked or 0) or None
+        self.held = self.asked is not None and self._listening
+        if self.held:
+            raise self._exception()
+
+    def pass_on(self) -> None:
+        """After the run has saved: give SIGTERM to the handler that it was taken from.
+
+        In a notebook also to the default one: SystemExit ends a cell there, and the kernel would be killed later.
+        """
+        if self.asked == signal.SIGTERM and (callable(self._terminate) or in_notebook()):
+            signal.raise_signal(signal.SIGTERM)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork, of a reward's pool for instance, which must save nothing
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            signal.raise_signal(number)
+            return
+        again = self.asked == signal.SIGINT == number
+        self.asked = signal.SIGTERM if signal.SIGTERM in (number, self.asked) else number
+        if again or not (self.held or self.together):
+            self.held = True  # until what is done is saved
+            raise self._exception()
+
+    def _exception(self) -> BaseException:
+        return Terminated() if self.asked == signal.SIGTERM else KeyboardInterrupt()

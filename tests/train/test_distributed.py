@@ -1,0 +1,140 @@
+"""Several processes and vLLM: what would go on in silence with something else is refused; precision stays."""
+
+import importlib.util
+import inspect
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+import rloo_kit
+from rloo_kit.errors import DatasetError
+from rloo_kit.policy.bundled import TINY
+from rloo_kit.train import distributed, fingerprints
+from tests.conftest import ROOT, random_rewards
+
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+COLOCATE = {"use_vllm": True, "vllm_mode": "colocate"}
+ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in range(40)]
+
+
+@pytest.mark.parametrize("other", [ROWS[::-1], ROWS[:-1], [{**row, "answer": "7"} for row in ROWS]])
+def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(
+    other: list[dict[str, str]],
+) -> None:
+    mine, same, others = (fingerprints.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
+    distributed.check_same([mine, same])
+    with pytest.raises(DatasetError, match=r"different rows(.|\n)*processes 0 and 2 of 3"):
+        distributed.check_same([mine, same, others])
+
+
+# --- vLLM -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", [SERVER, COLOCATE])
+def test_packed_weights_are_not_sent(
+    policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: Any, where: dict[str, Any]
+) -> None:
+    packed = [p for p in policy.model.parameters() if hasattr(p, "quant_state")]
+    if not packed:  # bitsandbytes has no 4 bit for this processor
+        monkeypatch.setattr(next(policy.model.parameters()), "quant_state", object(), raising=False)
+    with pytest.raises(ValueError, match=r"packed bytes of 4-bit weights[\s\S]*load_in_4bit=False"):
+        make_trainer(**where)
+
+
+def with_engine(standby: bool) -> torch.nn.Module:
+    """A model as unsloth leaves it; its packed weights are vLLM's own, and nothing is sent."""
+    model = torch.nn.Linear(2, 2)
+    model.weight.quant_state = object()  # type: ignore[attr-defined]
+    settings = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=standby))
+    model.vllm_engine = SimpleNamespace(llm_engine=SimpleNamespace(vllm_config=settings))  # type: ignore[assignment]
+    return model
+
+
+@pytest.mark.parametrize("standby", [True, False])
+def test_the_trainers_settings_are_those_of_the_policys_own_engine(standby: bool) -> None:
+    args: Any = SimpleNamespace(
+        use_vllm=False, vllm_mode="colocate", vllm_enable_sleep_mode=not standby, fsdp=[]
+    )
+    distributed.check_vllm(args, with_engine(standby))
+    expected = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": standby, "fsdp": []}
+    assert vars(args) == expected
+
+
+@pytest.mark.parametrize(("settings", "says"), [({"fsdp": ["full_shard"]}, "FSDP2"), (SERVER, "a server")])
+def test_what_unsloths_vllm_cannot_do_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+    args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
+    with pytest.raises(ValueError, match=rf"{says}[\s\S]*fast_inference=False"):
+        distributed.check_vllm(args, with_engine(standby=False))
+
+
+@pytest.mark.parametrize(
+    ("installed", "taken"),
+    [("missing", True), ("0.21.0", True), ("0.31.0+cu130", True), ("0.20.2", False), ("0.32.0", False)],
+)
+def test_the_versions_that_trl_takes(installed: str, taken: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(distributed, "version_of", lambda name: installed)
+    args: Any = SimpleNamespace(**SERVER)
+    if taken:
+        distributed.check_vllm(args, torch.nn.Linear(2, 2))
+        return
+    with pytest.raises(ImportError, match=installed):
+        distributed.check_vllm(args, torch.nn.Linear(2, 2))
+
+
+def test_they_are_those_of_trls_source_and_of_the_extra() -> None:
+    from trl.import_utils import is_vllm_available
+
+    oldest, newest = distributed.OLDEST, distributed.NEWEST
+    assert f'Version("{oldest}") <= _vllm_base_version <= Version("{newest}")' in inspect.getsource(
+        is_vllm_available
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["vllm"] == [f"vllm=={newest}"]
+
+
+def test_trl_sends_weights_as_stored_and_unsloth_aligns_sleeping_for_grpo_alone() -> None:
+    """Pinned: it switches vLLM on for any trainer, and TRL wakes an engine only where it knows that it sleeps."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    spec = importlib.util.find_spec("unsloth")
+    assert spec is not None
+    assert spec.origin is not None
+    source = (Path(spec.origin).parent / "models" / "rl.py").read_text(encoding="utf-8")
+    on, sleep = (
+        source.index('"args.use_vllm = True\\n"'),
+        source.index('"args.vllm_enable_sleep_mode=True\\n"'),
+    )
+    assert on < source.index('if "grpo" in trainer_file and trl_version >= Version("0.18.0"):', on) < sleep
+    generate = inspect.unwrap(VLLMGeneration.generate)
+    assert "self.enable_sleep_mode and self._llm_weights_sleeping" in inspect.getsource(generate)
+    sent = inspect.getsource(VLLMGeneration._iter_named_params)
+    assert "yield name, param.data" in sent
+    assert "quant" not in sent
+
+
+# --- precision --------------------------------------------------------------------------------------------
+
+
+def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer: Any, policy: Any) -> None:
+    """In bfloat16, as stock TRL has it on a CPU, 3 % of them."""
+    torch.manual_seed(1)
+    trained = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    for name, weight in trained.items():
+        if "lora_B" in name:  # zeros, which would give A no gradient
+            weight.data.normal_(std=0.02)
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    trainer = make_trainer(reward_funcs=random_rewards, learning_rate=1e-5, lr_scheduler_type="constant")
+    assert all(torch.equal(weight, before[name]) for name, weight in trained.items()), "nothing is rounded"
+    trainer.train()
+    moved = torch.cat([(w != before[name]).flatten() for name, w in trained.items() if "lora_A" in name])
+    assert moved.float().mean() > 0.9
+
+
+def test_a_model_that_is_only_named_is_left_to_trl(make_trainer: Any) -> None:
+    trainer = make_trainer(model=str(TINY.checkpoint()), reward_funcs=random_rewards)
+    assert trainer.train().global_step == trainer.args.max_steps
