@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rloo_kit.watch.chance import surely_above
+from rloo_kit.watch.rules import surely_above
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(10, 10), (9, 10), (31, 40), (30, 40), (0, 5)])
