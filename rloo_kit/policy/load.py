@@ -23,9 +23,9 @@ from rloo_kit.policy import options, resolve, tokenizer
 from rloo_kit.policy.options import DEFAULT_LENGTH, Asked, Lora
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, PICKLED, WEIGHTS, Source, weights_of
-from rloo_kit.session import environment, processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.quiet import quiet, without_bars
+from rloo_kit.session import prepare, processes
+from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.output import quiet, without_bars
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -190,7 +190,7 @@ def _load(
     further = asked.further
     if not torch.cuda.is_available() and "dtype" not in further:
         # Where unsloth was imported before the kit it would take bfloat16 on a CPU that has it.
-        further = {**further, "dtype": getattr(torch, environment.compute_dtype())}
+        further = {**further, "dtype": getattr(torch, prepare.compute_dtype())}
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=path,
         max_seq_length=longest,
@@ -287,7 +287,7 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
         if not is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
         let_go(error)
-        free, total = environment.device_memory()
+        free, total = prepare.device_memory()
         need = checkpoint.weight_bytes(four_bit) if checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from annotated_types import Gt
 
-from rloo_kit import hidden, values
+from rloo_kit import redact, values
 from rloo_kit.catalogue import PROJECTIONS
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.values import Count, PositiveShare, Seed
 
 Arguments = dict[str, Any]
@@ -117,7 +117,7 @@ def settled(given: Arguments) -> Asked:
         ConfigError: a value out of range, two that contradict each other, or one that this device cannot do.
     """
     if isinstance(token := given.get("token"), str):
-        hidden.hide("load_policy(token)", token)
+        redact.hide("load_policy(token)", token)
     given = _by_our_names(given)
     for name in INSTEAD:
         _drop_idle(given, name)

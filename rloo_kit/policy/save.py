@@ -19,7 +19,7 @@ from rloo_kit.policy import model_card
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS
 from rloo_kit.session import processes
-from rloo_kit.session.quiet import without_bars
+from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
     import torch

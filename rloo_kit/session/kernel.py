@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_kit.session.output import running_shell
 from rloo_kit.session.release import collect, release
-from rloo_kit.session.show import running_shell
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection

@@ -20,7 +20,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
-from rloo_kit.session.show import scale_of
+from rloo_kit.session.output import scale_of
 from rloo_kit.watch import checkpoint
 from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
 

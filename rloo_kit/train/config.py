@@ -17,10 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 from rloo_kit import advantages
-from rloo_kit.hidden import without_hidden
 from rloo_kit.passes import DEFAULTS
+from rloo_kit.redact import without_hidden
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth, without_variable
+from rloo_kit.session.import_order import import_unsloth, without_variable
 from rloo_kit.train import described, fields, guards, precision, renamed_args
 from rloo_kit.train.own import HANDLERS, NAMES, Own
 from rloo_kit.train.refusals import explained

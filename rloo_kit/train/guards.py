@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rloo_kit import values
 from rloo_kit.errors import ConfigError
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import fields
 from rloo_kit.train.own import HANDLERS, Own
 from rloo_kit.watch.callbacks import checked

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import oom
 from rloo_kit.memory.plan import Plan
-from rloo_kit.session import cell, processes
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session import output, processes
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.watch import checkpoint as checkpoint_file
 from rloo_kit.watch import run_folder
 
@@ -87,7 +87,7 @@ class ResumableTrainer(SavingTrainer):
         writes, room = self.args.should_save, self.checkpoint_bytes
         alone = checkpoints.RunLock(self.folder, room) if writes else nullcontext()
         try:
-            with processes.named(), alone, cell.one_output():
+            with processes.named(), alone, output.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
         except Terminated:
             self.stops.pass_on()

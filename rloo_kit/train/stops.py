@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from rloo_kit.session import processes
-from rloo_kit.session.show import in_notebook, running_shell
+from rloo_kit.session.output import in_notebook, running_shell
 
 STATUS = 128 + signal.SIGTERM
 """What a shell and a job scheduler call a process that SIGTERM has ended: 143."""

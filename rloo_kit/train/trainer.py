@@ -21,8 +21,8 @@ from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import reference_is_base
 from rloo_kit.passes import Passes
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.quiet import without_bars
+from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.output import without_bars
 from rloo_kit.train import losses, metrics, packing
 
 import_unsloth()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import cell, processes
+from rloo_kit.session import output, processes
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
 from rloo_kit.watch.log import Entry, Known, Log, rounds
@@ -212,7 +212,7 @@ class LivePlot(TrainerCallback):
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """See whether this process shows pictures."""
-        self._draws, self._next = state.is_world_process_zero and cell.shows_pictures(), 0.0
+        self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
 
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Entry | None = None, **kwargs: object
@@ -235,7 +235,7 @@ class LivePlot(TrainerCallback):
             return
         try:
             figure = plots.draw(state.log_history)
-            cell.show(figure._repr_png_())  # type: ignore[attr-defined]
+            output.show(figure._repr_png_())  # type: ignore[attr-defined]
             if save_to:
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture

@@ -15,7 +15,7 @@ import numpy as np
 
 from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.session.show import shortened
+from rloo_kit.session.output import shortened
 from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Change, Known, Log, rounds, term
 from rloo_kit.watch.rules import COLLAPSE_SURE
 from rloo_kit.watch.run_folder import Source, read_history, settings_of
@@ -115,7 +115,9 @@ class Diagnosis:
     def __str__(self) -> str:
         found = len(self.findings)
         head = f"{found} finding{'s' if found > 1 else ''}" if found else "healthy: nothing found"
-        if not found and self.cost and self.cost.share == 1:  # a constant reward is known as one after more steps
+        if (
+            not found and self.cost and self.cost.share == 1
+        ):  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
         lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
@@ -159,7 +161,7 @@ def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None)
     _check(judges, Log(entries).names)
     if (settings := settings_of(trainer_or_log)) is None:
         known = Known.guessed(entries, judges)
-        assumed = f"by the log alone, taken for {known.completions} completions a step, in {known.groups} groups or more"
+        assumed = f"assumed, by the log alone: {known.completions} completions a step, {known.groups} groups or more"
     else:
         funcs = getattr(trainer_or_log, "reward_funcs", ())
         said = judged_by(funcs, getattr(trainer_or_log, "reward_func_names", None))

@@ -61,7 +61,7 @@ def read_history(source: Source, caller: str) -> tuple[list[Entry], Path | None]
         history = _entries_of(_log_in(path, caller), f"{caller}, {path}")
     elif isinstance(source, list | tuple):
         history = _entries_of(source, caller)
-    elif hasattr(source, "state"):
+    elif not isinstance(source, Sequence) and hasattr(source, "state"):
         history, output_dir = source.state.log_history, source.args.output_dir
         folder = Path(output_dir) if output_dir else None
     else:
@@ -138,7 +138,7 @@ def _name(name: str) -> str:
     return f"{name}/mean" if is_bare_reward else OLD_NAMES.get(name, name)
 
 
-def _figure(value: Any) -> float | None | str:
+def _figure(value: Any) -> float | str | None:
     """A number, None as trainers log it, or "" for what is no figure."""
     with contextlib.suppress(ValueError, TypeError, RuntimeError):
         return None if value is None else float(value)
@@ -157,7 +157,9 @@ def settings_of(source: Source) -> Any | None:
     path = _place(source)
     folder = path if path.is_dir() else path.parent
     run = facts(folder).get("run") or facts(_newest_with_log(folder)).get("run")
-    with contextlib.suppress(*UNREADABLE, AttributeError, IndexError):  # of another release, or changed by hand
+    with contextlib.suppress(
+        *UNREADABLE, AttributeError, IndexError
+    ):  # of another release, or changed by hand
         settings = {"num_iterations": 1, "steps_per_generation": None, **run["settings"]}  # type: ignore[index]
         batch = settings["per_device_train_batch_size"]
         settings["generation_batch_size"] = batch * (
@@ -223,7 +225,9 @@ def check(folder: Path, output_dir: str | Path | None = None) -> None:
     """
     if not (wrong := fault(folder)):
         return
-    missing = f"is not a checkpoint that can be resumed from: {wrong}" if folder.exists() else "does not exist"
+    missing = (
+        f"is not a checkpoint that can be resumed from: {wrong}" if folder.exists() else "does not exist"
+    )
     todo = "call train() without it to start at step 0"
     for place in (folder, folder.parent, *([Path(output_dir)] if output_dir else []), *alike(folder.parent)):
         if whole := [checkpoint.name for checkpoint in checkpoints(place) if not fault(checkpoint)]:

@@ -14,7 +14,7 @@ from rloo_kit.catalogue import CATALOGUE, nf4_bytes
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.specs import Settings
-from rloo_kit.session import imports
+from rloo_kit.session import import_order
 from tests.memory.conftest import CPU, tiny_plan
 
 
@@ -96,8 +96,8 @@ def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why
 
 
 def test_a_cpus_tile_is_as_large_as_the_session_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert specs.device_settings(CPU)["cpu_tile_logits"] == imports.cpu_tile_logits()
-    monkeypatch.setenv(imports.CPU_TILE_LOGITS, "1000")
+    assert specs.device_settings(CPU)["cpu_tile_logits"] == import_order.cpu_tile_logits()
+    monkeypatch.setenv(import_order.CPU_TILE_LOGITS, "1000")
     assert specs.device_settings(CPU)["cpu_tile_logits"] == 1000
 
 

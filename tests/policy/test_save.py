@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RunFolderError
-from rloo_kit.hidden import without_hidden
 from rloo_kit.policy.policy import Policy
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, PICKLED, TEMPLATE, WEIGHTS, resolve
 from rloo_kit.policy.save import check_target
+from rloo_kit.redact import without_hidden
 
 
 def contents(folder: Path) -> dict[str, bytes]:

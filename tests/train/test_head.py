@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import head
 from rloo_kit.train.head import LogProbs, in_tiles, is_exact
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rloo_kit.watch.reading import entries_of
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import arguments
-from rloo_kit.watch.reading import entries_of
 from tests.watch.logs import history
 
 CUT = {"completions__clipped_ratio": 0.6}
