@@ -30,8 +30,7 @@ from foreign_logs import run as foreign_run
 from health_runs import DATA, ROOT, read
 
 import rloo_kit
-from rloo_kit.watch.chance import ALIKE
-from rloo_kit.watch.log import Entry, Known, Log, rounds
+from rloo_kit.watch.log import ALIKE, Entry, Known, Log, rounds
 from rloo_kit.watch.symptoms import episodes
 
 RESULT = ROOT / "benchmarks" / "results" / "health_alarms.md"

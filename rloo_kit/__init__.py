@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.session import imports as _imports
+from rloo_kit.session import import_order as _import_order
 
 if TYPE_CHECKING:
     from rloo_kit import tasks
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from rloo_kit.models import CATALOGUE, Checkpoint
     from rloo_kit.policy.load import load_policy
     from rloo_kit.policy.policy import Completion, Policy
-    from rloo_kit.session.environment import Environment, prepare
     from rloo_kit.session.kernel import shutdown_kernel
+    from rloo_kit.session.prepare import Environment, prepare
     from rloo_kit.session.release import release
     from rloo_kit.train.config import RLOOConfig
     from rloo_kit.train.trainer import RLOOTrainer
@@ -41,7 +41,7 @@ _NAMES_IN = {
     "memory.plan": ("Plan", "plan"),
     "policy.load": ("load_policy",),
     "policy.policy": ("Completion", "Policy"),
-    "session.environment": ("Environment", "prepare"),
+    "session.prepare": ("Environment", "prepare"),
     "session.kernel": ("shutdown_kernel",),
     "session.release": ("release",),
     "train.config": ("RLOOConfig",),
@@ -74,4 +74,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_imports.put_in_force()
+_import_order.put_in_force()

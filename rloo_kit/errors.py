@@ -7,7 +7,7 @@ kit itself raises none of these.  Values from a .env file are left out.
 
 from __future__ import annotations
 
-from rloo_kit.hidden import without_hidden
+from rloo_kit.redact import without_hidden
 
 
 class RLOOKitError(Exception):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.hidden import INSTEAD, without_hidden
+from rloo_kit.redact import INSTEAD, without_hidden
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rloo_kit.memory.specs import bytes_of, standing_tensors
-from rloo_kit.session.show import MIB
+from rloo_kit.session.output import MIB
 
 
 def libraries_mib() -> float:

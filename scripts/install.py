@@ -63,7 +63,7 @@ def install(arguments: argparse.Namespace) -> None:
     install_stack([python, "-m", "uv"], python, device, asked)
     step(
         "import the stack once, which also compiles it to bytecode",
-        [python, "-c", "from rloo_kit.session.imports import import_unsloth; import_unsloth()"],
+        [python, "-c", "from rloo_kit.session.import_order import import_unsloth; import_unsloth()"],
         "run `make clean install`; if it fails again, the lines above name the package at fault",
         cwd=venv,  # unsloth may write into the working directory
     )

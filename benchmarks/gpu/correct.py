@@ -15,7 +15,7 @@ import rloo_kit  # isort: skip - Unsloth first
 import torch
 from datasets import Dataset
 
-from rloo_kit.session import environment
+from rloo_kit.session import prepare
 
 from . import work
 from .runner import Figure, Place
@@ -150,7 +150,7 @@ def update(place: Place) -> dict[str, Figure]:
     """Record updates, log-probabilities and samples for plain.py."""
     env = rloo_kit.prepare(dotenv=None, offline=True, seed=0)
     record: dict[str, dict[str, Any]] = {}
-    for name, base in bases(environment.compute_dtype(), place.is_rehearsal).items():
+    for name, base in bases(prepare.compute_dtype(), place.is_rehearsal).items():
         policy = rloo_kit.load_policy("tiny", dtype=getattr(torch, base.dtype), **base.options)
         precision = {"fp16": base.dtype == "float16", "bf16": base.dtype == "bfloat16"}
         made = {one: one_update(policy, place, SETTINGS[one], **precision) for one in base.names}

@@ -31,7 +31,7 @@ import rloo_kit
 rloo_kit.prepare(dotenv=None, offline=True, seed=0)
 import torch
 from benchmarks.gpu import work
-from rloo_kit.session.holders import bytes_in_use
+from rloo_kit.session.release import bytes_in_use
 def answer(**more):
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()

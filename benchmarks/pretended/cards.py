@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 from rloo_kit.memory.hardware import CARD_MIB
-from rloo_kit.session.show import MIB
+from rloo_kit.session.output import MIB
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rloo_kit.cli.audit import audit
 from rloo_kit.cli.shown import ConfigFile, Resume, Settings, explained
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import processes
+from rloo_kit.session.processes import Machines, check_installed, command, deepspeed_file
 
 if TYPE_CHECKING:
     from rloo_kit.cli.config import Config
@@ -171,25 +172,23 @@ def launch(
 
     Composes the command of accelerate (on CPUs torchrun), prints it, and runs it.
     """
-    from rloo_kit.session import engines
-
     settings = list(set_ or [])
     if cpu:  # without a GPU accelerate does not hand DeepSpeed's file on
-        file = engines.deepspeed_file(engine, configs)
+        file = deepspeed_file(engine, configs)
         settings = ["trainer.use_cpu=true", *([f"trainer.deepspeed={file}"] if file else []), *settings]
     target = ["-m", "rloo_kit", "train", str(config), *(["--resume"] if resume else [])]
-    made = engines.command(
+    made = command(
         engine,
         processes,
         [*target, *(part for one in settings for part in ("--set", one))],
         on_cpu=cpu,
-        machines=engines.Machines(machines, machine_rank, host, port),
+        machines=Machines(machines, machine_rank, host, port),
         configs=configs,
     )
     typer.echo(str(made))
     if dry_run:
         return
-    engines.check_installed(engine, configs, cpu)
+    check_installed(engine, configs, cpu)
     raise typer.Exit(made.run())
 
 

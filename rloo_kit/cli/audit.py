@@ -16,7 +16,7 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
     """
     import rewards
     from rloo_kit.cli.config import load_config
-    from rloo_kit.session.environment import prepare
+    from rloo_kit.session.prepare import prepare
 
     checked = load_config(config, set_ or ())
     prepare()

@@ -9,7 +9,7 @@ from rloo_kit.memory.hardware import Device, device_of
 from rloo_kit.memory.plan import Plan, first, generation_batches
 from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU
-from rloo_kit.session.show import GIB
+from rloo_kit.session.output import GIB
 
 if TYPE_CHECKING:
     import trl

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rloo_kit.forward_passes import CPU_TILE, DRAWN_AT_ONCE
 from rloo_kit.memory.specs import PROCESSORS, Model, Settings
-from rloo_kit.session.show import GIB, MIB
+from rloo_kit.session.output import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"
 LORA, REFERENCE = "LoRA", "LoRA, reference copy"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session.show import GIB, MIB
+from rloo_kit.session.output import GIB, MIB
 
 if TYPE_CHECKING:
     import torch

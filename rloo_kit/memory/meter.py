@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from rloo_kit.memory import formulas
 from rloo_kit.memory.hardware import cuda_process_bytes, where_computed
 from rloo_kit.memory.specs import bytes_of, is_lora, standing_tensors, weight_bytes
-from rloo_kit.session.show import MIB, html_table, text_table
+from rloo_kit.session.output import MIB, html_table, text_table
 
 if TYPE_CHECKING:
     from rloo_kit import RLOOTrainer

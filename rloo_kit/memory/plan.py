@@ -17,7 +17,7 @@ from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
 from rloo_kit.memory.specs import Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.session.show import GIB, html_table, scale_of, text_table
+from rloo_kit.session.output import GIB, html_table, scale_of, text_table
 
 if TYPE_CHECKING:
     import trl

@@ -19,8 +19,8 @@ from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.forward_passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.memory.hardware import Device, Engine
 from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
-from rloo_kit.session.imports import UNSLOTH_CPU_TILE_LOGITS, cpu_tile_logits, import_unsloth
-from rloo_kit.session.show import GIB
+from rloo_kit.session.import_order import UNSLOTH_CPU_TILE_LOGITS, cpu_tile_logits, import_unsloth
+from rloo_kit.session.output import GIB
 
 if TYPE_CHECKING:
     import torch

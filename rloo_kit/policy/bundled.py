@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, PolicyNotFoundError, RLOOKitError
 from rloo_kit.models import END_OF_TEXT, END_OF_TURN, START_OF_TURN
-from rloo_kit.session.imports import cache_folder
+from rloo_kit.session.import_order import cache_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rloo_kit import values
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.hidden import hide
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import model_card, resolve, save
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.policy.resolve import ADAPTER_CONFIG
+from rloo_kit.redact import hide
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:

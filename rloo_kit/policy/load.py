@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rewards.made import Call, recorded
-from rloo_kit import hidden, values
+from rloo_kit import redact, values
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError, PolicyNotFoundError
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.policy import resolve, tokenizer
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, WEIGHTS, Source
-from rloo_kit.session import environment, processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.quiet import quiet, without_bars
+from rloo_kit.session import prepare, processes
+from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.output import quiet, without_bars
 from rloo_kit.values import Count, Positive, PositiveShare, Seed
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def settled(given: Arguments) -> Asked:
         ConfigError: a value out of range, two that contradict each other, or one that this device cannot do.
     """
     if isinstance(token := given.get("token"), str):
-        hidden.hide("load_policy(token)", token)
+        redact.hide("load_policy(token)", token)
     given = _by_our_names(given)
     _refuse_unknown(given)
     if given.get("dtype") is not None:
@@ -358,7 +358,7 @@ def _load(
 
     further, on_gpu = dict(asked.further), torch.cuda.is_available()
     # None on a CPU: where unsloth was imported before the kit it would take bfloat16 if the CPU has it.
-    dtype = further.pop("dtype", None if on_gpu else environment.compute_dtype())
+    dtype = further.pop("dtype", None if on_gpu else prepare.compute_dtype())
     if dtype == "auto":  # the checkpoint's own, which unsloth takes on a GPU without being told
         further |= {} if on_gpu else {"dtype": "auto"}
     elif dtype is not None:
@@ -427,7 +427,7 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
         if not oom.is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
         oom.let_go(error)
-        free, total = environment.device_memory()
+        free, total = prepare.device_memory()
         need = checkpoint.weight_bytes(four_bit) if checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(

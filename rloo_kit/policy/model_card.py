@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_kit.hidden import without_hidden
+from rloo_kit.redact import without_hidden
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:

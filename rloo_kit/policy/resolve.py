@@ -22,7 +22,7 @@ from rloo_kit.errors import NonFiniteError, PolicyNotFoundError, RLOOKitError
 from rloo_kit.memory import cards
 from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.policy.bundled import BUNDLED, made_here
-from rloo_kit.session.environment import within
+from rloo_kit.session.prepare import within
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -18,7 +18,7 @@ from rloo_kit.policy.bundled import made_here
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, lasting_name
 from rloo_kit.session import processes
-from rloo_kit.session.quiet import without_bars
+from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
     import torch

@@ -1,8 +1,6 @@
 """`shutdown_kernel()`, the last line of a notebook: end the kernel, which otherwise keeps the GPU's memory.
 
-What ends the process depends on what runs the notebook: a Jupyter server is asked to, VS Code's kernel stops by
-itself, and a runner or a script is left alone.  It never loads IPython or torch, and saves nothing.  To free memory
-and go on in the same process, use :func:`rloo_kit.release`.
+It never loads IPython or torch, and saves nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_kit.session.output import running_shell
 from rloo_kit.session.release import collect, release
-from rloo_kit.session.show import running_shell
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection
@@ -50,8 +48,7 @@ def shutdown_kernel() -> None:
     seconds.  Call it in a cell, not in a widget's callback.  It returns and raises nothing, and prints nothing else.
 
     Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel 7.4; the
-    runners above with cells below and without.  Not tried: VS Code itself (its environment variables were set by hand),
-    servers over HTTPS, Colab, Kaggle, Windows, and JupyterHub.
+    runners above.  Not tried: VS Code itself, HTTPS, Colab, Kaggle, Windows, and JupyterHub.
     """
     global _pending
     shell = running_shell()
@@ -99,23 +96,19 @@ def _end(kernel: Kernel, server: _Server | None) -> None:
     except Exception as error:  # no connection, a refusal, a reply that cannot be read
         asked = False
         with contextlib.suppress(Exception):
-            print(restarted(error), flush=True)
+            print(
+                f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {error}).\n"
+                "Where: its token or host is no longer that of the start of this kernel.\n"
+                "What to do: the kernel stops by itself, and the server starts a fresh, empty kernel in its place: end "
+                "that one with the page's Shut Down Kernel.",
+                flush=True,
+            )
     if not asked:
         _release_quietly()
         with contextlib.suppress(Exception):
             kernel.io_loop.add_callback(kernel.do_shutdown, False)
         time.sleep(_GRACE_SECONDS)
     os._exit(0)  # reached only where a thread or an exit handler keeps the process alive
-
-
-def restarted(error: Exception) -> str:
-    """What is said where the server could not be asked, as with a token or a host that is no longer the right one."""
-    return (
-        f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {error}).\n"
-        "Where: its token or host is no longer that of the start of this kernel.\n"
-        "What to do: the kernel stops by itself, which frees the memory. The server takes that for a crash and starts "
-        "a fresh, empty kernel: end that one with the page's Shut Down Kernel."
-    )
 
 
 def _release_quietly() -> None:

@@ -1,7 +1,6 @@
 """Which releases of the stack the kit runs on: the ranges of pyproject.toml, and the versions that the tests ran on.
 
-pyproject.toml alone names the ranges.  They are read from the installed kit's metadata, so they are those of its last
-installation; a kit that only lies on the path checks nothing.
+The ranges are read from the installed kit's metadata; a kit that only lies on the path checks nothing.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
-from rloo_kit.session.environment import within
+from rloo_kit.session.prepare import within
 from rloo_kit.tasks.files import Columns, Row, home, read
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for, made
 

@@ -19,7 +19,7 @@ from transformers import TrainerCallback
 
 from rloo_kit.errors import DatasetError, NonFiniteError
 from rloo_kit.session import processes
-from rloo_kit.session.show import in_notebook
+from rloo_kit.session.output import in_notebook
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

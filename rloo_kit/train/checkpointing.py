@@ -28,7 +28,7 @@ from rloo_kit.policy import model_card
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.save import check_finite
 from rloo_kit.session import processes
-from rloo_kit.session.show import scale_of
+from rloo_kit.session.output import scale_of
 from rloo_kit.train import fingerprints, run_record
 from rloo_kit.train.callbacks import Stops
 from rloo_kit.watch import checkpoint

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_o
 
 from rloo_kit import advantages
 from rloo_kit.forward_passes import DEFAULTS
-from rloo_kit.hidden import without_hidden
+from rloo_kit.redact import without_hidden
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth, without_variable
+from rloo_kit.session.import_order import import_unsloth, without_variable
 from rloo_kit.train import renamed_args, validate
 from rloo_kit.train.validate import HANDLERS, NAMES, Own
 from rloo_kit.values import Hint, without_secrets

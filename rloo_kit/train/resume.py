@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import oom
-from rloo_kit.session import cell, processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.show import running_shell
+from rloo_kit.session import output, processes
+from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.output import running_shell
 from rloo_kit.watch import checkpoint, run_folder
 
 import_unsloth()
@@ -79,7 +79,7 @@ class ResumableTrainer(SavingTrainer):
         writes, room = self.args.should_save, self.checkpoint_bytes
         alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
         try:
-            with processes.named(), alone, cell.one_output():
+            with processes.named(), alone, output.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
         except Terminated:
             self.stops.pass_on()

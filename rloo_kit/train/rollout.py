@@ -20,7 +20,7 @@ from rloo_kit.memory import oom
 from rloo_kit.policy import generate
 from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs, metrics, microbatches
 from rloo_kit.train.validate import Own
 from rloo_kit.watch.callbacks import TruncationWatch

@@ -23,9 +23,9 @@ from datasets import Dataset
 
 from rewards.made import made_by
 from rewards.thinking import ThinkTokens
-from rloo_kit.hidden import holds_secret, without_hidden
 from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
+from rloo_kit.redact import holds_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train import fingerprints
 from rloo_kit.train.config import RLOOConfig

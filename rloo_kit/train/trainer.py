@@ -20,8 +20,8 @@ from rloo_kit.memory import oom, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import reference_is_base
 from rloo_kit.session import processes
-from rloo_kit.session.imports import import_unsloth
-from rloo_kit.session.quiet import without_bars
+from rloo_kit.session.import_order import import_unsloth
+from rloo_kit.session.output import without_bars
 from rloo_kit.train import losses, metrics, microbatches
 
 import_unsloth()

@@ -1,6 +1,6 @@
 """What is said and shown of a run while it trains: a line per step, a picture, symptoms, and completions cut off.
 
-For the trainer.  Each speaks once of one thing, on the main process, and changes no setting.
+Each speaks on the main process, and changes no setting.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import cell, processes
+from rloo_kit.session import output, processes
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
-from rloo_kit.watch.log import Entry, Known, Log, Table
+from rloo_kit.watch.log import Entry, Known, Log, rounds
 from rloo_kit.watch.rules import ENOUGH
 from rloo_kit.watch.symptoms import Episodes, Finding, episodes
 
@@ -56,13 +56,12 @@ class HealthCallback(TrainerCallback):
     ) -> None:
         self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
         self.said, self.judges = said, judges
-        self._episodes, self._table, self._read = Episodes(), Table(), 0
+        self._episodes = Episodes()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
     ) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
-        self._table, self._read = Table(), 0
         self._episodes = episodes(self._log(args, state))
 
     def on_log(
@@ -74,8 +73,7 @@ class HealthCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Look at the log so far, and speak where an episode begins."""
-        log = self._log(args, state)
-        if not logs or "grad_norm" not in logs or not log.entries:
+        if not logs or "grad_norm" not in logs or not (log := self._log(args, state)).run:
             return
         wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", "warn"), type(args).__name__)
         for finding in self._episodes.look(log):
@@ -87,13 +85,7 @@ class HealthCallback(TrainerCallback):
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
     def _log(self, args: TrainingArguments, state: TrainerState) -> Log:
-        """The log so far, of which each entry is read once; a history shorter than what was read is another run's."""
-        if len(state.log_history) < self._read:
-            self._table, self._read = Table(), 0
-        for entry in state.log_history[self._read :]:
-            self._table.add(entry)
-        self._read = len(state.log_history)
-        return Log(self._table, Known.of(args, self.judges))
+        return Log(rounds(state.log_history), Known.of(args, self.judges))
 
     def _tell(self, finding: Finding, wanted: OnUnhealthy) -> None:
         if callable(wanted):
@@ -220,7 +212,7 @@ class LivePlot(TrainerCallback):
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """See whether this process shows pictures."""
-        self._draws, self._next = state.is_world_process_zero and cell.shows_pictures(), 0.0
+        self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
 
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Entry | None = None, **kwargs: object
@@ -243,7 +235,7 @@ class LivePlot(TrainerCallback):
             return
         try:
             figure = plots.draw(state.log_history)
-            cell.show(figure._repr_png_())  # type: ignore[attr-defined]
+            output.show(figure._repr_png_())  # type: ignore[attr-defined]
             if save_to:
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture
@@ -256,20 +248,11 @@ class LivePlot(TrainerCallback):
 
 # --- completions cut off -------------------------------------------------------------------------------------
 
-BATCHES = 3
-"""Generation batches that a warning is based on."""
-
-MANY = 0.5
-"""The share of cut completions above which the user is warned."""
-
-WANTED = 0.9
-"""The share of completions that the recommended length should let end."""
-
-KNOWN = 10
-"""Completions that must have ended before a length is recommended; with fewer it is a guess."""
-
-REACH = 8
-"""A recommendation of this many times the longest completion that ended is not given: it is beyond the data."""
+BATCHES = 3  # generation batches that a warning is based on
+MANY = 0.5  # the share of cut completions above which the user is warned
+WANTED = 0.9  # the share of completions that the recommended length should let end
+KNOWN = 10  # completions that must have ended before a length is recommended; with fewer it is a guess
+REACH = 8  # a recommendation of so many times the longest completion that ended is beyond the data
 
 
 def length_for(ended: Sequence[int], cut: int) -> int | None:

@@ -1,7 +1,7 @@
 """What was wrong with a run, read off its log afterwards: of the kit's runs, and of plain TRL's and unsloth's.
 
 :mod:`.symptoms` says what counts as a symptom and what to change first.  Of every run, sick or not, a report has what
-was sampled for nothing and how wide chance is.  No setting is changed here; the user decides.
+was sampled for nothing and how wide chance is.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+import numpy as np
+
 from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
-from rloo_kit.session.show import shortened
-from rloo_kit.watch.chance import Change
-from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Entry, Known, Log, rounds, term
+from rloo_kit.session.output import shortened
+from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Change, Known, Log, rounds, term
 from rloo_kit.watch.rules import COLLAPSE_SURE
 from rloo_kit.watch.run_folder import Source, read_history, settings_of
 from rloo_kit.watch.symptoms import Finding, episodes
 
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
+
+FIGURES = (
+    *("reward", "reward_std", "dead_groups", "frac_reward_zero_std", "kl", "entropy"),
+    *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
+)
+"""What a report shows of a run, followed by the mean of each reward function."""
 
 
 def clock(seconds: float) -> str:
@@ -79,36 +86,6 @@ class Course:
         return f"{text}\nreward fell {fell}, {sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
 
 
-def cost_of(log: Log) -> Cost | None:
-    """Of a whole log; None where it has no dead groups to count."""
-    shares = log.values(DEAD_SHARE)
-    if not shares:
-        return None
-    share = sum(shares) / len(shares)
-    seconds = [(e.get("step_time"), e.get("dead_groups", e.get("frac_reward_zero_std"))) for e in log.entries]
-    timed = [(a, b or 0.0) for a, b in seconds if a is not None and math.isfinite(a)]
-    if not timed:
-        return Cost(share)
-    steps = log.stride * log.known.updates
-    return Cost(share, steps * sum(a * b for a, b in timed), steps * sum(a for a, _ in timed))
-
-
-def course_of(log: Log) -> Course | None:
-    """Of a whole log; None where the reward's noise is not known."""
-    count = min(WINDOW, max(1, len(log) // 2))
-    window, recent = log.last(count), log.last(MEMORY)
-    errors = [log.error("reward", part) for part in (log.last(1), window)]
-    if not all(math.isfinite(error) and error > 0.0 for error in errors):
-        return None
-    last = (count, window.steps, errors[1])
-    earlier = recent.first(len(recent) - count)
-    if not len(earlier):
-        return Course(errors[0], last)
-    best = earlier.highest("reward", count)
-    fall = log.change("reward", best, window)
-    return Course(errors[0], last, fall, best.steps) if fall.sigmas <= -1.0 else Course(errors[0], last)
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """What :func:`diagnose` found; prints as a report.
@@ -119,6 +96,7 @@ class Diagnosis:
         figures: per metric the mean over the first and over the last entries.
         cost: what was sampled for nothing; None where the log does not say.
         course: where the reward stands, and how much of that chance alone explains; None where it cannot be said.
+        assumed: what the log does not say and the report rests on; empty where the settings are known.
     """
 
     findings: tuple[Finding, ...]
@@ -127,6 +105,7 @@ class Diagnosis:
     figures: dict[str, tuple[float, float]]
     cost: Cost | None = None
     course: Course | None = None
+    assumed: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -138,7 +117,7 @@ class Diagnosis:
         head = f"{found} finding{'s' if found > 1 else ''}" if found else "healthy: nothing found"
         if (
             not found and self.cost and self.cost.share == 1
-        ):  # a constant reward needs more steps to be known as one
+        ):  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
         lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
@@ -148,7 +127,8 @@ class Diagnosis:
                 f"    likely cause  {one.cause}",
                 f"    change first  {one.setting}, {one.change}",
             ]
-        lines += [f"  {line}" for part in (self.cost, self.course) if part for line in str(part).splitlines()]
+        notes = (self.cost, self.course, self.assumed)
+        lines += [f"  {line}" for part in notes if part for line in str(part).splitlines()]
         return "\n".join([*lines, *self._table()])
 
     def _table(self) -> list[str]:
@@ -162,18 +142,36 @@ class Diagnosis:
         printer.text(str(self))
 
 
-FIGURES = (
-    "reward",
-    "reward_std",
-    "dead_groups",
-    "frac_reward_zero_std",
-    "kl",
-    "entropy",
-    "completions/mean_length",
-    "completions/clipped_ratio",
-    "grad_norm",
-)
-"""What a report shows of a run, followed by the mean of each reward function."""
+def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None) -> Diagnosis:
+    """What was wrong with a run, or that nothing was, with figures.
+
+    Args:
+        trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
+            or the folder of a run or a checkpoint.  With a trainer, or beside a checkpoint of the kit's, the number of
+            completions and the weights of its rewards are known, so more can be told, and earlier.
+        judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
+            A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
+            "length hacking" are not looked for.
+
+    Raises:
+        ConfigError: there is no training step in it, or ``judges`` names no reward function of the log.
+    """
+    history, _ = read_history(trainer_or_log, "diagnose")
+    entries, judges, assumed = rounds(history), judges or {}, ""
+    _check(judges, Log(entries).names)
+    if (settings := settings_of(trainer_or_log)) is None:
+        known = Known.guessed(entries, judges)
+        assumed = f"assumed, by the log alone: {known.completions} completions a step, {known.groups} groups or more"
+    else:
+        funcs = getattr(trainer_or_log, "reward_funcs", ())
+        said = judged_by(funcs, getattr(trainer_or_log, "reward_func_names", None))
+        known = Known.of(settings, {**said, **judges})
+    log = Log(entries, known)
+    first, last = log.first(WINDOW), log.last(WINDOW)
+    names = [*FIGURES, *map(term, log.names)]
+    figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name).size}
+    steps = log.run[0]["step"], log.run[-1]["step"]
+    return Diagnosis(tuple(episodes(log).found), *steps, figures, cost_of(log), course_of(log), assumed)
 
 
 def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None) -> dict[str, Judges]:
@@ -189,40 +187,39 @@ def judged_by(reward_funcs: Sequence[object], names: Sequence[str] | None = None
     return {name: what for name, what in said if what}
 
 
-def diagnose(trainer_or_log: Source, judges: Mapping[str, Judges] | None = None) -> Diagnosis:
-    """What was wrong with a run, or that nothing was, with figures.
-
-    Args:
-        trainer_or_log: a trainer of the kit's, TRL's or unsloth's; its log history; a ``trainer_state.json``;
-            or the folder of a run or a checkpoint.  With a trainer, or a ``training_args.bin`` beside the log, the
-            number of completions and the weights of its rewards are known, so more can be told, and earlier.
-        judges: what reward functions judge, by their names in the log: ``{"correct": "answer", "format": "form"}``.
-            A trainer's say it themselves, by their attribute ``judges``.  Without it, "format without answers" and
-            "length hacking" are not looked for.
-
-    Raises:
-        ConfigError: there is no training step in it, an entry cannot be read, or ``judges`` names no reward function of
-            the log.
-    """
-    history, _ = read_history(trainer_or_log, "diagnose")
-    log = _log_of(trainer_or_log, rounds(history), judges or {})
-    first, last = log.first(WINDOW), log.last(WINDOW)
-    names = [*FIGURES, *map(term, log.names)]
-    figures = {name: (first.mean(name), last.mean(name)) for name in names if last.values(name)}
-    found = tuple(episodes(log).found)
-    steps = log.entries[0]["step"], log.entries[-1]["step"]
-    return Diagnosis(found, *steps, figures, cost_of(log), course_of(log))
-
-
-def _log_of(source: Source, entries: list[Entry], judges: Mapping[str, Judges]) -> Log:
+def _check(judges: Mapping[str, Judges], names: Sequence[str]) -> None:
     for name, what in judges.items():
-        if name not in Log(entries).names or what not in get_args(Judges):
+        if name not in names or what not in get_args(Judges):
             raise ConfigError(
                 f"judges must give reward functions of the log as {', '.join(get_args(Judges))}",
                 where=f"diagnose(judges={{{name!r}: {what!r}}})",
-                todo=f"the log has {', '.join(Log(entries).names) or 'no reward function'}",
+                todo=f"the log has {', '.join(names) or 'no reward function'}",
             )
-    if (settings := settings_of(source)) is None:
-        return Log(entries, Known.guessed(entries, judges))
-    said = judged_by(getattr(source, "reward_funcs", ()), getattr(source, "reward_func_names", None))
-    return Log(entries, Known.of(settings, {**said, **judges}))
+
+
+def cost_of(log: Log) -> Cost | None:
+    """Of a whole log; None where it has no dead groups to count."""
+    shares, seconds = log.column(DEAD_SHARE), log.column("step_time")
+    if np.isnan(shares).all():
+        return None
+    share, timed = float(np.nanmean(shares)), ~np.isnan(seconds)
+    if not timed.any():
+        return Cost(share)
+    steps = log.stride * log.known.updates
+    lost = float((seconds * np.nan_to_num(shares))[timed].sum())
+    return Cost(share, steps * lost, steps * float(seconds[timed].sum()))
+
+
+def course_of(log: Log) -> Course | None:
+    """Of a whole log; None where the reward's noise is not known."""
+    count = min(WINDOW, max(1, len(log) // 2))
+    window, recent = log.last(count), log.last(MEMORY)
+    one, error = (log.error("reward", part) for part in (log.last(1), window))
+    if not all(math.isfinite(each) and each > 0.0 for each in (one, error)):
+        return None
+    last, earlier = (count, window.steps, error), recent.first(len(recent) - count)
+    if not len(earlier):
+        return Course(one, last)
+    best = earlier.highest("reward", count)
+    fall = log.change("reward", best, window)
+    return Course(one, last, fall, best.steps) if fall.sigmas <= -1.0 else Course(one, last)

@@ -1,22 +1,19 @@
 """A run's log as figures that can be compared: means over windows of steps, spreads, and their standard errors.
 
-For :mod:`rloo_kit.watch.rules`, which judge them.  A log is ``state.log_history`` of a TRL trainer (the kit's and
-unsloth's included).  What a log does not say, such as how many completions a step has and what each reward judges, is
-in :class:`Known`, by its config or by what the log alone gives away.  Nothing is judged here, and no file is read.
+A log is ``state.log_history`` of a TRL trainer (the kit's and unsloth's included).  What it does not say, such as how
+many completions a step has and what each reward judges, is in :class:`Known`.  Nothing is judged here.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import operator
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit.watch.chance import ALIKE, Change, share_of_hits
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import trl
@@ -26,13 +23,13 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 """One entry of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""
 
-Figure = Callable[[Entry], float | None]
+Figures = npt.NDArray[np.float64]
 RATIO = "clip_ratio/region_mean"
 CUT_SHARE = "completions/clipped_ratio"
 DEAD_SHARE = "share of dead groups"
 
-WINDOW = 5
-"""Log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15."""
+WINDOW = 5  # log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15
+MEMORY = 100  # entries that a rule looks back
 
 LONG = 20
 """Entries from which a step-to-step noise is known to +-20 % by its mean square, which has about 2/3 x 19 degrees of
@@ -42,8 +39,9 @@ STEADY = 1.2
 """Ratio of the largest to the smallest E[r^2] / E[r] of a log up to which a reward is taken to be 0 or one value c,
 for which it is c in every batch."""
 
-MEMORY = 100
-"""Entries that a rule looks back, besides the run's first :data:`WINDOW`, so that a look's cost does not grow."""
+ALIKE = 0.3
+"""Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
+weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
 PUBLISHED: dict[str, Judges] = {
     # trl.rewards
@@ -69,57 +67,33 @@ PUBLISHED: dict[str, Judges] = {
 Nothing is concluded from a name that only sounds alike."""
 
 
+# --- entries ------------------------------------------------------------------------------------------------
+
+
 def is_step(entry: Entry) -> bool:
     """Whether an entry is of a batch of completions: it has a reward, or says that none of them got one."""
-    none = "reward" in entry and entry.get("dead_groups", entry.get("frac_reward_zero_std")) is not None
-    return none or entry.get("reward") is not None
-
-
-class Table:
-    """A run's entries, one per batch of completions, and a column for each metric that was asked for: what a look costs
-    does not grow with the run.
-
-    A column has a figure for each entry, NaN where it is missing or not finite.
-    """
-
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries = list(entries)
-        self._columns: dict[Hashable, list[float]] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Take in an entry of a log.
-
-        Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that are
-        not 0, are taken into the batch's entry.  Batches in which no completion got a score count where the run has no
-        others.
-        """
-        if is_step(entry):
-            unscored = not self.entries or self.entries[-1]["reward"] is None
-            if unscored and entry["reward"] is not None:
-                self.entries, self._columns = [], {}
-            if unscored or entry["reward"] is not None:
-                self.entries.append(entry)
-        elif self.entries and RATIO in entry:
-            last = self.entries[-1]
-            self.entries[-1] = {**last, RATIO: max(last.get(RATIO) or 0.0, entry[RATIO] or 0.0)}
-            for column in self._columns.values():
-                del column[len(self.entries) - 1 :]
-
-    def column(self, key: Hashable, figure: Figure) -> list[float]:
-        """The column of this key, whose figures ``figure`` reads off an entry, each once."""
-        column = self._columns.setdefault(key, [])
-        for entry in self.entries[len(column) :]:
-            value = figure(entry)
-            column.append(math.nan if value is None or not math.isfinite(value) else value)
-        return column
+    unscored = "reward" in entry and entry.get("dead_groups", entry.get("frac_reward_zero_std")) is not None
+    return unscored or entry.get("reward") is not None
 
 
 def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of completions; see :meth:`Table.add`."""
-    table = Table()
+    """One entry per batch of completions.
+
+    Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that are
+    not 0, are taken into the batch's entry.  Batches in which no completion got a score count where the run has no
+    others.
+    """
+    found: list[Entry] = []
     for entry in history:
-        table.add(entry)
-    return table.entries
+        if is_step(entry):
+            unscored = not found or found[-1]["reward"] is None
+            if unscored and entry["reward"] is not None:
+                found = []
+            if unscored or entry["reward"] is not None:
+                found.append(entry)
+        elif found and RATIO in entry:
+            found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
+    return found
 
 
 def term_names(entry: Entry) -> list[str]:
@@ -133,14 +107,26 @@ def term(name: str) -> str:
     return f"rewards/{name}/mean"
 
 
-def spread_name(name: str) -> str:
-    """The metric with the standard deviation that goes with a mean."""
+def _spread_name(name: str) -> str:
     return "reward_std" if name == "reward" else name.removesuffix("/mean") + "/std"
 
 
-COMPLETIONS = (
-    8  # per step where the config is not known: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
-)
+def _figure(entry: Entry, name: str) -> float:
+    """A metric, NaN where it is missing or not finite.
+
+    TRL counts dead groups after the KL term, which differs within a group: with beta above 0 it finds none, also where
+    no reward differs.
+    """
+    value = entry.get(name)
+    if name == DEAD_SHARE:
+        value = entry.get("dead_groups", entry.get("frac_reward_zero_std"))
+        value = 1.0 if entry.get("reward_std") == 0.0 else value
+    return value if value is not None and math.isfinite(value) else math.nan
+
+
+# --- what is known besides ------------------------------------------------------------------------------------
+
+COMPLETIONS = 8  # per step where nothing tells: the default of TRL (8), unsloth (4 x 2) and the kit (4 x 2)
 # Groups and completions per step that a log alone is believed to have; the shares in it fit any large number.
 MOST_GROUPS, MOST_COMPLETIONS = 32, 512
 
@@ -186,10 +172,7 @@ class Known:
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
         """From a log alone: as many groups as make each share of dead groups a whole number of them, and as many
-        completions as the spread of a reward of 0 or one value tells, with two or more in each group.
-
-        Of a step's completions, 8 are assumed where the log does not tell.
-        """
+        completions as the spread of a reward of 0 or one value tells, else 8, with two or more in each group."""
         shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
         counts = range(1, MOST_GROUPS + 1)
         fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
@@ -220,7 +203,7 @@ def told_completions(entries: Sequence[Entry]) -> int | None:
     values does not lie.
     """
     for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
-        pairs = [(entry.get(name), entry.get(spread_name(name))) for entry in entries]
+        pairs = [(entry.get(name), entry.get(_spread_name(name))) for entry in entries]
         known = [(m, s**2 / m) for m, s in pairs if m and s and m > 0.0 and abs(s) < 1e6 and math.isfinite(m)]
         if len({round(m, 9) for m, _ in known}) < 3:
             continue
@@ -232,43 +215,71 @@ def told_completions(entries: Sequence[Entry]) -> int | None:
     return None
 
 
-def dead_share(entry: Entry) -> float | None:
-    """Groups of an entry whose rewards are all equal: the kit's count, TRL's, or all where no reward differs.
+# --- windows --------------------------------------------------------------------------------------------------
 
-    TRL counts after the KL term, which differs within a group: with beta above 0 it finds none.
+
+@dataclass(frozen=True)
+class Change:
+    """A metric's mean before and after, and the standard error of their difference."""
+
+    before: float
+    after: float
+    error: float
+
+    @property
+    def gain(self) -> float:
+        """After - before."""
+        return self.after - self.before
+
+    @property
+    def sigmas(self) -> float:
+        """The gain in standard errors: infinite without any noise, and 0 where the gain is a rounding error."""
+        if math.isclose(self.before, self.after, abs_tol=1e-9):
+            return 0.0
+        return self.gain / self.error if self.error else math.copysign(math.inf, self.gain)
+
+    def __str__(self) -> str:
+        return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
+
+
+def share_of_hits(mean: float, spread: float) -> float:
+    """Share p of completions that got a reward which is 0 or some c > 0: mean p c, variance p (1 - p) c^2.
+
+    >>> share_of_hits(0.2 * 0.9, 0.2 * 0.3)
+    0.9
     """
-    share: float | None = entry.get("dead_groups", entry.get("frac_reward_zero_std"))
-    return 1.0 if entry.get("reward_std") == 0.0 else share
+    return round(mean**2 / (mean**2 + spread**2), 6) if mean > 0 else 0.0
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Entries of training steps, oldest first, each as TRL logs it; a part of a run's log is a ``Log`` too."""
+    """Entries of training steps, oldest first, as TRL logs them; a window of a run's log is a ``Log`` too.
 
-    rows: Table | Sequence[Entry]
+    Attributes:
+        run: the whole run's, one per batch of completions (:func:`rounds`).
+        start, stop: of the window in it.
+    """
+
+    run: Sequence[Entry]
     known: Known = field(default_factory=Known)
-    spans: tuple[tuple[int, int], ...] = ()
-    """Which of the rows, from each first place up to the last; all of them if empty."""
-    table: Table = field(init=False, repr=False)
+    start: int = 0
+    stop: int = -1
+    _columns: dict[str, Figures] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        table = self.rows if isinstance(self.rows, Table) else Table(self.rows)
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "spans", self.spans or ((0, len(table.entries)),))
+        if self.stop < 0:
+            object.__setattr__(self, "stop", len(self.run))
 
     def __len__(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
+        return self.stop - self.start
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> Sequence[Entry]:
         """As TRL logs them."""
-        return [entry for start, stop in self.spans for entry in self.table.entries[start:stop]]
+        return self.run[self.start : self.stop]
 
     def _part(self, start: int, stop: int) -> Log:
-        if len(self.spans) > 1:
-            return Log(Table(self.entries[start:stop]), self.known)
-        first = self.spans[0][0]
-        return Log(self.table, self.known, ((first + start, first + stop),))
+        return Log(self.run, self.known, self.start + start, self.start + stop, self._columns)
 
     def first(self, count: int) -> Log:
         """The first entries."""
@@ -281,16 +292,11 @@ class Log:
     def highest(self, name: str, count: int) -> Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
         count = min(count, len(self))
-        parts = [self._part(i, i + count) for i in range(len(self) - count + 1)]
-        return max(parts, key=lambda part: part.mean(name))
-
-    @property
-    def remembered(self) -> Log:
-        """The first and the last entries, which figures of the whole run are taken from; see :data:`MEMORY`."""
-        if len(self) <= WINDOW + MEMORY or len(self.spans) > 1:
-            return self
-        start, stop = self.spans[0]
-        return Log(self.table, self.known, ((start, start + WINDOW), (stop - MEMORY, stop)))
+        windows = np.lib.stride_tricks.sliding_window_view(self.column(name), count)
+        known = ~np.isnan(windows)
+        sums, counts = np.where(known, windows, 0.0).sum(axis=1), known.sum(axis=1)
+        best = int(np.argmax(np.where(counts > 0, sums / np.maximum(counts, 1), -math.inf)))
+        return self._part(best, best + count)
 
     @property
     def steps(self) -> str:
@@ -311,7 +317,7 @@ class Log:
 
     @property
     def independent(self) -> float:
-        """How many independent completions these entries' are worth; see :data:`.chance.ALIKE`."""
+        """How many independent completions these entries' are worth; see :data:`ALIKE`."""
         return self.completions / self.known.alike
 
     @property
@@ -319,32 +325,35 @@ class Log:
         """How many groups these entries describe."""
         return max(len(self), self.completions * self.known.groups // self.known.completions)
 
-    def values(self, name: str) -> list[float]:
-        """A metric's finite values."""
-        return self._finite(name, dead_share if name == DEAD_SHARE else operator.methodcaller("get", name))
+    def column(self, name: str) -> Figures:
+        """(entries,) a metric, NaN where an entry has no finite one; each is read from the run once."""
+        if name not in self._columns:
+            self._columns[name] = np.array([_figure(entry, name) for entry in self.run], dtype=np.float64)
+        return self._columns[name][self.start : self.stop]
 
-    def _finite(self, key: Hashable, figure: Figure) -> list[float]:
-        column = self.table.column(key, figure)
-        return [v for start, stop in self.spans for v in column[start:stop] if not math.isnan(v)]
+    def values(self, name: str) -> Figures:
+        """A metric's finite values."""
+        column = self.column(name)
+        return column[~np.isnan(column)]
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
         values = self.values(name)
-        return sum(values) / len(values) if values else math.nan
+        return float(values.mean()) if values.size else math.nan
 
     def spread(self, name: str) -> float:
         """Standard deviation of a reward's single completions within a generation batch, as the root of the mean
         square.  Where an entry is the mean of several batches (``logging_steps``), TRL has averaged the deviations
         themselves, so this is somewhat too low.
         """
-        values = self.values(spread_name(name))
-        return math.hypot(*values) / math.sqrt(len(values)) if values else math.nan
+        values = self.values(_spread_name(name))
+        return math.sqrt(values.dot(values) / values.size) if values.size else math.nan
 
     def noise(self, name: str) -> float:
         """Standard deviation of one entry about the metric's course.  Taken from the differences of neighbours, which
         a trend does not change, and from their median, which a single jump does not change."""
-        steps = [abs(b - a) for a, b in itertools.pairwise(self.values(name))]
-        return 1.4826 * statistics.median(steps) / math.sqrt(2) if steps else 0.0
+        steps = np.abs(np.diff(self.values(name)))
+        return 1.4826 * float(np.median(steps)) / math.sqrt(2) if steps.size else 0.0
 
     def error(self, name: str, window: Log) -> float:
         """Standard error of a metric's mean over a window: the larger one of that by the spread of completions, where
@@ -356,20 +365,21 @@ class Log:
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))
-        recent, noise = _recent(self, name)
-        spread = whole * max(window.spread(name), recent)
+        spread = whole * max(window.spread(name), self.last(MEMORY).spread(name))
         sampled = 0.0 if math.isnan(spread) else spread / math.sqrt(window.independent)
-        return max(sampled, noise / math.sqrt(len(window)))
+        return max(sampled, self.last(LONG).noise(name) / math.sqrt(len(window)))
 
     def change(self, name: str, before: Log, after: Log) -> Change:
         """A metric's mean in two windows of this log."""
         error = math.hypot(self.error(name, before), self.error(name, after))
         return Change(before.mean(name), after.mean(name), error)
 
+    # --- its rewards
+
     @property
     def names(self) -> list[str]:
         """The reward functions' names."""
-        return term_names(self.entries[-1])
+        return term_names(self.run[self.stop - 1])
 
     def judging(self, what: Judges, published: bool = False) -> list[str]:
         """The reward functions that are known to judge this, by what is said of them or else by :data:`PUBLISHED`."""
@@ -389,34 +399,29 @@ class Log:
     def is_all_or_nothing(self, name: str) -> bool:
         """Whether a reward seems to be 0 or one value c: never negative on average, and E[r^2] / E[r] steady, as it
         is c then.  True where no spread is logged."""
-        run = self.remembered
-        largest = run.largest(name) or [0.0]
-        return min(run.values(name), default=0.0) >= 0.0 and max(largest) <= STEADY * min(largest)
+        largest = self.largest(name)
+        steady = not largest.size or largest.max() <= STEADY * largest.min()
+        return bool(steady and np.all(self.values(name) >= 0.0))
 
-    def largest(self, name: str) -> list[float]:
+    def largest(self, name: str) -> Figures:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
         negative, and equal to it where the reward is all or nothing."""
-        spread_of = spread_name(name)
-        # TRL's spread is the sample's, with n - 1.
-        part = 1 - self.known.batches / self.known.completions
-
-        def figure(entry: Entry) -> float | None:
-            mean, spread = entry.get(name) or 0.0, entry.get(spread_of)
-            return None if spread is None or not mean > 0.0 else mean + part * spread * (spread / mean)
-
-        return self._finite(("largest", name, part), figure)
+        mean, spread = self.column(name), self.column(_spread_name(name))
+        part = 1 - self.known.batches / self.known.completions  # TRL's spread is the sample's, with n - 1
+        paid = mean > 0.0
+        found: Figures = mean[paid] + part * spread[paid] * (spread[paid] / mean[paid])
+        return found[np.isfinite(found)]
 
     def terms(self) -> dict[str, float]:
         """The reward functions' names with their weights; empty where the weights are not known.
 
         Without a config they are taken for 1 if the terms then add up to the reward.
         """
-        names = self.names
-        weights = self.known.weights or tuple(1.0 for _ in names)
+        names, entry = self.names, self.run[self.stop - 1]
+        weights = self.known.weights or (1.0,) * len(names)
         if len(weights) != len(names):
             return {}
         found = dict(zip(names, weights, strict=True))
-        entry = self.entries[-1]
         total = sum(weight * (entry[term(name)] or 0.0) for name, weight in found.items())
         adds_up = math.isclose(total, entry["reward"], rel_tol=1e-2, abs_tol=1e-3)
         return found if self.known.weights or adds_up else {}
@@ -428,23 +433,14 @@ class Log:
 
         Rewards are taken to run from 0 to 1 unless the log shows otherwise.
         """
-        now, run = now or self.last(WINDOW), self.remembered
-        means = run.values("reward")
-        low, high = min(0.0, *means), max(1.0, *means)
+        now, means = now or self.last(WINDOW), self.values("reward")
+        low, high = means.min(initial=0.0), means.max(initial=1.0)
         if low == 0.0:
-            high = max([high, *run.largest("reward")])
+            high = self.largest("reward").max(initial=high)
         right = self.best(self.judging("answer", published=True), now)
-        return min((now.mean("reward") - low) / (high - low), right[0] if right else 1.0)
+        return min(float((now.mean("reward") - low) / (high - low)), right[0] if right else 1.0)
 
     @property
     def rate(self) -> float | None:
         """The learning rate of the last entry."""
-        return self.entries[-1].get("learning_rate")
-
-
-@functools.lru_cache(
-    maxsize=16
-)  # the windows of a change have them in common, and rules ask for the same metrics
-def _recent(log: Log, name: str) -> tuple[float, float]:
-    """A metric's spread in the last entries, and its noise from entry to entry."""
-    return log.last(MEMORY).spread(name), log.last(LONG).noise(name)
+        return self.run[self.stop - 1].get("learning_rate")

@@ -1,23 +1,24 @@
 """Pictures of a run: one figure that reads in grey and on a small screen, and its ends as lines of text.
 
-For the end of a notebook and for ``out/``; :class:`rloo_kit.watch.callbacks.LivePlot` redraws it while the policy
-trains.  It draws panels of curves, read off the log of a trainer, ours, TRL's or unsloth's, or off a
-``trainer_state.json``; one whose metric is missing is left out, and what the curves show is not judged.
+It draws panels of curves, read off the log of a trainer, ours, TRL's or unsloth's; one whose metric is missing is left
+out, and what the curves show is not judged.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, chain, repeat
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rloo_kit.errors import ConfigError
-from rloo_kit.session.show import shortened, shown_figure
-from rloo_kit.watch.log import Entry, term, term_names
+from rloo_kit.session.output import shortened, shown_figure
+from rloo_kit.watch.log import Entry, Figures, term, term_names
 from rloo_kit.watch.run_folder import Source, read_history, training_steps
 
 if TYPE_CHECKING:
@@ -63,32 +64,184 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def as_text(source: Source) -> str:
+    """What :func:`plot` draws, as a line per curve: its first and its last figure, and their unit."""
+    history, _ = read_history(source, "plot")
+    rows = [(panel, curve) for panel in panels(history) for curve in (*panel.curves, *panel.spread)]
+    width = max(len(shortened(curve.label)) for _, curve in rows)
+    lines = []
+    for panel, curve in rows:
+        ends = curve.values[~np.isnan(curve.values)][[0, -1]]
+        first, last = (f"{value:.{panel.decimals}f}" for value in ends)
+        lines.append(f"{shortened(curve.label):<{width}}{first:>10} -> {last:<10}{panel.unit}")
+    return "\n".join(lines)
+
+
+# --- what is shown -------------------------------------------------------------------------------------------
+
+APART = 10  # how many times as large a reward term has to be for a panel of its own
+PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure."""
+
+    label: str
+    steps: Sequence[int]
+    values: Figures
+    is_reward: bool = False  # one reward function's, which has a style of its own
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        band: lower and upper edge of a grey area, and what it means.
+        points: drawn as marks; the held-out rewards of a run that evaluates.
+        spread: only as text: the reward's standard deviation, half the height of its band.
+        limits: of the vertical axis; None takes what the figures need.
+        wide: whether it has the figure's full width and a legend.
+        decimals: of its figures as text.
+    """
+
+    title: str
+    unit: str
+    curves: Sequence[Curve] = ()
+    band: tuple[Curve, Curve, str] | None = None
+    points: Curve | None = None
+    spread: Sequence[Curve] = field(default=(), kw_only=True)
+    limits: tuple[float | None, float | None] = (None, None)
+    wide: bool = False
+    decimals: int = 3
+
+
+def panels(history: Sequence[Entry]) -> list[Panel]:
+    """What a ``trainer.state.log_history`` has to show, in reading order.
+
+    Raises:
+        ConfigError: it has nothing that could be drawn.
+    """
+    log = training_steps(history)
+    dead = Panel("Dead groups: all K rewards equal", "% of groups", limits=PERCENT, decimals=0)
+    trls = replace(dead, title="Dead groups, as TRL counts them")  # after the KL term
+    cut = Panel("Cut at the length limit", "% of completions", limits=PERCENT, decimals=0)
+    found = [
+        _reward_panel(log, history),
+        *_terms_panels(log),
+        _panel(log, "dead_groups", "dead groups", dead, scale=100)
+        or _panel(log, "frac_reward_zero_std", "dead groups", trls, scale=100),
+        _panel(log, "kl", "KL", Panel("KL to the reference", "nats per token")),
+        _panel(log, "entropy", "entropy", Panel("Entropy of the policy", "nats per token", limits=(0, None))),
+        _length_panel(log),
+        _panel(log, "completions/clipped_ratio", "cut", cut, scale=100),
+    ]
+    shown = [panel for panel in found if panel]
+    if not shown:
+        raise ConfigError(
+            "there is no training step with a finite figure",
+            where=f"plot, a log of {len(history)} entries",
+            todo="call trainer.train() first, and look at the rewards if they are not finite",
+        )
+    return shown
+
+
+def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | None:
+    held_out = _curve([entry for entry in history if "eval_reward" in entry], "eval_reward", "held out")
+    panel = _panel(log, "reward", "mean reward", Panel("Reward", "reward", points=held_out, wide=True))
+    spread = _curve(log, "reward_std", "  spread")
+    if panel is None or spread is None:
+        return panel
+    mean = panel.curves[0].values
+    low, high = (replace(spread, values=mean + sign * spread.values) for sign in (-1, 1))
+    return replace(panel, band=(low, high, "± 1 standard deviation"), spread=(spread,))
+
+
+def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
+    """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
+    curves = [_curve(log, term(name), name) for name in _reward_names(log)]
+    terms = [replace(curve, is_reward=True) for curve in curves if curve]
+    total = _curve(log, "reward", "mean reward")
+    if (
+        len(terms) == 1
+        and total
+        and np.allclose(terms[0].values, total.values, atol=1e-6, rtol=0, equal_nan=True)
+    ):
+        return []
+    titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
+    both = zip(titles, _by_size(terms), strict=False)
+    return [Panel(title, "mean, unweighted", group, wide=True) for title, group in both]
+
+
+def _reward_names(log: Sequence[Entry]) -> list[str]:
+    """The reward functions of a log, in their order there."""
+    return list(dict.fromkeys(name for entry in log for name in term_names(entry)))
+
+
+def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
+    """Groups within which no term is more than ten times another, so that each can be read."""
+    groups: list[list[Curve]] = []
+    smallest = math.inf
+    for size, one in sorted(
+        ((float(np.nanmax(abs(one.values))), one) for one in terms), key=lambda pair: pair[0]
+    ):
+        if not groups or size > APART * smallest:
+            groups.append([])
+            smallest = math.inf
+        groups[-1].append(one)
+        smallest = min(smallest, size or math.inf)
+    return groups
+
+
+def _length_panel(log: Sequence[Entry]) -> Panel | None:
+    low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
+    panel = Panel("Length", "tokens", limits=(0, None), decimals=0)
+    if low and high:
+        meaning = "shortest to longest"
+        panel = replace(panel, title=f"Length, grey: {meaning}", band=(low, high, meaning))
+    return _panel(log, "completions/mean_length", "length", panel)
+
+
+def _panel(log: Sequence[Entry], metric: str, label: str, panel: Panel, scale: float = 1) -> Panel | None:
+    """The panel with a metric's curve, or None where it has no finite figure."""
+    curve = _curve(log, metric, label, scale)
+    return replace(panel, curves=(curve,)) if curve else None
+
+
+def _curve(log: Sequence[Entry], metric: str, label: str, scale: float = 1) -> Curve | None:
+    values = scale * np.array([entry.get(metric) for entry in log], dtype=np.float64)
+    values[np.isinf(values)] = math.nan
+    if np.isnan(values).all():
+        return None
+    return Curve(label, [entry.get("step", index) for index, entry in enumerate(log, 1)], values)
+
+
+# --- drawing -------------------------------------------------------------------------------------------------
+
+
 def draw(history: Sequence[Entry]) -> Figure:
     """The figure of a log history, saved nowhere."""
     found = panels(history)
-    rows = list(_rows(found))
+    log = training_steps(history)
+    for name in _reward_names(log):
+        style_of(name)  # in the log's order, which does not change as figures do
+    narrow = [panel for panel in found if not panel.wide]
+    rows = [[panel] for panel in found if panel.wide] + [narrow[i : i + 2] for i in range(0, len(narrow), 2)]
     heights = [TALL_INCHES if row[0].wide else ROW_INCHES for row in rows]
     size = (WIDTH_INCHES, sum(heights))
     figure = shown_figure(CAPTION, lambda: as_text(history), figsize=size, layout="constrained")
     grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-    log = training_steps(history)
-    for name in reward_names(log):
-        style_of(name)  # in the log's order, which does not change as figures do
     window = window_of(len(log))
     for index, row in enumerate(rows):
         for column, panel in enumerate(row):
             place = grid[index, :] if len(row) == 1 else grid[index, column]
             shared = figure.axes[0] if figure.axes else None
             _draw_panel(figure.add_subplot(place, sharex=shared), panel, window)
-    figure.axes[0].set_xlim(*span_of(found))
+    curves = [curve for panel in found for curve in (*panel.curves, panel.points) if curve]
+    first, last = (end(step for curve in curves for step in curve.steps) for end in (min, max))
+    figure.axes[0].set_xlim(*((first, last) if first < last else (first - 0.5, last + 0.5)))
     return figure
-
-
-def _rows(found: Sequence[Panel]) -> Iterator[list[Panel]]:
-    """Wide panels alone, the others in pairs; the last of an odd number has a row to itself."""
-    yield from ([panel] for panel in found if panel.wide)
-    narrow = [panel for panel in found if not panel.wide]
-    yield from (narrow[i : i + 2] for i in range(0, len(narrow), 2))
 
 
 def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
@@ -105,21 +258,25 @@ def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
     _tidy(axis)
     if panel.limits == PERCENT:
         axis.set_yticks((0, 25, 50, 75, 100))
-    if panel.wide:
-        _legend_above(axis)
+    if panel.wide:  # a legend beside the title, where no curve can run under it
+        _, labels = axis.get_legend_handles_labels()
+        columns = 3 if max(map(len, labels)) <= 18 else 2
+        ncols = min(4, len(labels)) if sum(map(len, labels)) < 50 else columns
+        space = {"borderpad": 0.1, "borderaxespad": 0.2, "handlelength": 2.6, "columnspacing": 1.2}
+        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=ncols, frameon=False, fontsize=8, **space)
 
 
 def _draw_band(axis: Axes, low: Curve, high: Curve, meaning: str, window: int) -> None:
-    steps, bottom, top = low.steps, running_mean(low.values, window), running_mean(high.values, window)
-    axis.fill_between(steps, bottom, top, color=BAND, linewidth=0, label=meaning)
-    if lone := isolated(bottom):
-        places = ([edge[i] for i in lone] for edge in (steps, bottom, top))
-        axis.vlines(*places, color=BAND, linewidth=3, zorder=1)
+    bottom, top = running_mean(low.values, window), running_mean(high.values, window)
+    axis.fill_between(low.steps, bottom, top, color="0.86", linewidth=0, label=meaning)
+    if lone := _isolated(bottom):
+        places = ([edge[i] for i in lone] for edge in (low.steps, bottom, top))
+        axis.vlines(*places, color="0.86", linewidth=3, zorder=1)
 
 
 def _draw_curve(axis: Axes, curve: Curve, window: int, alone: bool) -> None:
     """The running mean; alone in its panel, with each step as a light line behind it."""
-    style = style_of(curve.reward) if curve.reward else PLAIN
+    style = style_of(curve.label) if curve.is_reward else PLAIN
     label = shortened(curve.label)
     if alone and window > 1:
         _draw_line(axis, curve.steps, curve.values, EACH_STEP, 0, label="each step", linewidth=0.8)
@@ -131,10 +288,10 @@ def _draw_curve(axis: Axes, curve: Curve, window: int, alone: bool) -> None:
 
 
 def _draw_line(
-    axis: Axes, steps: Sequence[int], values: Sequence[float], style: Style, every: int, **how: Any
+    axis: Axes, steps: Sequence[int], values: Figures, style: Style, every: int, **how: Any
 ) -> None:
     """A curve with its mark at ``every`` so many figures, and at each that has no neighbour to be joined with."""
-    marked = {*isolated(values), *(range(0, len(values), every) if style.marked else ())}
+    marked = {*_isolated(values), *(range(0, len(values), every) if style.marked else ())}
     (line,) = axis.plot(steps, values, linestyle=style.dash, color=style.colour, **how)
     if marked:  # also at the frame, where the last step is
         line.set(marker=style.mark, markerfacecolor="white", markevery=sorted(marked), clip_on=False)
@@ -152,219 +309,18 @@ def _tidy(axis: Axes) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _legend_above(axis: Axes) -> None:
-    """Beside the title, where no curve can run under it."""
-    _, labels = axis.get_legend_handles_labels()
-    columns = 3 if max(map(len, labels)) <= 18 else 2
-    ncols = min(4, len(labels)) if sum(map(len, labels)) < 50 else columns
-    space = {"borderpad": 0.1, "borderaxespad": 0.2, "handlelength": 2.6, "columnspacing": 1.2}
-    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=ncols, frameon=False, fontsize=8, **space)
-
-
-def as_text(source: Source) -> str:
-    """What :func:`plot` draws, as a line per curve: its first and its last figure, and their unit."""
-    history, _ = read_history(source, "plot")
-    rows = [(panel, curve) for panel in panels(history) for curve in _text_curves(panel)]
-    width = max(len(shortened(curve.label)) for _, curve in rows)
-    lines = []
-    for panel, curve in rows:
-        finite = [f"{value:.{panel.decimals}f}" for value in curve.values if not math.isnan(value)]
-        lines.append(f"{shortened(curve.label):<{width}}{finite[0]:>10} -> {finite[-1]:<10}{panel.unit}")
-    return "\n".join(lines)
-
-
-def _text_curves(panel: Panel) -> tuple[Curve, ...]:
-    """A panel's curves; for the reward also half the height of its band, the standard deviation."""
-    if not panel.band or panel.title != "Reward":
-        return panel.curves
-    low, high, _ = panel.band
-    half = tuple((b - a) / 2 for a, b in zip(low.values, high.values, strict=True))
-    return (*panel.curves, Curve("  spread", low.steps, half))
-
-
-# --- what is shown -------------------------------------------------------------------------------------------
-
-
-APART = 10
-"""How many times as large a reward term has to be for a panel of its own."""
-
-PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One metric by optimizer step, in the panel's unit; NaN where the log has no finite figure.
-
-    Attributes:
-        reward: the reward function that it is the mean of; empty where it is of none.
-    """
-
-    label: str
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    reward: str = ""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes.
-
-    Attributes:
-        band: lower and upper edge of a grey area, and what it means.
-        points: drawn as marks; the held-out rewards of a run that evaluates.
-        limits: of the vertical axis; None takes what the figures need.
-        wide: whether it has the figure's full width and a legend.
-        decimals: of its figures as text.
-    """
-
-    title: str
-    unit: str
-    curves: tuple[Curve, ...] = ()
-    band: tuple[Curve, Curve, str] | None = None
-    points: Curve | None = None
-    limits: tuple[float | None, float | None] = (None, None)
-    wide: bool = False
-    decimals: int = 3
-
-
-def panels(history: Sequence[Entry]) -> list[Panel]:
-    """What a ``trainer.state.log_history`` has to show, in reading order.
-
-    Raises:
-        ConfigError: it has nothing that could be drawn.
-    """
-    log = training_steps(history)
-    found = [
-        _reward_panel(log, history),
-        *_terms_panels(log),
-        # The kit's count is taken before the KL term; TRL's, where a log has no other, after it.
-        _share_panel(log, "dead_groups", "Dead groups: all K rewards equal", "% of groups")
-        or _share_panel(log, "frac_reward_zero_std", "Dead groups, as TRL counts them", "% of groups"),
-        _panel(log, "kl", "KL", Panel("KL to the reference", "nats per token")),
-        _panel(log, "entropy", "entropy", Panel("Entropy of the policy", "nats per token", limits=(0, None))),
-        _length_panel(log),
-        _share_panel(log, "completions/clipped_ratio", "Cut at the length limit", "% of completions", "cut"),
-    ]
-    shown = [panel for panel in found if panel]
-    if not shown:
-        raise ConfigError(
-            "there is no training step with a finite figure",
-            where=f"plot, a log of {len(history)} entries",
-            todo="call trainer.train() first, and look at the rewards if they are not finite",
-        )
-    return shown
-
-
-def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | None:
-    panel = _panel(log, "reward", "mean reward", Panel("Reward", "reward", wide=True))
-    if panel is None:
-        return None
-    held_out = _curve([entry for entry in history if "eval_reward" in entry], "eval_reward", "held out")
-    spread = _curve(log, "reward_std", "spread")
-    if spread is None:
-        return replace(panel, points=held_out)
-    pairs = list(zip(panel.curves[0].values, spread.values, strict=True))
-    low, high = (Curve("", spread.steps, tuple(mean + sign * s for mean, s in pairs)) for sign in (-1, 1))
-    return replace(panel, points=held_out, band=(low, high, "± 1 standard deviation"))
-
-
-def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
-    """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    terms = [
-        replace(curve, reward=name) for name in reward_names(log) if (curve := _curve(log, term(name), name))
-    ]
-    total = _curve(log, "reward", "mean reward")
-    if len(terms) == 1 and total and _same(terms[0].values, total.values):
-        return []
-    titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
-    both = zip(titles, _by_size(terms), strict=False)
-    return [Panel(title, "mean, unweighted", tuple(group), wide=True) for title, group in both]
-
-
-def reward_names(log: Sequence[Entry]) -> list[str]:
-    """The reward functions of a log, in their order there."""
-    return list(dict.fromkeys(name for entry in log for name in term_names(entry)))
-
-
-def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
-    """Groups within which no term is more than ten times another, so that each can be read."""
-    groups: list[list[Curve]] = []
-    smallest = math.inf
-    for one in sorted(terms, key=_size):
-        if not groups or _size(one) > APART * smallest:
-            groups.append([])
-            smallest = math.inf
-        groups[-1].append(one)
-        smallest = min(smallest, _size(one) or math.inf)
-    return groups
-
-
-def _size(curve: Curve) -> float:
-    return max(abs(value) for value in curve.values if not math.isnan(value))
-
-
-def _length_panel(log: Sequence[Entry]) -> Panel | None:
-    low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
-    panel = Panel("Length", "tokens", limits=(0, None), decimals=0)
-    if low and high:
-        meaning = "shortest to longest"
-        panel = replace(panel, title=f"Length, grey: {meaning}", band=(low, high, meaning))
-    return _panel(log, "completions/mean_length", "length", panel)
-
-
-def _share_panel(
-    log: Sequence[Entry], metric: str, title: str, unit: str, name: str = "dead groups"
-) -> Panel | None:
-    return _panel(log, metric, name, Panel(title, unit, limits=PERCENT, decimals=0), scale=100)
-
-
-def _panel(log: Sequence[Entry], metric: str, label: str, panel: Panel, scale: float = 1) -> Panel | None:
-    """The panel with a metric's curve, or None where it has no finite figure."""
-    curve = _curve(log, metric, label, scale)
-    return replace(panel, curves=(curve,)) if curve else None
-
-
-def _curve(log: Sequence[Entry], metric: str, label: str, scale: float = 1) -> Curve | None:
-    values = tuple(scale * _finite(entry.get(metric)) for entry in log)
-    if all(math.isnan(value) for value in values):
-        return None
-    steps = tuple(entry.get("step", index) for index, entry in enumerate(log, 1))
-    return Curve(label, steps, values)
-
-
-def _finite(value: float | None) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
-
-
-def _same(first: Sequence[float], second: Sequence[float]) -> bool:
-    pairs = zip(first, second, strict=True)
-    return all(abs(a - b) < 1e-6 or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
-
-
-def isolated(values: Sequence[float]) -> list[int]:
+def _isolated(values: Figures) -> list[int]:
     """The places of finite figures between two that are not: a line does not show them."""
-    finite = [False, *(not math.isnan(value) for value in values), False]
+    finite = [False, *~np.isnan(values), False]
     return [i for i in range(len(values)) if finite[i + 1] and not (finite[i] or finite[i + 2])]
 
 
-def span_of(found: Sequence[Panel]) -> tuple[float, float]:
-    """The first and the last step of what is shown; half a step around a single one."""
-    curves = [curve for panel in found for curve in (*panel.curves, panel.points) if curve]
-    first, last = (end(step for curve in curves for step in curve.steps) for end in (min, max))
-    return (first, last) if first < last else (first - 0.5, last + 0.5)
-
-
-def running_mean(values: Sequence[float], window: int) -> list[float]:
+def running_mean(values: Figures, window: int) -> Figures:
     """The mean of the figures around each one, fewer at the ends; NaN stays NaN and counts for no other."""
-    half = window // 2
-    totals = [0.0, *accumulate(0.0 if math.isnan(value) else value for value in values)]
-    counts = [0, *accumulate(not math.isnan(value) for value in values)]
-    means = []
-    for index, value in enumerate(values):
-        first, end = max(0, index - half), min(len(values), index + half + 1)
-        count = counts[end] - counts[first]
-        means.append(math.nan if math.isnan(value) else (totals[end] - totals[first]) / count)
-    return means
+    known, ones = ~np.isnan(values), np.ones(window)
+    half = slice(window // 2, window // 2 + len(values))
+    totals, counts = (np.convolve(part, ones)[half] for part in (np.where(known, values, 0.0), known))
+    return np.where(known, totals / np.maximum(counts, 1), math.nan)
 
 
 def window_of(n_logs: int) -> int:
@@ -374,15 +330,12 @@ def window_of(n_logs: int) -> int:
 
 # --- how a curve looks ---------------------------------------------------------------------------------------
 
-
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito (2002), Color Universal Design: told apart in all common kinds of colour blindness.  Without black,
 which is the total's, and without yellow, which is hard to see on white."""
 
 DASHES = ("-", "--", ":", "-.")
 MARKS = ("o", "s", "^", "D", "v", "<", ">")
-COUNT = len(DASHES) * (1 + len(MARKS))
-"""Styles that differ without colour."""
 
 
 @dataclass(frozen=True)
@@ -400,28 +353,14 @@ class Style:
     marked: bool = False
 
 
-PLAIN = Style()
-"""Of a curve that is no reward function's: the total, and every other metric."""
-
-BAND, EACH_STEP = "0.86", Style("0.62")
+PLAIN, EACH_STEP = Style(), Style("0.62")
 HELD_OUT = Style(dash="none", mark="D", marked=True)
 
 _given: dict[str, Style] = {}
 
 
 def style_of(name: str) -> Style:
-    """The style of a reward function's curve; it keeps the one that it was given first.
-
-    A hash of the name would give two of three rewards one of six colours in four notebooks of nine; in order, no two
-    are alike in grey before all :data:`COUNT` are given.
-    """
-    return _given.setdefault(name, _numbered(len(_given)))
-
-
-def _numbered(n: int) -> Style:
-    return Style(
-        COLOURS[n % len(COLOURS)],
-        DASHES[n % len(DASHES)],
-        MARKS[n % len(MARKS)],
-        marked=n >= len(DASHES),
-    )
+    """The style of a reward function's curve; it keeps the one that it was given first."""
+    n = len(_given)
+    style = Style(COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)], MARKS[n % len(MARKS)], n >= len(DASHES))
+    return _given.setdefault(name, style)

@@ -1,52 +1,48 @@
 """Rules for updates that are too large, and for completions and rewards that teach little.
 
-For :mod:`.symptoms`, which names them and puts them in order; :mod:`.lost` has those for what is sampled for nothing.
-A rule is a function from the log so far to a :class:`Sign`, with the likely cause and the setting to change first, or
-None.  It compares windows of steps, never two steps, and a difference counts against its standard error.  No rule reads
-the loss, which is about 0 in every on-policy run of RLOO, since advantages sum to 0.
+For :mod:`.symptoms`, which names them and puts them in order, and has those for what is sampled for nothing.  A rule is
+a function from the log so far to a :class:`Sign` or None.  It compares windows of steps, never two steps, and a
+difference counts against its standard error.  No rule reads the loss, which is about 0 in every on-policy run of RLOO,
+since advantages sum to 0.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from rloo_kit.watch.chance import SURE, Change, share_of_hits, surely_above
-from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Log, term
+import numpy as np
+
+from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Change, Log, share_of_hits, term
 
 # Thresholds, each with its reason: published results, standard errors, or the recorded runs of tests/data/health;
 # tests/watch checks the figures that are quoted from those runs.  How often chance alone passes them together:
 # benchmarks/results/health_alarms.md.
 
-SHORT = 2
-"""Entries for what moves by orders of magnitude, where waiting for :data:`.log.WINDOW` would waste
-steps."""
+SURE = 3.0  # standard errors for a change to count: one look in 700 errs by chance, and a run has about 100
 
-FEW = 3
-"""The fewest entries that anything else is told from."""
+SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WINDOW would waste steps
 
-ENOUGH = 0.2
-"""The share of cut completions in a run's first batch up to which the limit was long enough for the policy then."""
+FEW = 3  # the fewest entries that anything else is told from
+
+ENOUGH = 0.2  # share of cut completions in the first batch up to which the limit was long enough for the policy then
 
 OVERFLOWS = 17
 """As often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1: to overflow less often is its
-search for a scale.  (The kit's own runs start with a lower scale and stop when it is used up:
-:mod:`rloo_kit.train.callbacks`.)"""
+search for a scale."""
 
 COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
 """Standard errors, 4.8, where the best window of many is compared with the last: the best one was lucky too, and it is
 compared again at every entry.  All pairs of windows, of two sizes, in MEMORY entries together err in at most one run of
 100 (Bonferroni), as far as their means are near normal; those of two completions a step are not."""
 
-LIKELY = 1.5
-"""Standard errors for high variance: fewer than :data:`.chance.SURE`, since the mend does no harm."""
+LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since the mend does no harm
 
-COLLAPSE = 0.5
-"""Share of its best level, and of a single completion's standard deviation, that the reward has lost: half."""
+COLLAPSE = (
+    0.5  # share of its best level, and of a single completion's standard deviation, that the reward has lost
+)
 
 KL_PER_TOKEN = 1.0
 """Nats per token: the policy gives every token that it writes e times the reference's probability, so that a
@@ -66,21 +62,17 @@ ENTROPY_GROWN = 5.0
 """Times its first value that the entropy has grown to, and above one nat: the policy dissolves into noise.  In
 tests/data/health it went from 0.17 to 11.93, which is log(151936), all tokens of the vocabulary equally likely."""
 
-LONGER = 1.1
-"""Growth of the mean length that counts, where it is beyond noise too: a tenth."""
+LONGER = 1.1  # growth of the mean length that counts, where it is beyond noise too
 
 DROWNED = 10.0
 """Ratio of two terms' weighted spreads.  The smaller one's share of the advantage's variance is 1 %, and it takes
 100 times the completions to be seen."""
 
-IN_PLAY = (0.1, 0.9)
-"""Shares of completions that a reward function pays, between which it has something left to teach."""
+IN_PLAY = (0.1, 0.9)  # shares of completions that a reward pays, between which it has something left to teach
 
-REACHED, MISSED = 0.8, 0.15
-"""Shares of completions with the format, and surely at most with the right answer."""
+REACHED, MISSED = 0.8, 0.15  # shares of completions with the format, and surely at most with the right answer
 
-EFFECTIVE = 2.0
-"""Independent completions that a step is worth, below which there are too few: leave-one-out needs two."""
+EFFECTIVE = 2.0  # independent completions that a step is worth, at least: leave-one-out needs two
 
 CLIPPED = 0.3
 """Share of completions whose ratio left the clip range.  They give no gradient (Schulman et al. 2017), so a
@@ -115,6 +107,21 @@ class Sign:
     window: Log
 
 
+def surely_above(share: float, count: float, threshold: float) -> bool:
+    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the true one is the
+    threshold, by the exact binomial tail: rewards of 0 and 1 in small batches are far from normal."""
+    if not share > threshold:  # NaN is not
+        return False
+    trials, tail = round(count), 0.0
+    for hits in range(round(share * trials), trials + 1):
+        ways = math.lgamma(trials + 1) - math.lgamma(hits + 1) - math.lgamma(trials - hits + 1)
+        part = math.exp(ways + hits * math.log(threshold) + (trials - hits) * math.log1p(-threshold))
+        tail += part
+        if part < 1e-9 * tail:  # above the mean each term is smaller than the one before
+            break
+    return tail < NormalDist().cdf(-SURE)
+
+
 def worsened(log: Log) -> Change | None:
     """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
     any update."""
@@ -137,8 +144,8 @@ def non_finite(log: Log) -> Sign | None:
     """
     few = OVERFLOWS if getattr(log.known.args, "fp16", False) else FEW
     entry, window = log.entries[-1], log.last(few)
-    bad = [name for name in entry if name != "grad_norm" and is_bad(entry[name])]
-    gradient = len(window) == few and all(is_bad(one.get("grad_norm")) for one in window.entries)
+    bad = [name for name in entry if name != "grad_norm" and _is_bad(entry[name])]
+    gradient = len(window) == few and all(_is_bad(one.get("grad_norm")) for one in window.entries)
     if not bad and not gradient:
         return None
     if any(name.startswith("reward") for name in bad):
@@ -152,8 +159,7 @@ def non_finite(log: Log) -> Sign | None:
     return Sign(evidence, cause, setting, change, window)
 
 
-def is_bad(value: float | None) -> bool:
-    """Whether a logged figure is NaN or infinite; TRL logs None where a metric does not apply."""
+def _is_bad(value: float | None) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
@@ -224,20 +230,21 @@ def growing_gradient(log: Log) -> Sign | None:
 
 def median_norm(log: Log) -> float:
     """Of the gradients that are not 0, which a step of dead groups has; NaN for fewer than FEW."""
-    norms = [value for value in log.values("grad_norm") if value]
-    return statistics.median(norms) if len(norms) >= FEW else math.nan
+    norms = log.values("grad_norm")
+    norms = norms[norms != 0]
+    return float(np.median(norms)) if norms.size >= FEW else math.nan
 
 
 def gradient_spikes(log: Log) -> Sign | None:
     """One batch pulls many times as hard as the others."""
-    norms = [norm for norm in log.last(MEMORY).values("grad_norm") if norm]
-    last = log.entries[-1].get("grad_norm") or 0.0
-    if len(norms) <= 2 * WINDOW or not math.isfinite(last) or last < SPIKE * statistics.median(norms[:-1]):
+    norms = log.last(MEMORY).values("grad_norm")
+    before = norms[norms != 0][:-1]
+    last, window = log.entries[-1].get("grad_norm") or 0.0, log.last(1)
+    if before.size < 2 * WINDOW or not math.isfinite(last):
         return None
-    usual, high = statistics.median(norms[:-1]), statistics.quantiles(norms[:-1], n=10)[-1]
-    if last < SPIKE_OVER_HIGH * high:
+    usual, high = float(np.median(before)), float(np.quantile(before, 0.9, method="weibull"))
+    if last < SPIKE * usual or last < SPIKE_OVER_HIGH * high:
         return None
-    window = log.last(1)
     return Sign(
         f"grad_norm {last:.3g} ({window.steps}), {last / usual:.0f} times the median of those before, {usual:.2g}",
         "a batch with an outlier: a reward out of scale, a very long completion, or a ratio that has run away",
@@ -250,12 +257,12 @@ def gradient_spikes(log: Log) -> Sign | None:
 def reward_collapse(log: Log) -> Sign | None:
     """The reward has fallen from its best, by more than noise and by more than a little."""
     recent = log.last(MEMORY)
-    values = recent.values("reward")
-    lowest, now = min(0.0, *values), log.last(FEW * WINDOW).values("reward")
+    values, now = recent.values("reward"), log.last(FEW * WINDOW).values("reward")
+    lowest, highest = float(values.min(initial=0.0)), float(values.max())
     # No window is better than its best entry, nor worse than its worst: most looks end here.
-    if COLLAPSE * (max(values) - lowest) > max(values) - min(now):
+    if COLLAPSE * (highest - lowest) > highest - now.min():
         return None
-    for before, window, sure in compared(log, recent):
+    for before, window, sure in _compared(log, recent):
         fall = log.change("reward", before, window)
         spread = before.spread("reward")
         lost = COLLAPSE * max(fall.before - lowest, 0.0 if math.isnan(spread) else spread)
@@ -270,7 +277,7 @@ def reward_collapse(log: Log) -> Sign | None:
     return None
 
 
-def compared(log: Log, recent: Log) -> Iterator[tuple[Log, Log, float]]:
+def _compared(log: Log, recent: Log) -> Iterator[tuple[Log, Log, float]]:
     """Windows before and after a fall, and how sure it has to be: short ones for a quick answer, long ones for less
     noise.
 
@@ -398,11 +405,11 @@ def high_variance(log: Log) -> Sign | None:
     recent, known = log.last(MEMORY), log.known
     values, spread = recent.values("reward"), recent.spread("reward")
     # Where an entry is the mean of several batches, their spread cannot be had from it.
-    if len(values) < LONG or not spread > 0.0 or recent.stride > 1:
+    if values.size < LONG or not spread > 0.0 or recent.stride > 1:
         return None
-    noise = math.sqrt(statistics.fmean((b - a) ** 2 / 2 for a, b in itertools.pairwise(values)))
+    noise = math.sqrt(np.mean(np.diff(values) ** 2) / 2)
     within = (1 - known.batches / known.completions) * spread**2
-    at_most = math.exp(LIKELY * math.sqrt(3 / len(values)))
+    at_most = math.exp(LIKELY * math.sqrt(3 / values.size))
     if noise == 0.0 or known.batches + at_most * within / noise**2 >= EFFECTIVE:
         return None
     worth = known.batches + within / noise**2

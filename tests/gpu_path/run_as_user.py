@@ -91,7 +91,7 @@ del trainer, resumed, again, reloaded, policy, plan
 print(rloo_kit.release())
 from unsloth_zoo.gradient_checkpointing import CPU_BUFFERS  # noqa: E402
 
-from rloo_kit.session.holders import bytes_in_use  # noqa: E402
+from rloo_kit.session.release import bytes_in_use  # noqa: E402
 
 # Offloaded activations' buffers lie in the computer's memory, which a pretended card counts, too.
 facts["left, MiB"] = (bytes_in_use() - sum(buffer.nbytes for buffer in CPU_BUFFERS)) / 2**20

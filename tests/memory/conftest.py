@@ -12,7 +12,7 @@ from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.meter import Peak
 from rloo_kit.memory.plan import Plan
-from rloo_kit.session.show import GIB
+from rloo_kit.session.output import GIB
 
 CPU = Device("a CPU", 16 * GIB, on_gpu=False)
 

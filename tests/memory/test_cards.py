@@ -10,7 +10,7 @@ from rloo_kit.memory import hardware, specs
 from rloo_kit.memory.cards import longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
-from rloo_kit.session.show import GIB
+from rloo_kit.session.output import GIB
 from tests.memory.conftest import fake_cuda
 
 

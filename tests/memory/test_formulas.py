@@ -14,7 +14,7 @@ from rloo_kit.memory.meter import Meter, TensorGauge, optimizer_tensors
 from rloo_kit.memory.plan import Plan
 from rloo_kit.memory.specs import Model, Settings
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
-from rloo_kit.session.imports import CPU_TILE_LOGITS
+from rloo_kit.session.import_order import CPU_TILE_LOGITS
 from rloo_kit.train import cpu_logprobs
 from tests.memory.conftest import CPU, tiny_plan, tiny_step
 

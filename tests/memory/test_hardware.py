@@ -16,7 +16,7 @@ import rloo_kit
 from rloo_kit.memory import hardware
 from rloo_kit.memory.formulas import CACHE, DECODING, VLLM, Step
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.session.show import GIB, MIB
+from rloo_kit.session.output import GIB, MIB
 from tests.memory.conftest import fake_cuda
 
 

@@ -7,7 +7,7 @@ import torch
 
 from rloo_kit.memory import formulas, hardware
 from rloo_kit.memory.meter import CudaGauge, Meter, Peak, TensorGauge
-from rloo_kit.session.show import GIB
+from rloo_kit.session.output import GIB
 from tests.memory.conftest import FakeGauge, fake_cuda
 
 

@@ -15,7 +15,7 @@ from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import Plan, largest_slice
 from rloo_kit.memory.specs import Model, Settings
 from rloo_kit.models import CATALOGUE
-from rloo_kit.session.show import GIB
+from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.session.engines import Machines, command
+from rloo_kit.session.processes import Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
 
 collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests

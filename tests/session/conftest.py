@@ -232,11 +232,11 @@ def run_kernel(**variables: str) -> Iterator[tuple[int, Callable[[str], str]]]:
 @pytest.fixture
 def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier tests' objects are hidden from the collector for good, and pytest's frames from the search of holders."""
-    from rloo_kit.session import holders
+    from rloo_kit.session import release
 
-    frames, here = holders._frames, str(Path(__file__).parent)
+    frames, here = release._frames, str(Path(__file__).parent)
     monkeypatch.setattr(
-        holders, "_frames", lambda: (f for f in frames() if f.f_code.co_filename.startswith(here))
+        release, "_frames", lambda: (f for f in frames() if f.f_code.co_filename.startswith(here))
     )
     gc.collect()
     gc.freeze()

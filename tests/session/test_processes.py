@@ -1,12 +1,15 @@
 """What a launch asked for, what accelerate gave, and what only the main process says."""
 
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rloo_kit.errors import ConfigError
 from rloo_kit.session import processes
-from rloo_kit.session.processes import asked, downgrade
+from rloo_kit.session.processes import CONFIGS, ENGINES, Machines, asked, command, deepspeed_file, downgrade
 
 LAUNCH = {processes.BY_LAUNCH: "False", "ACCELERATE_MIXED_PRECISION": "no"}
 CPU, DEEPSPEED, FSDP = (
@@ -33,14 +36,14 @@ DOWNGRADED = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
         (
-            "several processes without",
-            "this is 1 process",
+            "several processes with DDP",
+            "this is 1 with",
             "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2",
         ),
     ),
     "torchrun where accelerate sees no GPU, and was not told of the CPU": (
         (TWO, {}, 1, "NO"),
-        ("asked for 2 processes", "this is 1 process", "WORLD_SIZE=2", "ACCELERATE_USE_CPU=true torchrun"),
+        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", "ACCELERATE_USE_CPU=true torchrun"),
     ),
     "mpirun, which accelerate reads on CPUs alone": (
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, 1, "NO"),
@@ -50,7 +53,7 @@ DOWNGRADED = {
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
         (
             "2 processes with DeepSpeed",
-            "2 processes without",
+            "this is 2 with DDP",
             "unset ACCELERATE_USE_CPU",
             "use_cpu=True, deepspeed=",
         ),
@@ -65,11 +68,11 @@ DOWNGRADED = {
     ),
     "accelerate launch --use_fsdp without a GPU is processes that each train alone": (
         (TWO | LAUNCH | FSDP, {}, 1, "NO"),
-        ("2 processes with FSDP", "this is 1 process", "FSDP needs GPUs"),
+        ("2 processes with FSDP", "this is 1 with", "FSDP needs GPUs"),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
-        ("1 process with FSDP", "without DeepSpeed"),
+        ("1 process with FSDP", "this is 1 with DDP"),
     ),
 }
 
@@ -143,3 +146,83 @@ def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_
         check=False,
     )
     assert "RunFolderError: the folder that this process works in was deleted" in done.stderr
+
+
+# --- launching ---
+
+
+ROOT = Path(__file__).parents[2]
+TWO_MACHINES = Machines(2, 1, "node0", 29400)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"engine": "zero3", "processes": 4},
+            "accelerate launch --config_file configs/accelerate/zero3.yaml --num_processes 4 "
+            "-m rloo_kit train run.yaml",
+        ),
+        (
+            {"engine": "fsdp2", "processes": 8, "machines": TWO_MACHINES},
+            "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 8 --num_machines 2 "
+            "--machine_rank 1 --main_process_ip node0 --main_process_port 29400 -m rloo_kit train run.yaml",
+        ),
+        (
+            {"engine": "ddp", "processes": 2, "on_cpu": True},
+            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m rloo_kit train run.yaml",
+        ),
+        (
+            {"engine": "zero2", "processes": 2, "on_cpu": True},
+            "torchrun --nproc_per_node 2 -m rloo_kit train run.yaml",
+        ),
+        (
+            {"engine": "ddp", "processes": 4, "on_cpu": True, "machines": TWO_MACHINES},
+            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr node0 "
+            "--master_port 29400 -m rloo_kit train run.yaml",
+        ),
+    ],
+)
+def test_the_command_of_an_engine(given: dict[str, Any], expected: str) -> None:
+    assert str(command(target=["-m", "rloo_kit", "train", "run.yaml"], **given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"engine": "zero4", "processes": 2}, "no such engine"),
+        ({"engine": "fsdp2", "processes": 2, "on_cpu": True}, "FSDP2 needs GPUs"),
+        ({"engine": "ddp", "processes": 3, "machines": TWO_MACHINES}, "a multiple of the machines"),
+        ({"engine": "ddp", "processes": 0}, "at least 1"),
+        ({"engine": "ddp", "processes": 2, "machines": Machines(2, 2)}, "a rank below"),
+    ],
+)
+def test_a_launch_that_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        command(target=["train.py"], **given)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_has_a_configuration_that_accelerate_reads(engine: str) -> None:
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    file = ROOT / CONFIGS / f"{engine}.yaml"
+    config = ClusterConfig.from_yaml_file(yaml_file=str(file))
+    kind = {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
+    assert config.distributed_type == kind
+    if own := deepspeed_file(engine):
+        assert config.deepspeed_config["deepspeed_config_file"] == own
+        stage = json.loads((ROOT / own).read_text())["zero_optimization"]["stage"]
+        assert engine == f"zero{stage}"
+
+
+def test_accelerate_takes_the_command_as_it_is_written() -> None:
+    """Its own parser, with our file: a setting that it does not know is an error there."""
+    from accelerate.commands.launch import launch_command_parser
+
+    for engine in ENGINES:
+        made = command(engine, 4, ["-m", "rloo_kit", "train", "run.yaml"], machines=TWO_MACHINES)
+        given = launch_command_parser().parse_args(list(made.arguments))
+        assert (given.num_processes, given.num_machines, given.machine_rank) == (4, 2, 1)
+        assert (given.module, given.training_script) == (True, "rloo_kit")
+        assert given.training_script_args == ["train", "run.yaml"]

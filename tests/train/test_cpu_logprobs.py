@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_kit.session.imports import import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs
 from rloo_kit.train.cpu_logprobs import LogProbs, in_tiles, is_exact
 

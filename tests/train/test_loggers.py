@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rloo_kit
-from rloo_kit import hidden
+from rloo_kit import redact
 from tests.conftest import random_rewards
 
 Made = Callable[..., rloo_kit.RLOOTrainer]
@@ -54,7 +54,7 @@ def test_trackio_gets_the_metrics_the_completions_and_the_kits_figures_offline(
     trackio = pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
-    monkeypatch.setitem(hidden._values, "SECRET", "of-a-env-file")
+    monkeypatch.setitem(redact._values, "SECRET", "of-a-env-file")
     train(make_trainer, report_to="trackio", project="tests", vllm_server_base_url="http://of-a-env-file:1")
     (run,) = trackio.Api().runs("tests")
     assert run.name == "a name"

@@ -21,8 +21,8 @@ class Notebook:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.draw_seconds = 1000.0, 0.0
         self.pictures: list[Any] = []
-        monkeypatch.setattr(callbacks.cell, "shows_pictures", lambda: True)
-        monkeypatch.setattr(callbacks.cell, "show", self.show)
+        monkeypatch.setattr(callbacks.output, "shows_pictures", lambda: True)
+        monkeypatch.setattr(callbacks.output, "show", self.show)
         monkeypatch.setattr(callbacks.time, "monotonic", lambda: self.now)
 
     def show(self, picture: Any) -> None:

@@ -75,7 +75,7 @@ def test_it_redraws_every_five_seconds_and_spends_at_most_three_per_cent_on_it(
 
 def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path, monkeypatch: Any) -> None:
     for shown, main, logged in ((True, False, [step(1)]), (True, True, []), (False, True, [step(1)])):
-        monkeypatch.setattr(callbacks.cell, "shows_pictures", lambda shown=shown: shown)
+        monkeypatch.setattr(callbacks.output, "shows_pictures", lambda shown=shown: shown)
         run = Run(callbacks.LivePlot(), tmp_path, main)
         for entry in logged:
             run.log(entry)

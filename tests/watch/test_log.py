@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rloo_kit.watch.log import MEMORY, Known, Log
+from rloo_kit.watch.log import Known, Log
+from rloo_kit.watch.rules import surely_above
 from tests.watch.logs import chance_rewards, trl_config
 
 
@@ -28,13 +29,6 @@ def test_how_good_a_policy_is_depends_on_what_its_reward_can_pay_and_on_its_righ
     assert log.height() == pytest.approx(0.9)
     known = replace(log.known, judges={"right": "answer", "form": "form"})
     assert replace(log, known=known).height() == pytest.approx(0.2, abs=0.02)
-
-
-def test_a_long_log_costs_no_more_than_its_ends() -> None:
-    log = Log([{"step": step, "reward": 0.5} for step in range(1, 1001)])
-    steps = [entry["step"] for entry in log.remembered.entries]
-    assert steps == [*range(1, 6), *range(1001 - MEMORY, 1001)]
-    assert log.first(50).remembered.entries == log.first(50).entries
 
 
 @pytest.mark.parametrize(
@@ -62,3 +56,9 @@ def test_a_batch_that_several_updates_use_is_counted_once() -> None:
     log = Log(entries, Known.of(twice))
     assert (log.stride, log.completions) == (1, 800)
     assert replace(log, known=Known(8, 1)).completions == 1600
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(10, 10), (9, 10), (31, 40), (30, 40), (0, 5)])
+def test_surely_above_is_the_exact_binomial_tail(hits: int, trials: int) -> None:
+    tail = sum(math.comb(trials, n) for n in range(hits, trials + 1)) / 2**trials
+    assert surely_above(hits / trials, trials, 0.5) == (tail < 0.00135)

@@ -9,7 +9,6 @@ import pytest
 
 import rloo_kit
 from benchmarks.health_runs import file_of, read
-from rloo_kit.watch import callbacks
 from rloo_kit.watch.diagnose import cost_of, course_of
 from rloo_kit.watch.log import Log, rounds
 from rloo_kit.watch.symptoms import episodes
@@ -61,40 +60,3 @@ def test_the_figures_of_a_report_stand_in_columns_whatever_the_names_and_sizes()
         assert row.endswith(f" {last}")
         assert len(name) <= 50
     assert rows[-1].split()[0].startswith("rewards/thought_then")
-
-
-class Counted(dict[str, Any]):
-    """An entry that counts how often a figure is asked of it."""
-
-    asked = 0
-
-    def get(self, *given: Any) -> Any:
-        Counted.asked += 1
-        return super().get(*given)
-
-    def __getitem__(self, name: str) -> Any:
-        Counted.asked += 1
-        return super().__getitem__(name)
-
-
-def asked_in(steps: int, **columns: Any) -> int:
-    """How often figures are read while a run of so many steps is followed."""
-    entries = [Counted(entry) for entry in history(steps, kl=0.01, **columns)]
-    callback, given = callbacks.HealthCallback(lambda finding: None), args()
-    state: Any = SimpleNamespace(log_history=[], is_world_process_zero=True)
-    callback.on_train_begin(given, state, None)
-    Counted.asked = 0
-    for entry in entries:
-        state.log_history.append(entry)
-        callback.on_log(given, state, SimpleNamespace(), logs=entry)  # type: ignore[arg-type]
-    return Counted.asked
-
-
-@pytest.mark.parametrize(
-    "columns", [{}, {"reward": 0.5, "dead_groups": 0.9}, {"completions__clipped_ratio": 0.6}]
-)
-def test_following_a_run_costs_as_much_at_its_end_as_at_its_start(columns: dict[str, Any]) -> None:
-    """Sick ones too: the figures of an entry are read once, whatever comes after it."""
-    short, long = asked_in(400, **columns), asked_in(800, **columns)
-    assert long / short == pytest.approx(2.0, rel=0.1)
-    assert long / 800 < 150

@@ -1,4 +1,4 @@
-"""Which checkpoint is whole, what is said of a path that is none, and where the log is read from."""
+"""Which checkpoint is whole, what is said of a path that is none, and what is read of a run."""
 
 import json
 import shutil
@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import run_folder
 from rloo_kit.watch.checkpoint import MANIFEST, fault, is_ours, seal
+from rloo_kit.watch.log import Known
 from rloo_kit.watch.run_folder import read_history
-from tests.watch.logs import LOG
+from tests.watch.logs import LOG, history
 
 
 def checkpoint(folder: Path, state: str | None) -> Path:
@@ -37,7 +39,7 @@ def sealed(folder: Path, step: int) -> Path:
 
 @pytest.mark.parametrize(
     "state",
-    [None, "", '{"global_step": 4', "[4]", "4", "null", "{}", '{"global_step": null}', '{"global_step": 3}'],
+    [None, "", '{"global_step": 4', "[4]", '{"global_step": null}', '{"global_step": 3}'],
 )
 def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Path, state: str | None) -> None:
     whole = checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
@@ -103,9 +105,9 @@ def test_a_large_file_of_an_older_step_is_told_by_its_ends(tmp_path: Path) -> No
     assert fault(folder) == "optimizer.pt is not what was saved"
 
 
-def test_a_manifest_that_is_damaged_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path) -> None:
+def test_a_damaged_manifest_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path) -> None:
     folder = sealed(tmp_path / "checkpoint-4", 4)
-    for text in ("", "{", "[]", '{"files": 1}', '{"files": {"a": 1}}', "\x00"):
+    for text in ("", "[]", '{"files": {"a": 1}}'):
         (folder / MANIFEST).write_text(text)
         assert MANIFEST in fault(folder) or "missing" in fault(folder)
         assert is_ours(folder)
@@ -182,3 +184,45 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None, me
     folder = checkpoint(tmp_path / "run", content)
     with pytest.raises(ConfigError, match=rf"(?s){message}.*run"):
         read_history(folder, "plot")
+
+
+# --- its log and settings -----------------------------------------------------------------------------------
+
+
+def test_a_log_that_has_been_through_a_table_or_an_older_trl_is_read(tmp_path: Path) -> None:
+    plain = history(30, completions__clipped_ratio=0.6)
+    for changed in (
+        [{name: value for name, value in entry.items() if name != "step"} for entry in plain],
+        [{name: str(value) for name, value in entry.items()} for entry in plain],
+        [{**entry, "kl": None, "note": "warm", "tags": ["a"], "judge": "null"} for entry in plain],
+    ):
+        report = rloo_kit.diagnose(changed)
+        assert [one.symptom for one in report.findings] == ["truncation"]
+        assert (report.first_step, report.last_step) == (1, 30)
+    old = {"reward": 0.5, "rewards/right": 0.5, "completion_length": 20, "clip_ratio": 0.1}
+    (entry,) = read_history([old], "plot")[0]
+    assert {"rewards/right/mean", "completions/mean_length", "clip_ratio/region_mean"} < entry.keys()
+
+
+@pytest.mark.parametrize("bad", ['{"log_history": {}}', '{"log_history": [7]}', '{"log_history": null}'])
+def test_a_history_that_is_no_list_of_entries_is_refused(bad: str, tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text(bad)
+    with pytest.raises(ConfigError, match="a log history is a list of entries"):
+        rloo_kit.diagnose(tmp_path)
+
+
+def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path: Path) -> None:
+    """30 % cut is more than a fifth of 32 completions a step, and may be chance of the 8 that are assumed else."""
+    entries = history(12, dead_groups=None, completions__clipped_ratio=lambda step: (0.2, 0.4)[step % 2])
+    place = checkpoint(tmp_path / "checkpoint-12", json.dumps({"global_step": 12, "log_history": entries}))
+    alone = rloo_kit.diagnose(tmp_path)
+    assert alone.healthy
+    assert "assumed, by the log alone: 8 completions a step" in str(alone)
+    batch = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 16, "num_generations": 8}
+    seal(place, {"run": {"settings": batch, "rewards": ["right x 0.8", "form x 0.2"]}})
+    for source in (tmp_path, place, place / "trainer_state.json"):
+        report = rloo_kit.diagnose(source)
+        assert [one.symptom for one in report.findings] == ["truncation"], source
+        assert "assumed" not in str(report)
+    known = Known.of(run_folder.settings_of(tmp_path))
+    assert (known.completions, known.groups, known.weights) == (256, 32, (0.8, 0.2))

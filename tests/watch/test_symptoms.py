@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.health_runs import DATA, ROOT, file_of, read
-from rloo_kit.watch.log import Known, Log
+from rloo_kit.watch.log import WINDOW, Known, Log
+from rloo_kit.watch.rules import median_norm
 from rloo_kit.watch.symptoms import SYMPTOMS, episodes
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
@@ -77,3 +78,17 @@ def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> N
 def test_a_recorded_run_says_what_made_it() -> None:
     for file in DATA.glob("*.json"):
         assert json.loads(file.read_text())["made_by"].startswith(("benchmarks/", "notebooks/")), file.name
+
+
+def test_thresholds_stand_as_far_from_healthy_runs_as_they_say() -> None:
+    runs = [read(file) for file in CALM]
+    cut = max(max(log.values("completions/clipped_ratio"), default=0.0) for log in runs)
+    kl = max(max(log.values("kl"), default=0.0) for log in runs)
+    assert (round(cut, 3), round(kl, 2)) == (0.125, 0.31)
+    for log in runs:
+        start = median_norm(log.first(WINDOW))
+        for end in range(2 * WINDOW, len(log) + 1):
+            now, so_far = log.first(end).last(WINDOW), log.first(end)
+            assert not median_norm(now) > 5 * start
+            kept = now.mean("entropy") / log.first(3).mean("entropy")
+            assert not (kept < 0.5 and so_far.height() < 2 / 3)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import io
 import os
 import platform
 import sys
@@ -17,12 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.hidden import INSTEAD, is_hidden, without_hidden
-from rloo_kit.session import env_file, imports
-from rloo_kit.session.imports import CPU_BF16, import_unsloth, settings
+from rloo_kit.redact import INSTEAD, hide, is_hidden, without_hidden
+from rloo_kit.session import import_order
+from rloo_kit.session.import_order import CPU_BF16, import_unsloth, settings
+from rloo_kit.session.output import GIB, quiet, running_shell
 from rloo_kit.session.processes import say
-from rloo_kit.session.quiet import quiet
-from rloo_kit.session.show import GIB, running_shell
 from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
@@ -135,7 +135,7 @@ def compute_dtype() -> str:
         import unsloth
 
         return "bfloat16" if unsloth.is_bfloat16_supported() else "float16"
-    asked = (imports.read.get(CPU_BF16) or "").strip().lower()
+    asked = (import_order.read.get(CPU_BF16) or "").strip().lower()
     return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
 
 
@@ -155,20 +155,23 @@ def _running_cell() -> int | None:
 
 
 def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
+    """Set the file's variables, and never show their values from now on; the names of those that are in effect."""
     if path is None:
         return ()
-    file = env_file.find(path)
-    if file is None:
+    from dotenv import find_dotenv
+
+    # A notebook's working directory is its own folder, and .env lies at the project's top.
+    if not (found := find_dotenv(os.fspath(path), usecwd=True)):
         if "=" in os.fspath(path):  # a line of such a file, given by mistake, may hold a token
             notes.append("dotenv is the name of a file, not a line of one: nothing was read.")
         elif os.fspath(path) != ".env":
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return ()
-    known, loaded = settings(), []
-    for name, value in env_file.read(file).items():
+    file, known, loaded = Path(found), settings(), []
+    for name, value in _read(file).items():
         if os.environ.get(name) == value:
             loaded.append(name)  # by an earlier prepare(), or by who started this process
-        elif name in os.environ and name not in imports.set_by_kit:
+        elif name in os.environ and name not in import_order.set_by_kit:
             continue
         elif name in known and known[name].read_by in sys.modules:
             notes.append(
@@ -177,9 +180,30 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple
             )
         else:
             os.environ[name] = value
-            imports.set_by_kit.pop(name, None)
+            import_order.set_by_kit.pop(name, None)
             loaded.append(name)
     return tuple(loaded)
+
+
+def _read(file: Path) -> dict[str, str]:
+    from dotenv import dotenv_values
+
+    try:
+        text = file.read_bytes().decode("utf-8-sig")  # Windows' editors put a mark before UTF-8
+        if "\0" in text:
+            raise UnicodeError
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{file.name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})",
+            where=f"prepare, {file}",
+            todo="let this user read it, and save it as UTF-8: PowerShell writes UTF-16",
+        ) from None
+    values = {
+        name: value for name, value in dotenv_values(stream=io.StringIO(text)).items() if value is not None
+    }
+    for name, value in values.items():
+        hide(name, value)
+    return values
 
 
 def _check_trl() -> None:
@@ -206,7 +230,7 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
             )
         return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
     if told_offline != offline:
-        os.environ["HF_HUB_OFFLINE"] = imports.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
+        os.environ["HF_HUB_OFFLINE"] = import_order.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
     return offline, "offline" if offline else "in use"
 
 
@@ -249,8 +273,7 @@ def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], note
     device, name = "cpu", f"{torch.get_num_threads()} threads"
     if torch.cuda.is_available():
         device, name = "cuda", torch.cuda.get_device_name()
-        # Windows' own driver, under WSL too.
-        if os.name == "nt" or "microsoft" in platform.uname().release.lower():
+        if os.name == "nt" or "microsoft" in platform.uname().release.lower():  # WSL has Windows' driver
             notes.append(SPILLS)
     free, total = device_memory()
     return Environment(
@@ -269,9 +292,8 @@ def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], note
 
 
 SPILLS = (
-    "Windows' driver may move what does not fit on the GPU into the computer's memory: steps then take many times "
-    "longer, where other systems raise an error. Keep to rloo_kit.plan(), and set 'CUDA - Sysmem Fallback Policy' to "
-    "'Prefer No Sysmem Fallback' in the NVIDIA control panel (WSL ignores it)."
+    "Windows' driver may move what does not fit on the GPU into the computer's memory, which makes steps many times "
+    "slower: keep to rloo_kit.plan(), and prefer no 'CUDA - Sysmem Fallback' in the NVIDIA control panel."
 )
 
 
@@ -281,15 +303,15 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
         value = os.environ.get(name)
         if setting.device not in ("", device) or (name == CPU_BF16 and value is None):
             continue  # without it load_policy chooses float32
-        if value != imports.read[name]:
+        if value != import_order.read[name]:
             late = f"{name} was changed after {setting.read_by} read it"
             notes.append(f"{late}; restart the kernel to change it.")
         elif name in from_file or is_hidden(name, value):
             yield name, INSTEAD, "from .env"
-        elif name in imports.set_by_kit:
-            yield name, _short(imports.set_by_kit[name]), f"set: {setting.reason}"
-        elif name in imports.found:
-            yield name, _short(value or ""), imports.found[name]
+        elif name in import_order.set_by_kit:
+            yield name, _short(import_order.set_by_kit[name]), f"set: {setting.reason}"
+        elif name in import_order.found:
+            yield name, _short(value or ""), import_order.found[name]
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
     for name in from_file:

@@ -1,6 +1,6 @@
 """unsloth first: the import order, and the environment variables that the stack reads at import.
 
-``import rloo_kit`` installs the hook that keeps the order.  Only this module and :mod:`.environment` write
+``import rloo_kit`` installs the hook that keeps the order.  Only this module and :mod:`.prepare` write
 ``os.environ``.  What the process runs on is found out and shown by :func:`rloo_kit.prepare`.
 """
 
@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 from rloo_kit.errors import ImportOrderError, VersionError
-from rloo_kit.session.bandwidth import has_fast_memory
-from rloo_kit.session.quiet import drop_logged_noise, quiet
+from rloo_kit.session.output import drop_logged_noise, quiet
 from rloo_kit.session.versions import TESTED, version_of, warn_once
 
 if TYPE_CHECKING:
@@ -43,14 +42,13 @@ class Setting(NamedTuple):
 
 def settings() -> dict[str, Setting]:
     """The variables that must be in place before the stack is imported, with the kit's values."""
+    cache = str(cache_folder() / "unsloth_compiled_cache")
     return {
         "UNSLOTH_DISABLE_STATISTICS": Setting(
             "1", "unsloth", "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
         ),
         "UNSLOTH_COMPILE_LOCATION": Setting(
-            str(cache_folder() / "unsloth_compiled_cache"),
-            "unsloth",
-            "unsloth otherwise writes its compiled code into the notebook's folder",
+            cache, "unsloth", "unsloth otherwise writes its compiled code into the notebook's folder"
         ),
         # unsloth takes bfloat16 where the CPU has it: less exact, and slower at the tiny policy's size.
         CPU_BF16: Setting(
@@ -60,7 +58,7 @@ def settings() -> dict[str, Setting]:
         # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).  On an H100, whose
         # memory is three times as fast as an RTX 4090's, a step took a fifth longer with it (docs/speed.md).
         FUSED_4BIT: Setting(
-            None if has_fast_memory() else "1",
+            None if (gpu_bandwidth() or 0.0) > FAST else "1",
             "unsloth",
             "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token",
             device="cuda",
@@ -82,12 +80,34 @@ def settings() -> dict[str, Setting]:
         "HF_HUB_OFFLINE": Setting(
             None, "huggingface_hub", "without a network every look-up waits and retries"
         ),
-        "HF_HOME": Setting(None, "huggingface_hub", "the hub's cache folder is settled once"),
-        "HF_HUB_CACHE": Setting(None, "huggingface_hub", "the same"),
-        "HF_ENDPOINT": Setting(None, "huggingface_hub", "the hub's address is settled once"),
-        "OMP_NUM_THREADS": Setting(None, "torch", "torch sizes its thread pool once"),
-        "CUDA_VISIBLE_DEVICES": Setting(None, "torch", "CUDA lists its devices once"),
+        **dict.fromkeys(
+            ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT"), Setting(None, "huggingface_hub", "read once")
+        ),
+        **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch", "read once")),
     }
+
+
+FAST = 1.5e12
+"""Bytes a second: above it are the A100 and what came after it in data centres (and the RTX 5090, at 1.8e12), below it
+all other consumer cards."""
+
+
+def gpu_bandwidth() -> float | None:
+    """Bytes a second between a GPU and its memory, of the first that ``CUDA_VISIBLE_DEVICES`` names; None where NVML
+    finds none.  Two transfers a clock, as NVML counts the clock of GDDR and HBM: 9.4e11 on an RTX 3090."""
+    import pynvml  # torch is not imported yet where this is needed
+
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    try:
+        pynvml.nvmlInit()
+        if first.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        megahertz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        return 2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
+    except pynvml.NVMLError:
+        return None
 
 
 class _UnslothFirst:

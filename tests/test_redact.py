@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rloo_kit.hidden import INSTEAD, LOOKS_SECRET, holds_secret, without_hidden
+from rloo_kit.redact import INSTEAD, LOOKS_SECRET, holds_secret, without_hidden
 from tests.conftest import ROOT
 
 WORD, UPPER, HEX = (
@@ -94,5 +94,5 @@ def test_no_line_of_a_reward_or_an_example_of_the_kits_own_is_taken_for_a_secret
     files = [f for f in Path(ROOT, folder).rglob("*") if f.suffix in (".py", ".md", ".ipynb", ".yaml")]
     lines = [(f, line) for f in files for line in f.read_text(encoding="utf-8").splitlines()]
     assert len(lines) > 100
-    found = [(f.name, line) for f, line in lines if LOOKS_SECRET.search(line) and f.name != "hidden.py"]
+    found = [(f.name, line) for f, line in lines if LOOKS_SECRET.search(line) and f.name != "redact.py"]
     assert found == []

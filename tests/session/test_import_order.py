@@ -2,13 +2,15 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import rloo_kit
-from rloo_kit.session import imports
+from rloo_kit.session import import_order
 
 
 def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(first_cells: Any) -> None:
@@ -17,8 +19,8 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
 
 
 def test_the_hook_takes_each_library_that_unsloth_patches_and_no_other() -> None:
-    hook = imports._UnslothFirst()
-    for name in (*imports.PATCHED_BY_UNSLOTH, "unsloth"):
+    hook = import_order._UnslothFirst()
+    for name in (*import_order.PATCHED_BY_UNSLOTH, "unsloth"):
         spec = hook.find_spec(name)
         assert spec is not None
         assert spec.loader is hook, name
@@ -29,7 +31,7 @@ def test_the_hook_takes_each_library_that_unsloth_patches_and_no_other() -> None
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
     said, result = children[first].values()
     assert said == "", "silent also without prepare()"
-    assert result["loaded"] == sorted((*imports.PATCHED_BY_UNSLOTH, "unsloth")), "their order matters"
+    assert result["loaded"] == sorted((*import_order.PATCHED_BY_UNSLOTH, "unsloth")), "their order matters"
     assert (result["told"], result["late"], result["hooks"]) == (False, [], 0)
     assert result["asked"], "another finder was skipped"
     assert result["same"], "the module that unsloth patched is not the one that is used"
@@ -48,15 +50,15 @@ def test_a_library_imported_before_is_named_and_a_failed_import_leaves_the_hook(
 
 def test_a_variable_that_is_set_already_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    settings = {"PYTORCH_ALLOC_CONF": imports.Setting("x", "torch", "")}
-    monkeypatch.setattr(imports, "settings", lambda: settings)
+    settings = {"PYTORCH_ALLOC_CONF": import_order.Setting("x", "torch", "")}
+    monkeypatch.setattr(import_order, "settings", lambda: settings)
     # After unsloth, it may be unsloth that set it.
     for modules, whose in (({}, "yours, left as it is"), ({"unsloth": None}, "was set before prepare()")):
         for name in ("read", "found", "set_by_kit"):
-            monkeypatch.setattr(imports, name, {})
-        monkeypatch.setattr(imports.sys, "modules", modules)
-        imports.apply_settings()
-        assert (imports.found["PYTORCH_ALLOC_CONF"], imports.set_by_kit) == (whose, {})
+            monkeypatch.setattr(import_order, name, {})
+        monkeypatch.setattr(import_order.sys, "modules", modules)
+        import_order.apply_settings()
+        assert (import_order.found["PYTORCH_ALLOC_CONF"], import_order.set_by_kit) == (whose, {})
 
 
 def test_no_other_room_writes_the_environment() -> None:
@@ -74,3 +76,61 @@ def test_the_names_that_type_checkers_see_are_those_that_load_when_used() -> Non
     assert rloo_kit.__all__ == sorted(name for _, name in seen)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rloo_kit.nothing  # noqa: B018
+
+
+# --- the GPU's memory ---
+
+
+class NVMLError(Exception):
+    """As pynvml raises it where there is no driver, or no such GPU."""
+
+
+def nvml(clock_mhz: int, bus_bits: int, uuid: str = "GPU-1") -> Any:
+    """pynvml with one GPU."""
+
+    def by_index(index: int) -> str:
+        if index != 0:
+            raise NVMLError
+        return uuid
+
+    def by_uuid(wanted: str) -> str:
+        if wanted != uuid:
+            raise NVMLError
+        return uuid
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=by_index,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetMaxClockInfo=lambda handle, kind: clock_mhz,
+        nvmlDeviceGetMemoryBusWidth=lambda handle: bus_bits,
+    )
+
+
+CARDS = {"RTX 3090": (9751, 384, 936), "T4": (5001, 256, 320), "H100": (2619, 5120, 3350)}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_two_transfers_a_clock_over_the_bus_are_the_data_sheets_gigabytes(
+    name: str, monkeypatch: Any
+) -> None:
+    clock, bus, expected = CARDS[name]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(clock, bus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert import_order.gpu_bandwidth() == pytest.approx(expected * 1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("visible", "is_found"), [("0,1", True), ("GPU-1", True), ("7", False), ("", False)])
+def test_the_first_visible_gpu_is_asked(visible: str, is_found: bool, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(*CARDS["T4"][:2]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert (import_order.gpu_bandwidth() is not None) == is_found
+
+
+@pytest.mark.parametrize(("name", "value"), [("RTX 3090", "1"), ("H100", None)])
+def test_4_bit_products_are_for_slow_memory(name: str, value: str | None, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(*CARDS[name][:2]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert import_order.settings()[import_order.FUSED_4BIT].value == value

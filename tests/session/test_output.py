@@ -1,0 +1,215 @@
+"""What is shown: tables and figures, the one output of a cell that trains, and the lines that are dropped."""
+
+import base64
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rloo_kit.session import output, processes
+from rloo_kit.session.output import is_noise, quiet
+
+ROWS = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]]
+
+
+def test_a_size_is_in_gib_from_one_gib_on() -> None:
+    assert (output.scale_of(output.GIB - 1)[1], output.scale_of(output.GIB)[1]) == ("MiB", "GiB")
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
+    assert output.shortened("a" * 26) == "a" * 26
+    assert output.shortened("beginning" + "x" * 40 + "ending") == "beginningxxx…xxxxxxxending"
+    assert len(output.shortened("x" * 99, 48)) == 48
+
+
+def test_a_text_table_without_a_total_has_one_rule_and_an_html_table_escapes_its_cells() -> None:
+    rule = "-" * 14
+    assert output.text_table(ROWS).splitlines() == [
+        "MiB    planned",
+        rule,
+        "a < b     12.5",
+        "total     12.5",
+    ]
+    assert output.text_table(ROWS, total=True).count(rule) == 2
+    table = output.html_table(ROWS, total=True)
+    assert "a &lt; b" in table
+    assert "<th>12.5</th>" in table
+    assert "<th>12.5</th>" not in output.html_table(ROWS)
+
+
+def test_a_figure_is_an_image_in_a_notebook_and_text_elsewhere() -> None:
+    figure = output.shown_figure("Plan", lambda: "a table", figsize=(1, 1), layout="tight")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert (repr(figure), str(figure)) == ("Plan", "a table")
+    assert str(output.shown_figure("Plan", figsize=(1, 1), layout="tight")) == "Plan"
+    assert "matplotlib.pyplot" not in type(figure).__module__
+
+
+def test_a_notebook_is_known_by_its_shells_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell, notebook in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert (output.running_shell(), output.in_notebook()) == (shell, notebook)
+
+
+# --- the one output of a cell ---
+
+
+class Cell:
+    """What a notebook's cell shows: its outputs, each as it is now, and how often they were sent."""
+
+    def __init__(self) -> None:
+        self.outputs: list[dict[str, str]] = []
+        self.sent, self.now = 0, 100.0
+
+    def display(self, thing: Any, display_id: bool) -> Any:
+        assert display_id is True
+        self.outputs.append({})
+        place = len(self.outputs) - 1
+        self.update(place, thing)
+        return SimpleNamespace(update=lambda changed: self.update(place, changed))
+
+    def update(self, place: int, thing: Any) -> None:
+        self.outputs[place] = thing._repr_mimebundle_()
+        self.sent += 1
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cell]:
+    shown = Cell()
+    monkeypatch.setattr(output, "in_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", shown.display)
+    monkeypatch.setattr(output.time, "monotonic", lambda: shown.now)
+    return shown
+
+
+def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
+    notebook: Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with output.one_output():
+        assert notebook.outputs == [], "nothing is shown before something is said"
+        processes.say("step 1 < 2")
+        output.show(b"first")
+        processes.say("unhealthy: a\nb")
+        with output.one_output():
+            output.show(b"second")
+        assert output.shows_pictures()
+    (shown,) = notebook.outputs
+    assert shown["text/plain"] == "step 1 < 2\nunhealthy: a\nb"
+    assert "step 1 &lt; 2\nunhealthy: a\nb</pre>" in shown["text/html"]
+    assert shown["text/html"].count("<img") == 1
+    assert base64.b64encode(b"second").decode() in shown["text/html"]
+    assert capsys.readouterr().out == ""
+    with output.one_output():
+        processes.say("another run")
+    assert [one["text/plain"] for one in notebook.outputs][1:] == ["another run"]
+
+
+def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(
+    notebook: Cell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes.say("before")
+    monkeypatch.setattr(output, "in_notebook", lambda: False)
+    with output.one_output():
+        processes.say("step 1")
+        output.show(b"picture")
+        assert not output.shows_pictures()
+    assert capsys.readouterr().out == "before\nstep 1\n"
+    assert notebook.outputs == []
+
+
+def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(
+    notebook: Cell,
+) -> None:
+    with contextlib.suppress(KeyboardInterrupt), output.one_output():
+        output.show(b"p" * 100_000)
+        for number in range(100):  # ten a second
+            notebook.now += 0.1
+            processes.say(f"step {number}")
+        raise KeyboardInterrupt
+    assert notebook.sent < 1 + 11 * output.BYTES_PER_SECOND / 133_000
+    assert notebook.sent > 20
+    assert notebook.outputs[0]["text/plain"].endswith("step 99")
+
+
+def test_slow_steps_are_shown_as_they_come_with_what_is_said_after_them(notebook: Cell) -> None:
+    with output.one_output():
+        output.show(b"p" * 100_000)
+        for number in range(20):
+            notebook.now += 1.0
+            processes.say(f"step {number}")
+            processes.say("held out")
+            assert notebook.outputs[0]["text/plain"].endswith("held out")
+
+
+def test_of_very_many_lines_the_first_and_the_last_are_shown(notebook: Cell) -> None:
+    with output.one_output():
+        for number in range(1000):
+            notebook.now += 1.0
+            processes.say(f"step {number}")
+    lines = notebook.outputs[0]["text/plain"].split("\n")
+    assert lines[0] == "step 0"
+    assert lines[output.FIRST] == f"... {1000 - output.FIRST - output.LAST} lines ..."
+    assert lines[-output.LAST] == f"step {1000 - output.LAST}"
+
+
+LIVE_CELL = """
+from rloo_kit.session import output, processes
+with output.one_output():
+    for step in range(1, 4):
+        processes.say(f"step {step}")
+        output.show(b"picture %d" % step)
+"""
+
+
+def test_an_executed_notebook_stores_one_output(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(LIVE_CELL.strip())])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (stored,) = book.cells[0].outputs
+    assert stored.output_type == "display_data"
+    assert stored.data["text/plain"] == "step 1\nstep 2\nstep 3"
+    assert base64.b64encode(b"picture 3").decode() in stored.data["text/html"]
+
+
+# --- lines that are dropped ---
+
+
+def test_known_lines_are_dropped_and_others_get_through_also_one_without_a_newline(capsys: Any) -> None:
+    assert is_noise("==((====))==  Unsloth 2026.10.9: Fast Qwen3 patching. Transformers: 5.17.0.")
+    assert not is_noise("Unsloth (CPU): bitsandbytes 4-bit does not work on this CPU, loading 16-bit")
+    assert not is_noise("Unsloth: Switching to float32 training since model cannot work with float16")
+    with quiet():
+        print("🦥 Unsloth")
+        print("one\n\ntwo", end="")
+    assert capsys.readouterr().out == "one\n\ntwo"
+
+
+def test_what_trl_says_of_none_rewards_in_every_step_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ((name, start),) = output.ONCE.items()
+    monkeypatch.setattr(output, "_said", set())
+    output.drop_logged_noise()
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(name).addHandler(handler)
+    line = f"[RANK 0] {start}\n{{'answer': '7'}}\nPlease ensure that at least one reward function"
+    for said in (line, line, "another line", line):
+        logging.getLogger(name).warning(said)
+    logging.getLogger(name).removeHandler(handler)
+    assert heard == [line, "another line"]
+
+
+def test_a_first_cell_and_loading_print_nothing_that_looks_like_a_fault(first_cells: Any) -> None:
+    """bitsandbytes logs at import on a CPU with AVX512-BF16; the process also logs that line by hand."""
+    assert first_cells.shown["load"] == ""
+    assert "nsloth:" not in first_cells.shown["prepare"]
+    (line,) = first_cells.stderr.splitlines()
+    assert line.endswith("another line of the same logger")

@@ -1,0 +1,223 @@
+"""prepare(): what it reads, sets and shows."""
+
+import copy
+import io
+import json
+import os
+import pickle
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rloo_kit
+from rloo_kit import redact
+from rloo_kit.errors import ConfigError, VersionError
+from rloo_kit.session import import_order, prepare
+from rloo_kit.train import run_record
+
+from .conftest import NO_PROXY, NOWHERE, SECRET
+
+
+def test_prepare_shows_one_screen_and_sets_what_it_shows(first_cells: Any) -> None:
+    screen, state = first_cells.shown["prepare"], json.loads(first_cells.shown["state"])
+    assert len(screen.splitlines()) <= 30
+    shown = ["device    cpu", "memory", "compute   float32", "hub       offline", "trl 1.15.0", "seed      7"]
+    assert [line for line in shown if line not in screen] == []
+    assert "PYTORCH_ALLOC_CONF=max_split_size_mb:64\n            yours, left as it is" in screen
+    assert (state["UNSLOTH_CPU_BF16"], state["env.bf16"]) == ("0", False)
+    assert first_cells.shown["dtype"].strip() == "torch.float32"
+    assert state["env.offline"] is state["hub.offline"] is True, "set before the hub library reads it"
+
+
+def test_a_variable_that_is_set_wins_over_the_file_and_no_value_of_it_is_shown(first_cells: Any) -> None:
+    state = json.loads(first_cells.shown["state"])
+    assert (state["MINE"], state["ABOVE"], state["HF_TOKEN"]) == ("from-shell", "from-above", SECRET)
+    assert "HF_TOKEN=(not shown)" in first_cells.shown["prepare"]
+    assert [name for name, text in first_cells.shown.items() if SECRET in text] == ["state"]
+    assert SECRET not in first_cells.stderr + state["repr"]
+
+
+def test_what_came_too_late_and_a_named_file_that_is_missing_are_reported(first_cells: Any) -> None:
+    late = first_cells.shown["late"]
+    assert "OMP_NUM_THREADS was changed after torch read it" in late
+    assert "UNSLOTH_COMPILE_LOCATION in late.env came too late: unsloth had read it" in late
+    assert late.rstrip().endswith("False"), "and it is not set"
+    assert "nowhere.env was not found" in first_cells.shown["missing"]
+
+
+def test_a_cell_shows_the_screen_once_and_a_late_prepare_reports_the_hub(children: Any) -> None:
+    for screen in children["cells"]["result"]:
+        assert (screen.count("device  "), "Environment(" in screen) == (1, False)
+        assert "hub       out of reach, not switched off\n" in screen
+        assert "The hub is out of reach, but huggingface_hub had read HF_HUB_OFFLINE" in screen
+        assert "PYTORCH_ALLOC_CONF" not in screen, "unsloth's variables are not the user's"
+
+
+def test_an_unreachable_hub_is_found_out_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**NO_PROXY, "HF_ENDPOINT": NOWHERE}.items():
+        monkeypatch.setenv(name, value)
+    assert prepare._hub_reachable(seconds=1.0) is False
+
+
+def test_another_trl_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare._check_trl()
+    monkeypatch.setattr(prepare, "outside", lambda: {"trl": "is outside"})
+    monkeypatch.setattr(prepare, "version_of", lambda name: "1.16.0")
+    with pytest.raises(VersionError, match=r"trl 1\.16\.0[\s\S]*pip install trl==1\.15\.0"):
+        prepare._check_trl()
+
+
+def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where unsloth was imported before the kit, too late to set the variable: then it is None."""
+    for values, dtype in (((None, "0", ""), "float32"), (("1", " True"), "bfloat16")):
+        for value in values:
+            monkeypatch.setitem(import_order.read, import_order.CPU_BF16, value)
+            assert prepare.compute_dtype() == dtype, value
+
+
+@pytest.mark.parametrize(
+    ("bf16", "system", "release", "spills"),
+    [
+        (True, "posix", "6.8.0-generic", False),
+        (False, "posix", "5-microsoft-WSL2", True),
+        (True, "nt", "10", True),
+    ],
+)
+def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
+    bf16: bool, system: str, release: str, spills: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    unsloth = types.SimpleNamespace(is_bfloat16_supported=lambda: bf16)
+    uname = types.SimpleNamespace(uname=lambda: types.SimpleNamespace(release=release))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX 3060")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**33))
+    monkeypatch.setitem(sys.modules, "unsloth", unsloth)
+    monkeypatch.setattr(prepare, "platform", uname)
+    monkeypatch.setattr(
+        import_order, "read", {name: os.environ.get(name) for name in import_order.settings()}
+    )
+    monkeypatch.setattr(prepare, "os", types.SimpleNamespace(name=system, environ=os.environ))
+    found = prepare._describe(False, "in use", 0, (), [])
+    assert (prepare.SPILLS in found.warnings) is spills
+    assert f"compute   {'bfloat16' if bf16 else 'float16'}\n" in str(found)
+    assert import_order.CPU_BF16 not in str(found), "of no effect on a GPU"
+    assert import_order.FUSED_4BIT in str(found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert import_order.FUSED_4BIT not in str(prepare._describe(False, "in use", 0, (), [])), (
+        "nor this on a CPU"
+    )
+
+
+def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_KIT_MODEL", "qwen3-4b")
+    monkeypatch.setenv("RLOO_KIT_STEPS", "5")
+    asked = prepare.prepare(dotenv=None, offline=True)
+    assert (asked.model, asked.steps) == ("qwen3-4b", 5)
+    assert "model     qwen3-4b, in place of the notebook's" in str(asked)
+    for name in ("RLOO_KIT_MODEL", "RLOO_KIT_STEPS"):
+        monkeypatch.setenv(name, "")
+    asked = prepare.prepare(dotenv=None, offline=True)
+    assert (asked.model, asked.steps) == (None, None)
+    assert "in place of" not in str(asked)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+def test_a_length_that_is_no_number_of_steps_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLOO_KIT_STEPS", text)
+    with pytest.raises(ConfigError, match="RLOO_KIT_STEPS must be a whole number above 0"):
+        prepare.prepare(dotenv=None, offline=True)
+
+
+# --- .env ---
+
+
+VALUE = "a-value-of-the-file"
+
+
+@pytest.fixture(autouse=True)
+def nothing_hidden_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_values", {})
+
+
+def dotenv(folder: Path, content: str | bytes) -> Path:
+    file = folder / "some.env"
+    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return file
+
+
+def test_a_second_prepare_shows_no_value_of_the_file_either(tmp_path: Path, monkeypatch: Any) -> None:
+    """The first has set them, so that to the second they are the environment's."""
+    file = dotenv(tmp_path, f"HF_HOME={VALUE}\nMINE={VALUE}\n")
+    monkeypatch.setenv("MINE", VALUE)
+    monkeypatch.setenv("HF_HOME", VALUE)
+    monkeypatch.setattr(
+        import_order, "read", {name: os.environ.get(name) for name in import_order.settings()}
+    )
+    monkeypatch.setattr(import_order, "set_by_kit", {})
+    monkeypatch.setattr(import_order, "found", dict.fromkeys(import_order.settings(), "yours, left as it is"))
+    for path in (file, None):
+        notes: list[str] = []
+        from_file = prepare._load_dotenv(path, notes)
+        shown = prepare._describe(False, "in use", 0, from_file, notes)
+        assert VALUE not in str(shown) + repr(shown) + repr(shown.variables)
+        assert "HF_HOME=(not shown)\n            from .env" in str(shown)
+        assert not any("HF_HOME" in note or VALUE in note for note in notes)
+
+
+def test_a_value_of_the_file_stays_out_of_errors_and_of_other_variables(tmp_path: Path) -> None:
+    prepare._read(dotenv(tmp_path, f"PASSWORD={VALUE}\nON=1\n"))
+    error = ConfigError(f"no {VALUE} at 1", where=f"here, {VALUE}/run", todo=f"drop {VALUE}")
+    assert VALUE not in str(error) + repr(error) + "".join(vars(error).values())
+    assert str(error).startswith("no (not shown) at 1.\nWhere: here, (not shown)/run")
+    assert prepare._short(f"/cache/{VALUE}") == "/cache/(not shown)"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
+def test_another_encoding_is_named_without_the_files_bytes(encoding: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not UTF-8 text[\s\S]*some\.env") as raised:
+        prepare._read(dotenv(tmp_path, f"A=1\nB={VALUE}é\n".encode(encoding)))
+    assert VALUE not in "".join(traceback.format_exception(raised.value))
+
+
+def test_utf_8_is_read_with_a_mark_and_with_accents(tmp_path: Path) -> None:
+    assert prepare._read(dotenv(tmp_path, "A=é\nB\n".encode("utf-8-sig"))) == {"A": "é"}
+
+
+def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: Path) -> None:
+    """As a cell's last line, and in the training_args.bin that a checkpoint has and people publish."""
+    import torch
+
+    prepare._read(dotenv(tmp_path, f"WHO={VALUE}\n"))
+    token = "hf_" + "y" * 30
+    config = rloo_kit.RLOOConfig(str(tmp_path / "run"), hub_token=token, hub_model_id=f"{VALUE}/policy")
+    assert config.hub_token == token, "what is asked for is used"
+    stored = io.BytesIO()
+    torch.save(config, stored)
+    for text in (repr(config), str(config), str(stored.getvalue()), str(pickle.dumps(config))):
+        assert token not in text
+        assert VALUE not in text
+    assert "num_generations=4" in repr(config)
+    assert pickle.loads(pickle.dumps(config)).num_generations == 4
+
+
+def test_a_token_in_a_setting_that_is_a_dict_is_not_stored_either_and_a_copy_keeps_it(tmp_path: Path) -> None:
+    """TRL loads a reward model that is given by its name with ``model_init_kwargs``."""
+    token, given = "hf_" + "y" * 30, {"token": "a-token-of-another-form", "revision": "v2"}
+    given |= {"proxies": [{"https": token}]}
+    config = rloo_kit.RLOOConfig(str(tmp_path / "run"), model_init_kwargs=given, hub_token=token)
+    for text in (str(config.to_dict()), config.to_json_string(), str(pickle.dumps(config))):
+        assert token not in text
+        assert given["token"] not in text
+    assert pickle.loads(pickle.dumps(config)).model_init_kwargs["revision"] == "v2"
+    for copied in (copy.copy(config), copy.deepcopy(config)):
+        assert (copied.hub_token, copied.model_init_kwargs) == (token, given)
+    assert copy.deepcopy(config).model_init_kwargs is not given
+    notes: list[str] = []
+    assert not {"hub_token", "model_init_kwargs"} & set(run_record.settings_of(config, notes))
+    assert len(notes) == 2
