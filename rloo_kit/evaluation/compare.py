@@ -25,7 +25,7 @@ from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit import values
 from rloo_kit.catalogue import EOS_TEXTS
 from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.evaluation.evaluate import Evaluation
+from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
 from rloo_kit.values import Natural
 
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
 
     _Graded = tuple[Completion, float | None, bool | None]
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "chat_template_kwargs")
-"""Arguments of ``Policy.generate`` that change what is drawn."""
 
 SIDE_BY_SIDE = 72  # Narrower than this, the two columns stand one above the other
 

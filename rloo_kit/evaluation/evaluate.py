@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "chat_template_kwargs")
+"""Arguments of ``Policy.generate`` that change what is drawn."""
+
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -125,7 +125,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     once_more = command("export", folder / "first-again", "--out", folder / "once_more.yaml")
     assert once_more.exit_code == 0, once_more.stderr
     later = yaml.safe_load((folder / "once_more.yaml").read_text())
-    assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == f"{folder / 'again_rewards.py'}:in_time"
+    assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == "again_rewards.py:in_time"
 
 
 def test_the_notebooks_functions_are_written_once_and_say_what_they_judge(cell: dict[str, Any]) -> None:
@@ -158,13 +158,12 @@ def test_a_reward_that_a_configuration_makes_of_a_files_factory_is_recorded_as_t
         "class Judge:\n    def score(self, completions, **kwargs): ...\n"
         "def bound():\n    return Judge().score\n"
     )
-    read = grammar.Grammar(folder, lambda *fault: pytest.fail(str(fault)), runs_files=True)
     recipe, name = run_record.Recipe(), f"{folder / 'mine.py'}:make"
-    made = read.reward({"mine.py:make": {"limit": 8}}, ())({})
+    made = grammar.reward({"mine.py:make": {"limit": 8}}, folder)({})
     assert run_record._reward(recipe, made, None) == {name: {"limit": 8}}
     assert recipe.functions == {}
-    assert callable(read.reward({"mine.py:bound": {}}, ())({})), "which remembers nothing"
-    secret = read.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, ())({})
+    assert callable(grammar.reward({"mine.py:bound": {}}, folder)({})), "which remembers nothing"
+    secret = grammar.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder)({})
     with pytest.raises(run_record.CannotBeWrittenError, match="api_key is left out"):
         run_record._reward(recipe, secret, None)
 
@@ -246,7 +245,8 @@ def test_a_reward_of_an_installed_package_is_named_in_a_file_since_a_configurati
     here = "ran_rewards.py:think_format_reward"
     inner = {"rewards": [here, "task.correct"], "weights": [1, 0.5], "name": "a.b"}
     assert written.document.data["rewards"] == [here, {"rewards.weighted": inner}]
-    assert written.completed
+    assert written.trainer
+    assert len(written.rewards) == 2
 
 
 @pytest.mark.parametrize("given", ["nowhere", "."])
