@@ -40,7 +40,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qw
 
 from rewards import answer_reward
 from rloo_kit.policy.bundled import DATA
-from rloo_kit.tasks.ladder import LEVELS, Problem, sum_of
+from rloo_kit.tasks.arithmetic import LEVELS, Problem, sum_of
 
 REPORT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "tiny.md"
 
