@@ -10,8 +10,8 @@ import pytest
 import rloo_kit
 from rewards import ThinkTokens
 from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.evaluation.compare import Piece, compare, pieces, wrapped
-from rloo_kit.evaluation.evaluate import Evaluation
+from rloo_kit.evaluation.compare import Piece, compare, pieces
+from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation
 from rloo_kit.evaluation.intervals import bootstrap
 from rloo_kit.policy.policy import Completion, Prompt
 
@@ -133,7 +133,7 @@ def test_a_conversation_is_shown_by_what_the_user_asked_last() -> None:
     turns = [{"role": "user", "content": [{"type": "text", "text": "Who wrote it?"}]}]
     turns.append({"role": "tool", "content": "a page of results"})
     shown = str(compare(evaluation((turns, "x", 0.0)), evaluation((turns, "y", 1.0))))
-    assert "  Who wrote it?\n" in shown
+    assert "\nWho wrote it?\n" in shown
     assert "results" not in shown
 
 
@@ -162,19 +162,6 @@ def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
     assert "«</think>»" in result.text(200)
 
 
-@pytest.mark.parametrize(
-    ("text", "width", "lines"),
-    [
-        ("one two three", 8, ["one two", "three"]),
-        ("unbreakable", 4, ["unbr", "eaka", "ble"]),
-        ("  indented code", 12, ["  indented", "code"]),
-        ("a\n\nb", 9, ["a", "", "b"]),
-    ],
-)
-def test_a_line_never_passes_its_width(text: str, width: int, lines: list[str]) -> None:
-    assert wrapped(text, width) == lines
-
-
 def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
     a, b = (evaluation((prompt, "x", 0.0)) for prompt in "ab")
     both = evaluation(("a", "x", 0.0), ("b", "x", 0.0))
@@ -190,9 +177,8 @@ def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
 
 def measured(**changed: Any) -> Evaluation:
     """An evaluation with one reward, sampled, unless changed."""
-    settings = {"rewards": {"right": 1.0}, "correct": "answer_reward", "max_new_tokens": 64} | {
-        **changed.pop("settings", {})
-    }
+    settings = {"rewards": {"right": 1.0}, "correct": "answer_reward", "max_new_tokens": 64, **SAMPLING}
+    settings |= changed.pop("settings", {})
     return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
 
 
@@ -233,11 +219,6 @@ def test_a_text_may_be_left_out_whole_and_numbers_below_0_are_refused() -> None:
 
 
 def test_what_makes_no_difference_is_compared() -> None:
-    for changed in (
-        {"temperature": 1.0, "top_k": 0},  # the defaults
-        {"rewards": {}},  # no reward then, and none is compared
-        {"batch_size": 4},
-    ):
-        assert len(compare(measured(), measured(settings=changed)).pairs) == 1
-    greedy = measured(greedy=True, settings={"temperature": 0.5})
-    assert len(compare(greedy, measured(greedy=True)).pairs) == 1
+    without_rewards = measured(settings={"rewards": {}})  # no reward then, and none is compared
+    assert len(compare(measured(), without_rewards).pairs) == 1
+    assert len(compare(measured(), replace(measured(), settings={})).pairs) == 1, "nothing is known of it"

@@ -1,5 +1,6 @@
 """evaluate: numbers with intervals, from completions graded as TRL would grade them."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import rewards
 from rewards import QWEN3, RewardSignatureError, RewardValueError
 from rloo_kit.catalogue import CATALOGUE
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
-from rloo_kit.evaluation.evaluate import evaluate, score
+from rloo_kit.evaluation.evaluate import SAMPLING, evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.policy.policy import Completion, Policy
 from tests.conftest import right_after_thought
@@ -333,6 +334,9 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
     result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
     by = {"rewards": {"reward": 2.0}, "correct": "answer_reward"}
-    assert result.settings == {**by, "max_new_tokens": 64, "temperature": 0.7}
+    assert result.settings == {**by, "max_new_tokens": 64, **SAMPLING, "temperature": 0.7}
+    defaults = {name: one.default for name, one in inspect.signature(Policy.generate).parameters.items()}
+    assert defaults.items() >= SAMPLING.items()
     plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
     assert plain.settings["rewards"] == {"reward": 1.0}
+    assert "temperature" not in plain.settings, "the most probable token each time"
