@@ -8,6 +8,7 @@ bug of the kit's keeps its traceback.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -26,6 +27,7 @@ from rloo_kit.session import processes
 
 if TYPE_CHECKING:
     from rloo_kit.cli.config import Config
+    from rloo_kit.cli.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,38 +35,41 @@ R = TypeVar("R")
 FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
 INTERRUPTED = 130
 
-Of = typer.Option
-ConfigFile = Annotated[
-    Path, typer.Argument(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")
-]
-Settings = Annotated[
-    list[str] | None,
-    Of("--set", metavar="KEY=VALUE", help="Replace a value: trainer.max_steps=5.  As often as needed."),
-]
+Of, Given = typer.Option, typer.Argument
+ConfigFile = Annotated[Path, Given(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")]
+_set = Of("--set", metavar="KEY=VALUE", help="Replace a value: trainer.max_steps=5.  As often as needed.")
+Settings = Annotated[list[str] | None, _set]
 Resume = Annotated[bool, Of("--resume", help="Go on from the newest whole checkpoint in trainer.output_dir.")]
-DryRun = Annotated[
-    bool, Of("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
-]
+_dry = Of("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
 Card = Annotated[str | None, Of(help="'rtx 3060 12gb', 't4', '8GB'; by default this machine.")]
 PromptTokens = Annotated[int | None, Of(min=1, help="The longest prompt; 512 where it is not known.")]
-OneCard = Annotated[
-    str | None, typer.Argument(help="One card, as 'rtx 4070' or '12GB': its largest model, in full.")
-]
-Adapter = Annotated[
-    str | None, Of(metavar="FOLDER", help="What was trained; by default the configuration's policy.")
-]
+_card = Given(help="One card, as 'rtx 4070' or '12GB': its largest model, in full.")
+_folder = Of(metavar="FOLDER", help="What was trained; by default the configuration's policy.")
 Problems = Annotated[int | None, Of("-n", min=1, help="Held-out problems; evaluate.n of the file, or all.")]
-Log = Annotated[
-    Path, typer.Argument(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
-]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
-Out = Annotated[Path | None, Of(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")]
+_log = Given(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
+RunFolder = Annotated[Path, Given(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
+_out = Of(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")
 Count = Annotated[int, Of(min=1, help="Processes of all machines together, one a GPU.")]
 Engine = Annotated[str, Of(help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")]
 MachineCount = Annotated[int, Of(min=1, help="Start it on each, with its own rank.")]
 MachineRank = Annotated[int, Of(min=0, help="0 on the one that --host names.")]
 ByCPU = Annotated[bool, Of("--cpu", help="By gloo on CPUs, to try it out.")]
 Configs = Annotated[str, Of(help="accelerate's and DeepSpeed's configurations.")]
+
+
+def _checked(config: Path, set_: list[str] | None) -> Config:
+    from rloo_kit.cli.config import load_config
+
+    return load_config(config, set_ or ())
+
+
+def _assembled(checked: Config, saves: bool = False) -> Run:
+    rloo_kit.prepare()
+    if saves:
+        check_place(checked)
+    from rloo_kit.cli import run
+
+    return run.assembled(checked)
 
 
 def doctor() -> None:
@@ -82,7 +87,7 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-def cards(card: OneCard = None) -> None:
+def cards(card: Annotated[str | None, _card] = None) -> None:
     """Show which Qwen3 fits which card.
 
     And how long its completions may be: computed, not measured.
@@ -100,9 +105,7 @@ def plan(
     And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
     not fit.
     """
-    from rloo_kit.cli.config import load_config
-
-    checked = load_config(config, set_ or ())
+    checked = _checked(config, set_)
     from rloo_kit.cli import run
 
     found = run.planned(checked, card, prompt_tokens)
@@ -111,20 +114,16 @@ def plan(
         raise typer.Exit(1)
 
 
-def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+def train(
+    config: ConfigFile, set_: Settings = None, dry_run: Annotated[bool, _dry] = False, resume: Resume = False
+) -> None:
     """Train, from the start or from a checkpoint.
 
     Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
     'save' it writes the adapter, and beside it the configuration as it was run.
     """
-    from rloo_kit.cli.config import load_config
-
-    checked = load_config(config, set_ or ())
-    rloo_kit.prepare()
-    check_place(checked)
-    from rloo_kit.cli import run
-
-    made = run.assembled(checked)
+    checked = _checked(config, set_)
+    made = _assembled(checked, saves=True)
     processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
     if dry_run:
         processes.say(f"{checked.resolved()}\n{made.first_prompt()}")
@@ -214,7 +213,7 @@ def launch(
 
 def evaluate(
     config: ConfigFile,
-    adapter: Adapter = None,
+    adapter: Annotated[str | None, _folder] = None,
     n: Problems = None,
     set_: Settings = None,
 ) -> None:
@@ -222,15 +221,11 @@ def evaluate(
 
     Each with a 95 % interval.
     """
-    from rloo_kit.cli.config import load_config
-
-    checked = load_config(config, set_ or ())
-    rloo_kit.prepare()
-    from rloo_kit.cli import run
-
-    others = {name: value for name, value in checked.policy.items() if name != "model_name"}
-    policy = rloo_kit.load_policy(**{**others, "name": adapter}) if adapter else None
-    made = run.assembled(checked, policy)
+    checked = _checked(config, set_)
+    if adapter:
+        others = {name: value for name, value in checked.policy.items() if name != "model_name"}
+        checked = dataclasses.replace(checked, policy={**others, "name": adapter})
+    made = _assembled(checked)
     asked = (checked.evaluate or {}) | ({"n": n} if n else {})
     typer.echo(f"\n{adapter or made.policy.checkpoint.name}\n{made.measure(**asked)}")
 
@@ -243,13 +238,8 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
     Exit status 1 where a trick is paid, a reward raises, or all that it scores is scored alike.
     """
     import rewards
-    from rloo_kit.cli.config import load_config
 
-    checked = load_config(config, set_ or ())
-    rloo_kit.prepare()
-    from rloo_kit.cli import run
-
-    made = run.assembled(checked)
+    made = _assembled(_checked(config, set_))
     failed = False
     for reward in made.rewards:
         found = rewards.audit(reward, tokenizer=made.policy.tokenizer, rows=made.task.train)
@@ -262,7 +252,7 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
         raise typer.Exit(1)
 
 
-def diagnose(log: Log) -> None:
+def diagnose(log: Annotated[Path, _log]) -> None:
     """Say what was wrong with a run.
 
     Of the kit's or of plain TRL's: with figures, and the setting to change.
@@ -279,7 +269,7 @@ def diagnose(log: Log) -> None:
 
 def export(
     run: RunFolder,
-    out: Out = None,
+    out: Annotated[Path | None, _out] = None,
     force: Annotated[bool, Of("--force", help="Replace what is there.")] = False,
 ) -> None:
     """Write a run as a file that 'train' repeats.

@@ -79,15 +79,15 @@ class Run:
         return found
 
 
-def assembled(config: Config, policy: Policy | None = None) -> Run:
-    """Load the policy, make the task and the rewards; a ``policy`` takes the place of the configuration's.
+def assembled(config: Config) -> Run:
+    """Load the policy, make the task and the rewards.
 
     Raises:
         ConfigError: a reward refuses its arguments or cannot be called by TRL; with the line.
         RLOOKitError: the policy or the task cannot be had.
     """
     args = config.trainer
-    policy = policy or load_policy(**config.policy)
+    policy = load_policy(**config.policy)
     with _located(config, ("task", config.task)):
         make = getattr(tasks, config.task)
         takes = inspect.signature(make).parameters
