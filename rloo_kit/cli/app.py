@@ -372,10 +372,10 @@ def _short_warnings() -> Iterator[None]:
     """Warnings in a line each, without the line of Python that warned; of a configuration with its line."""
 
     def short(
-        message: Warning | str, category: type[Warning], file: str, line: int, source: str | None = None
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        place = f"{file}, line {line}: " if file.endswith((".yaml", ".yml")) else ""
-        place = f"{file}: " if file.startswith("--set") else place
+        place = f"{filename}, line {lineno}: " if filename.endswith((".yaml", ".yml")) else ""
+        place = f"{filename}: " if filename.startswith("--set") else place
         return f"warning: {place}{' '.join(str(message).split())}\n"
 
     before, warnings.formatwarning = warnings.formatwarning, short

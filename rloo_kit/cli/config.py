@@ -40,7 +40,15 @@ if TYPE_CHECKING:
 
 SECTIONS = ("policy", "task", "rewards", "trainer", "evaluate", "save")
 TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
-MEASURED = ("n", "samples", "greedy", "max_new_tokens", "batch_size", "seed", "chat_template_kwargs")
+MEASURED: tuple[str, ...] = (
+    "n",
+    "samples",
+    "greedy",
+    "max_new_tokens",
+    "batch_size",
+    "seed",
+    "chat_template_kwargs",
+)
 MEASURED += ("temperature", "top_p", "top_k", "min_p")
 """What ``evaluate`` takes of a configuration."""
 

@@ -23,7 +23,6 @@ from rloo_kit.tasks.task import (
     dataset_from,
     draw,
     falls_out,
-    form_for,
     made,
 )
 
@@ -210,7 +209,6 @@ def arithmetic(
         ValueError: an unknown form.
         DatasetError: more problems than there are.
     """
-    form = form or form_for(policy)
     correct, asks = asked_for(form, policy)
     if level == "auto":
         if policy is None:

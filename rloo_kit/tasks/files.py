@@ -22,7 +22,7 @@ from rewards.text import prompt_text
 from rloo_kit import values
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import processes
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, form_for, made
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -79,8 +79,7 @@ def from_file(
         system: a message before each question.
         held_out: the share of problems that is held out, or a file of its own.
         kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
+        form: where the answer has to stand, as for ``arithmetic``.
         policy: from ``load_policy``; with it, prompts that leave no room for ``max_new_tokens`` are left out.
         max_new_tokens: the length that the policy will be trained at.
 
@@ -91,7 +90,7 @@ def from_file(
     """
     texts = {"path": path, "question": question, "answer": answer, "system": system}
     values.check(texts, {**dict.fromkeys(texts, str), "system": str | None}, "tasks.from_file", ADVICE)
-    correct, asks = asked_for(form or form_for(policy), policy, kind)
+    correct, asks = asked_for(form, policy, kind)
     file = home(path)
     train = _usable(file, question, answer, correct, kind)
     if isinstance(held_out, str | os.PathLike):
@@ -246,7 +245,7 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
 
 
 def _csv(file: Path, question: str, answer: str) -> list[Row]:
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
 
     separator, as_written = "\t" if file.suffix.lower() == ".tsv" else ",", {question: str, answer: str}
     how: Any = {"sep": separator, "converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}

@@ -15,7 +15,7 @@ from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.environment import within
 from rloo_kit.tasks.files import Row, home, read
-from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, form_for, made
+from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, made
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,19 +42,16 @@ def gsm8k(
     """GSM8K as a task: its train split to train on, its test split held out.
 
     Args:
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
+        policy, form, seed: as for ``arithmetic``.
         n_train, n_held_out: as many at random; None for all.
         folder: instead of the hub, one with ``train.jsonl`` and ``test.jsonl`` (or .parquet), as
             github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
-        seed: of the draw.
 
     Raises:
         DatasetError: the hub cannot be reached and it is not in its cache; a folder without the files; more problems
             than there are.
     """
-    correct, asks = asked_for(form or form_for(policy), policy)
+    correct, asks = asked_for(form, policy)
     where = None if folder is None else home(folder)
     train = _side("train", where, n_train, "n_train", asks, seed)
     held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)

@@ -21,7 +21,7 @@ from rewards.answers import answer_reward, stated
 from rewards.quantities import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, draw, form_for, made
+from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -64,11 +64,8 @@ def reasoning_gym(
     Args:
         name: of the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
         difficulty: settings of its configuration, such as {"max_terms": 3, "max_digits": 2}; None takes its defaults.
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy; for answers that are not numbers it takes "<answer>".
-        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
-        seed: of the draw; the split is always the same.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for answers that are not numbers None takes the
+            form "<answer>".
 
     Raises:
         VersionError: the package is not installed.
@@ -76,22 +73,14 @@ def reasoning_gym(
         DatasetError: more problems than there are.
     """
     _generator(name, difficulty, 0)  # an error of its settings, before anything is drawn
-    sides = [
-        draw(
-            lambda rng: _question(name, difficulty, rng),
-            n,
-            held_out=held_out,
-            stream=f"gym {name} {{held_out}} {seed}",
-            what=f"problems of {name}",
-        )
-        for held_out, n in ((False, n_train), (True, n_held_out))
-    ]
+    what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
+    sides = both_sides(lambda rng: _question(name, difficulty, rng), n_train, n_held_out, stream, what)
     numbers = all(to_number(one.answer) is not None for side in sides for one in side)
-    asked: Form = form or (form_for(policy) if numbers else "<answer>")
-    correct, asks = asked_for(asked, policy)
-    if not numbers:
+    form = form or (None if numbers else "<answer>")
+    correct, asks = asked_for(form, policy)
+    if not numbers and form is not None:
         tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-        correct = answer_reward(OwnRule(name, asked), form=asked, column="entry", tokens=tokens)
+        correct = answer_reward(OwnRule(name, form), form=form, column="entry", tokens=tokens)
     train, held_out = (dataset_of(side, asks) for side in sides)
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""

@@ -147,6 +147,18 @@ def draw(
     return list(found.values())
 
 
+def both_sides(
+    problem: Callable[[random.Random], Found],
+    n_train: int | None,
+    n_held_out: int | None,
+    stream: str,
+    what: str,
+) -> tuple[list[Found], list[Found]]:
+    """Problems to train on, and problems that are held out."""
+    train = draw(problem, n_train, held_out=False, stream=stream, what=what)
+    return train, draw(problem, n_held_out, held_out=True, stream=stream, what=what)
+
+
 def conversation(question: str, asks: str = "", system: str | None = None) -> list[Message]:
     """A question as a conversation of one user message, after a system message if there is one.
 
@@ -156,20 +168,19 @@ def conversation(question: str, asks: str = "", system: str | None = None) -> li
     return [*opening, {"role": "user", "content": f"{question} {asks}".rstrip()}]
 
 
-def form_for(policy: Policy | None) -> Form:
-    """The form of answer to ask a policy for; "auto", which asks for none, where there is no policy."""
-    return "auto" if policy is None else policy.checkpoint.form
-
-
-def asked_for(form: Form, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
+def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
     """The reward that reads answers in this form, and the sentence of a prompt that asks for it.
+
+    None takes the policy's form, and asks for none without a policy.
 
     Raises:
         ValueError: an unknown form or kind.
     """
+    of_policy = "auto" if policy is None else policy.checkpoint.form
     tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-    says_no_more = form == "whole" and (policy is None or policy.checkpoint.form == "whole")
-    return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
+    asked: Form = form or of_policy
+    says_no_more = asked == "whole" and (policy is None or of_policy == "whole")
+    return answer_reward(kind, form=asked, tokens=tokens), "" if says_no_more else instruction(asked)
 
 
 def dataset_of(questions: Iterable[Question], asks: str = "") -> Dataset:

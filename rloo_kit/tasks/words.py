@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, draw, form_for, made
+from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -60,12 +60,8 @@ def word_sums(
     """Additions and subtractions told as stories of one step, numbers up to ``largest``.
 
     Args:
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
         largest: number in a question.
-        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
-        seed: of the draw; the split is always the same.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``.
 
     Raises:
         ConfigError: ``largest`` is below 3.
@@ -74,19 +70,10 @@ def word_sums(
     if largest < 3:
         where = f"tasks.word_sums, largest={largest}"
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
-    correct, asks = asked_for(form or form_for(policy), policy)
-    train, held_out = (
-        dataset_of(
-            draw(
-                lambda rng: word_sum(rng, largest),
-                n,
-                held_out=out,
-                stream=f"words {{held_out}} {seed}",
-                what=f"word problems with numbers up to {largest}",
-            ),
-            asks,
-        )
-        for n, out in ((n_train, False), (n_held_out, True))
-    )
+    correct, asks = asked_for(form, policy)
+    what = f"word problems with numbers up to {largest}"
+    stream = f"words {{held_out}} {seed}"
+    sides = both_sides(lambda rng: word_sum(rng, largest), n_train, n_held_out, stream, what)
+    train, held_out = (dataset_of(side, asks) for side in sides)
     description = f"additions and subtractions in words, numbers up to {largest}"
     return Task("word sums", train, held_out, correct, None, description)
