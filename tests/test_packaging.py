@@ -8,7 +8,6 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rloo_kit.policy import bundled
 from rloo_kit.session import versions
 from tests.conftest import ROOT
 
@@ -42,25 +41,10 @@ def test_the_constraints_hold_an_exact_version_of_each_range_and_it_is_the_one_c
     assert [line.split("==")[0] for line in exact] == ["unsloth", "unsloth_zoo"], "their only CPU release"
 
 
-def test_the_package_of_weights_is_the_one_that_the_error_names_and_is_there_for_the_tests() -> None:
-    extras = PROJECT["optional-dependencies"]
-    assert extras["dev"][0] == "rloo-kit[docs,notebook,real-cpu,reasoning-gym]"
-    for pin in extras["real-cpu"]:
-        assert pin in bundled.INSTALL
-    for pin in [*extras["real-cpu"], *extras["reasoning-gym"]]:
-        assert pin in CONSTRAINTS.splitlines()
-
-
 def test_no_file_holds_a_package_index_or_a_token_or_is_over_a_megabyte() -> None:
     secret = rb"--(?:extra-)?index-url|index-url\s*=|hf_[A-Za-z]{20,}"
     others = {name: text for name, text in FILES.items() if name != "tests/test_packaging.py"}
     assert [name for name, text in others.items() if len(text) > 2**20 or re.search(secret, text)] == []
-
-
-def test_make_help_lists_every_target_a_user_needs_and_ci_runs_the_readmes_command() -> None:
-    said = subprocess.check_output(["make", "help"], cwd=ROOT, text=True)
-    assert all(f"make {target}" in said for target in ("install", "quickstart", "test", "lock", "clean"))
-    assert all(b"make test" in FILES[name] for name in (".ci/run", "README.md"))
 
 
 def test_an_installation_without_a_gpu_leaves_out_what_needs_one() -> None:
@@ -83,11 +67,3 @@ def test_triton_is_for_make_test_alone_in_the_release_that_torch_pins() -> None:
     }
     assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
     assert b".triton" in FILES[".gitignore"].splitlines()
-
-
-def test_a_step_that_fails_says_which_and_what_to_do() -> None:
-    code = "import sys; sys.path.insert(0, 'scripts'); import install; install.step('do it', ['false'], 'try this')"
-    done = subprocess.run(["python3", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "The step failed: do it" in done.stderr
-    assert "What to do: try this" in done.stderr

@@ -1,49 +1,76 @@
 """The command ``rloo-kit``: its verbs, each of which calls what a notebook would call, and prints.
 
 Nothing is computed here.  A verb imports what is heavy when it is called, so that ``--help`` is quick, and after the
-configuration was checked, so that what is wrong with it is said at once.
+configuration was checked, so that what is wrong with it is said at once: an error's three parts and no traceback.  A
+bug of the kit's keeps its traceback.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
 import rloo_kit
-from rloo_kit.cli.audit import audit
-from rloo_kit.cli.shown import ConfigFile, Resume, Settings, explained
-from rloo_kit.errors import ConfigError
+from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.session import processes
 from rloo_kit.session.processes import Machines, check_installed, command, deepspeed_file
 
 if TYPE_CHECKING:
     from rloo_kit.cli.config import Config
+    from rloo_kit.cli.run import Run
 
-Of = typer.Option
-DryRun = Annotated[
-    bool, Of("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
-]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
+INTERRUPTED = 130
+
+Of, Given = typer.Option, typer.Argument
+ConfigFile = Annotated[Path, Given(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")]
+_set = Of("--set", metavar="KEY=VALUE", help="Replace a value: trainer.max_steps=5.  As often as needed.")
+Settings = Annotated[list[str] | None, _set]
+Resume = Annotated[bool, Of("--resume", help="Go on from the newest whole checkpoint in trainer.output_dir.")]
+_dry = Of("--dry-run", help="Show plan, resolved configuration and first prompt; train nothing.")
 Card = Annotated[str | None, Of(help="'rtx 3060 12gb', 't4', '8GB'; by default this machine.")]
 PromptTokens = Annotated[int | None, Of(min=1, help="The longest prompt; 512 where it is not known.")]
-OneCard = typer.Argument(help="One card, as 'rtx 4070' or '12GB': its largest model, in full.")
-Folder = typer.Option(metavar="FOLDER", help="What was trained; by default the configuration's policy.")
+_card = Given(help="One card, as 'rtx 4070' or '12GB': its largest model, in full.")
+_folder = Of(metavar="FOLDER", help="What was trained; by default the configuration's policy.")
 Problems = Annotated[int | None, Of("-n", min=1, help="Held-out problems; evaluate.n of the file, or all.")]
-Log = typer.Argument(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
-Out = typer.Option(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")
+_log = Given(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
+RunFolder = Annotated[Path, Given(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
+_out = Of(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")
 Count = Annotated[int, Of(min=1, help="Processes of all machines together, one a GPU.")]
 Engine = Annotated[str, Of(help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")]
 MachineCount = Annotated[int, Of(min=1, help="Start it on each, with its own rank.")]
 MachineRank = Annotated[int, Of(min=0, help="0 on the one that --host names.")]
 ByCPU = Annotated[bool, Of("--cpu", help="By gloo on CPUs, to try it out.")]
 Configs = Annotated[str, Of(help="accelerate's and DeepSpeed's configurations.")]
+
+
+def _checked(config: Path, set_: list[str] | None) -> Config:
+    from rloo_kit.cli.config import load_config
+
+    return load_config(config, set_ or ())
+
+
+def _assembled(checked: Config, saves: bool = False) -> Run:
+    rloo_kit.prepare()
+    if saves:
+        check_place(checked)
+    from rloo_kit.cli import run
+
+    return run.assembled(checked)
 
 
 def doctor() -> None:
@@ -61,7 +88,7 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
-def cards(card: Annotated[str | None, OneCard] = None) -> None:
+def cards(card: Annotated[str | None, _card] = None) -> None:
     """Show which Qwen3 fits which card.
 
     And how long its completions may be: computed, not measured.
@@ -79,28 +106,25 @@ def plan(
     And what to change if not.  Computed from shapes: no weights are loaded.  Exit status 1 where it is tight or does
     not fit.
     """
-    from rloo_kit.cli.config import load_config, planned
+    checked = _checked(config, set_)
+    from rloo_kit.cli import run
 
-    found = planned(load_config(config, set_ or ()), card, prompt_tokens)
+    found = run.planned(checked, card, prompt_tokens)
     typer.echo(found)
     if found.fits != "fits":
         raise typer.Exit(1)
 
 
-def train(config: ConfigFile, set_: Settings = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+def train(
+    config: ConfigFile, set_: Settings = None, dry_run: Annotated[bool, _dry] = False, resume: Resume = False
+) -> None:
     """Train, from the start or from a checkpoint.
 
     Says before the first step whether the run fits.  With a section 'evaluate' it measures before and after, with
     'save' it writes the adapter, and beside it the configuration as it was run.
     """
-    from rloo_kit.cli.config import load_config
-
-    checked = load_config(config, set_ or ())
-    rloo_kit.prepare()
-    check_place(checked)
-    from rloo_kit.cli import run
-
-    made = run.assembled(checked)
+    checked = _checked(config, set_)
+    made = _assembled(checked, saves=True)
     processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
     if dry_run:
         processes.say(f"{checked.resolved()}\n{made.first_prompt()}")
@@ -125,33 +149,27 @@ def check_place(config: Config) -> None:
         ConfigError: a file, a folder that holds more than an adapter, or the run's own; or there is a file of another
             kind where the configuration goes.
     """
-    from rloo_kit.cli import document
+    from rloo_kit.cli.document import is_written
     from rloo_kit.policy.resolve import base_named
     from rloo_kit.policy.save import check_target
 
     if config.save is None:
         return
-    named, of_run = (
-        os.path.expanduser(place)  # noqa: PTH111 - Path.expanduser raises for an unknown user
-        for place in (config.save, str(config.trainer.output_dir))
+    named = os.path.expanduser(config.save)  # noqa: PTH111 - Path.expanduser raises for an unknown user
+    target, beside, where = (
+        Path(os.path.realpath(named)),
+        Path(f"{named}.yaml"),
+        config.document.where(("save",)),
     )
-    target = Path(os.path.realpath(named))
-    where = config.document.where(("save",))
     base = config.policy.get("name") or config.policy.get("model_name") or "tiny"
     check_target(target, where, base_named(str(base)))
-    if Path(os.path.realpath(of_run)).is_relative_to(target):
-        raise ConfigError(
-            "the run writes its checkpoints into this folder, and the adapter would replace them",
-            where=f"{where}; trainer.output_dir is {config.trainer.output_dir}",
-            todo="name a folder of its own, such as out/adapter",
-        )
-    beside = Path(f"{named}.yaml")
-    if beside.exists() and not document.is_written(beside):
-        raise ConfigError(
-            f"the configuration as it was run is written to {beside.name}, which would be lost",
-            where=f"{where}; {beside} is there, and not by a run",
-            todo="name another folder, such as out/adapter",
-        )
+    what = ""
+    if Path(os.path.realpath(os.path.expanduser(str(config.trainer.output_dir)))).is_relative_to(target):  # noqa: PTH111
+        what = "the run writes its checkpoints into this folder, and the adapter would replace them"
+    elif beside.exists() and not is_written(beside):
+        what = f"the configuration as it was run is written to {beside.name}, which would be lost"
+    if what:
+        raise ConfigError(what, where=where, todo="name a folder of its own, such as out/adapter")
 
 
 def launch(
@@ -194,7 +212,7 @@ def launch(
 
 def evaluate(
     config: ConfigFile,
-    adapter: Annotated[str | None, Folder] = None,
+    adapter: Annotated[str | None, _folder] = None,
     n: Problems = None,
     set_: Settings = None,
 ) -> None:
@@ -202,20 +220,38 @@ def evaluate(
 
     Each with a 95 % interval.
     """
-    from rloo_kit.cli.config import load_config
-
-    checked = load_config(config, set_ or ())
-    rloo_kit.prepare()
-    from rloo_kit.cli import run
-
-    others = {name: value for name, value in checked.policy.items() if name != "model_name"}
-    policy = rloo_kit.load_policy(**{**others, "name": adapter}) if adapter else None
-    made = run.assembled(checked, policy)
+    checked = _checked(config, set_)
+    if adapter:
+        others = {name: value for name, value in checked.policy.items() if name != "model_name"}
+        checked = dataclasses.replace(checked, policy={**others, "name": adapter})
+    made = _assembled(checked)
     asked = (checked.evaluate or {}) | ({"n": n} if n else {})
     typer.echo(f"\n{adapter or made.policy.checkpoint.name}\n{made.measure(**asked)}")
 
 
-def diagnose(log: Annotated[Path, Log]) -> None:
+def audit(config: ConfigFile, set_: Settings = None) -> None:
+    """Attack the rewards before a policy does.
+
+    Each is tried on tricks and honest answers made from the task's own problems.
+
+    Exit status 1 where a trick is paid, a reward raises, or all that it scores is scored alike.
+    """
+    import rewards
+
+    made = _assembled(_checked(config, set_))
+    failed = False
+    for reward in made.rewards:
+        found = rewards.audit(reward, tokenizer=made.policy.tokenizer, rows=made.task.train)
+        typer.echo(f"\n{found}")
+        try:
+            found.raise_for()
+        except rewards.AuditFailed:
+            failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def diagnose(log: Annotated[Path, _log]) -> None:
     """Say what was wrong with a run.
 
     Of the kit's or of plain TRL's: with figures, and the setting to change.
@@ -232,7 +268,7 @@ def diagnose(log: Annotated[Path, Log]) -> None:
 
 def export(
     run: RunFolder,
-    out: Annotated[Path | None, Out] = None,
+    out: Annotated[Path | None, _out] = None,
     force: Annotated[bool, Of("--force", help="Replace what is there.")] = False,
 ) -> None:
     """Write a run as a file that 'train' repeats.
@@ -240,16 +276,24 @@ def export(
     With the same policy, task, rewards, settings and seed.  Functions from a notebook are written into a .py beside
     it.  What cannot be written is named, with what to do.
     """
-    found = read_recipe(run)
-    if found["cannot"]:
+    from rloo_kit.watch.run_folder import RECIPE
+
+    try:
+        recipe = json.loads((run / RECIPE).read_text(encoding="utf-8"))
+        cannot, notes = recipe["cannot"], recipe["notes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"this is no folder of a run that can be exported: {RECIPE}, {type(error).__name__}"
+        todo = "name the output_dir of a run; runs of plain TRL, and of releases before 0.2, have none"
+        raise ConfigError(what, where=str(run), todo=todo) from None
+    if cannot:
         faults = [
             ConfigError(what, where=f"{run}, {section}", todo=f"{todo}; then run it again")
-            for section, what, todo in found["cannot"]
+            for section, what, todo in cannot
         ]
         raise ExceptionGroup(f"{run} cannot be exported", faults)
     file = out or Path(f"{run.absolute()}.yaml")
     functions = file.with_name(f"{file.stem}_rewards.py")
-    text, code = exported(found, run, functions.name)
+    text, code = exported(recipe, run, functions)
     texts = {file: text} | ({functions: code} if code else {})
     for path in texts:
         if path.exists() and not force:
@@ -259,59 +303,85 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         typer.echo(path)
-    for note in found["notes"]:
+    for note in notes:
         typer.echo(f"not in it: {note}", err=True)
 
 
-def read_recipe(run: Path) -> dict[str, Any]:
-    """What a run was started with.
-
-    Raises:
-        ConfigError: this is no folder of a run of the kit's.
-    """
-    from rloo_kit.watch.run_folder import RECIPE
-
-    try:
-        found: dict[str, Any] = json.loads((run / RECIPE).read_text(encoding="utf-8"))
-        return {name: found[name] for name in ("config", "cannot", "notes", "functions")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = "is not there" if isinstance(error, OSError) else "cannot be read"
-        raise ConfigError(
-            f"this is no folder of a run that can be exported: {RECIPE} {why}",
-            where=str(run),
-            todo="name the output_dir of a run; runs of plain TRL, and of releases before 0.2, have none",
-        ) from None
-
-
-def exported(found: dict[str, Any], run: Path, functions: str) -> tuple[str, str]:
-    """The run as a configuration, and the file of functions that it names; it writes into a folder of its own, so that
-    the two logs can be compared."""
+def exported(recipe: dict[str, Any], run: Path, functions: Path) -> tuple[str, str]:
+    """The run as a configuration, which writes into a folder of its own, and the functions that it names."""
     from rloo_kit.cli.config import mapped
     from rloo_kit.cli.document import written
     from rloo_kit.watch.run_folder import NOTEBOOK
 
-    code: list[str] = [found["functions"]] if found["functions"] else []
+    code: list[str] = [recipe["functions"]] if recipe["functions"] else []
 
     def here(name: str) -> str:
-        """A function of the notebook's where it is now; one of an installed package, which a configuration does not
-        import, as a line of that file."""
+        """A name as the file has it: paths from its folder; a package's function, which a configuration does not
+        import, as a line of the file of functions."""
+        path, _, rest = name.partition(".py:")
         if name.startswith(f"{NOTEBOOK}:"):
-            return f"{functions}{name.removeprefix(NOTEBOOK)}"
+            return f"{functions.name}:{rest}"
+        if Path(path).is_absolute() and (Path(f"{path}.py").is_file() if rest else Path(path).exists()):
+            with contextlib.suppress(ValueError):  # another drive of Windows
+                return os.path.relpath(name, functions.absolute().parent)
         module, _, attribute = name.rpartition(".")
         known = not module or module in ("rewards", "task") or not all(map(str.isidentifier, name.split(".")))
         if known or importlib.util.find_spec(module.partition(".")[0]) is None:
             return name
         line = f"import {module}\n\n{attribute} = {name}\n"
         code.extend([] if line in code else [line])
-        return f"{functions}:{attribute}"
+        return f"{functions.name}:{attribute}"
 
-    config = found["config"] | {"rewards": mapped(found["config"].get("rewards") or [], here)}
-    trainer = (config.get("trainer") or {}) | {"output_dir": f"{run}-again"}
+    given = recipe["config"]
+    config = given | {
+        name: mapped(given[name], here) for name in ("policy", "task", "rewards") if name in given
+    }
+    config["trainer"] = (given.get("trainer") or {}) | {"output_dir": f"{run}-again"}
     notes = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
-    notes += [f"Not in it: {note}." for note in found["notes"]]
+    notes += [f"Not in it: {note}." for note in recipe["notes"]]
     notes += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
-    head = "".join(f"# {note}\n" for note in notes)
-    return head + written(config | {"trainer": trainer}), "\n\n".join(code)
+    return "".join(f"# {note}\n" for note in notes) + written(config), "\n\n".join(code)
+
+
+# --- the program ------------------------------------------------------------------------------------------
+
+
+def explained(verb: Callable[P, R]) -> Callable[P, R]:
+    """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""
+
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            with _short_warnings():
+                return verb(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:
+            found = error.exceptions if isinstance(error, ExceptionGroup) else [error]
+            if not all(isinstance(one, RLOOKitError) or "\nWhat to do: " in str(one) for one in found):
+                raise  # it was not raised on purpose, by the kit or by rewards
+            typer.echo("\n\n".join(map(str, found)), err=True)
+            raise typer.Exit(FAULTY) from None
+
+    return run
+
+
+@contextlib.contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Warnings in a line each, without the line of Python that warned; of a configuration with its line."""
+
+    def short(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        place = f"{filename}, line {lineno}: " if filename.endswith((".yaml", ".yml")) else ""
+        place = f"{filename}: " if filename.startswith("--set") else place
+        return f"warning: {place}{' '.join(str(message).split())}\n"
+
+    before, warnings.formatwarning = warnings.formatwarning, short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 VERBS: dict[str, Callable[..., None]] = {

@@ -1,6 +1,6 @@
 """A run as one YAML file, checked in two looks, each of which says all faults at once, with file, line and key.
 
-For every verb that takes a ``CONFIG.yaml``.  Its sections::
+Its sections::
 
     policy:    load_policy's arguments
     task:      a name of rloo_kit.tasks with its arguments, or a file of questions and answers
@@ -10,55 +10,53 @@ For every verb that takes a ``CONFIG.yaml``.  Its sections::
     save:      the adapter's folder
 
 :func:`load_config` looks at names, types and ranges, without torch and unsloth, whose imports take seconds, and before
-any code runs; :attr:`Config.completed` runs the .py files that are named, and looks at what has to go together.  Types
-and ranges are those of the functions that take them.  What the configuration reads is looked for beside it, what it
-writes in the working directory.
+any code runs; :attr:`Config.trainer` runs the .py files that are named, and looks at what has to go together.  What the
+configuration reads is looked for beside it, what it writes in the working directory.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rloo_kit import tasks, values
-from rloo_kit.cli.document import Document, Key, read, written
-from rloo_kit.cli.grammar import IN_FILE, Grammar, Make, meant
+from rloo_kit.cli import grammar
+from rloo_kit.cli.document import Document, Key, check_known, read, written
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.policy import load
 from rloo_kit.tasks.task import FILES
 from rloo_kit.train import renamed_args, validate
-from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
 if TYPE_CHECKING:
-    from rloo_kit.memory.plan import Plan
     from rloo_kit.train.config import RLOOConfig
 
 SECTIONS = ("policy", "task", "rewards", "trainer", "evaluate", "save")
-MEASURED: Mapping[str, Any] = {
-    **{
-        "n": Count | None,
-        "samples": Count,
-        "greedy": bool,
-        "max_new_tokens": Count,
-        "batch_size": Count | None,
-    },
-    **{
-        "seed": Seed,
-        "temperature": Temperature,
-        "top_p": PositiveShare,
-        "top_k": Natural,
-        "min_p": Share | None,
-    },
-    "chat_template_kwargs": dict[str, object] | None,
+TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
+MEASURED: tuple[str, ...] = (
+    "n",
+    "samples",
+    "greedy",
+    "max_new_tokens",
+    "batch_size",
+    "seed",
+    "chat_template_kwargs",
+)
+MEASURED += ("temperature", "top_p", "top_k", "min_p")
+"""What ``evaluate`` takes of a configuration."""
+
+CHOSEN = {
+    "optim": ("training_args.py", "OptimizerNames"),
+    "lr_scheduler_type": ("trainer_utils.py", "SchedulerType"),
 }
-"""What ``evaluate`` takes of a configuration, as it and ``Policy.generate`` have it; their modules import torch."""
+"""Settings with many choices, and the class of transformers that has them."""
 
 FUNCTIONS = ("advantage_estimator", "on_unhealthy")
 """Settings of the trainer's that may be a function of a file."""
@@ -73,6 +71,7 @@ class Config:
         policy: ``load_policy``'s arguments.
         task: a name of :mod:`rloo_kit.tasks`.
         task_arguments: that function's, without the policy.
+        rewards: how to make each.
         evaluate: ``evaluate``'s arguments, as far as they are not those of training; None where nothing is measured.
         save: the folder for the adapter, or None.
     """
@@ -81,54 +80,70 @@ class Config:
     policy: dict[str, Any]
     task: str
     task_arguments: dict[str, Any]
+    rewards: list[grammar.Make]
     evaluate: dict[str, Any] | None
     save: str | None
 
-    @property
+    @cached_property
     def trainer(self) -> RLOOConfig:
-        """The trainer's settings; raises as :attr:`completed` does."""
-        return self.completed[0]
+        """The trainer's settings, after every file that is named was run; warnings have the file's line.
+
+        Raises:
+            ExceptionGroup: of a ConfigError for each fault.
+        """
+        from rloo_kit.evaluation.evaluate import check_asked
+        from rloo_kit.train.config import RLOOConfig
+
+        document, folder = self.document, self.document.folder
+        for index, entry in enumerate(document.data["rewards"]):
+            with document.noted(("rewards", index)):
+                mapped(
+                    entry, lambda text: grammar.IN_FILE.fullmatch(text) and grammar.function_of(text, folder)
+                )
+        given = dict(document.data.get("trainer") or {})
+        for name in filter(lambda name: names_function(name, given.get(name)), FUNCTIONS):
+            with document.noted(("trainer", name)):
+                given[name] = grammar.function_of(given[name], folder)
+        with document.noted(("evaluate",)):
+            check_asked(**self.evaluate or {})
+        document.end()
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                made = RLOOConfig(**given)
+        except RLOOKitError as error:
+            with document.noted(self._culprit(f"{error.what} {error.where}")):
+                raise
+        document.end()
+        for one in said:
+            file, _, line = document.where(self._culprit(str(one.message))).partition(", line ")
+            number = line.partition(",")[0]
+            warnings.warn_explicit(one.message, one.category, file, int(number) if number.isdecimal() else 1)
+        return made
+
+    def _culprit(self, said: str) -> Key:
+        """The setting that a message names."""
+        named = [name for name in self.document.data.get("trainer") or () if name in said]
+        return ("trainer", max(named, key=len)) if named else ("trainer",)
 
     @property
     def template(self) -> dict[str, Any]:
         """The arguments of the chat template in training."""
         return dict(self.trainer.chat_template_kwargs or {})
 
-    @cached_property
-    def completed(self) -> tuple[RLOOConfig, list[Make]]:
-        """The trainer's settings, and how to make each reward.
-
-        Raises:
-            ExceptionGroup: of a ConfigError for each fault.
-        """
-        look = _Look(self.document, runs_files=True)
-        rewards, trainer = look.rewards(), look.settings()
-        if self.evaluate:
-            from rloo_kit.evaluation.evaluate import check_asked
-
-            with look.noted(("evaluate",)):
-                check_asked(**self.evaluate)
-        look.end()
-        assert trainer is not None, "without a fault it was made"
-        return trainer, rewards
-
     def resolved(self) -> str:
         """The configuration as YAML, with what ``--set`` changed, whole paths of what it reads, and no secret."""
-
-        def whole(text: str) -> str:
-            match = IN_FILE.fullmatch(text)
-            return f"{self.document.folder / match['file']}:{match['name']}" if match else text
-
         data = {name: self.document.data[name] for name in SECTIONS if name in self.document.data}
-        data |= {name: mapped(data[name], whole) for name in ("rewards", "trainer") if name in data}
+        for name in {"rewards", "trainer"} & data.keys():
+            data[name] = mapped(data[name], lambda text: grammar.whole(text, self.document.folder))
         data |= {"policy": self.policy, "task": {self.task: self.task_arguments}}
         for name in {"policy", "trainer"} & data.keys():
             given = (data[name] or {}).items()
-            data[name] = {n: value for n, value in given if not values.is_secret(str(n), value)}
+            data[name] = {n: value for n, value in given if not values.is_secret(n, value)}
         return written(values.without_secrets(data))
 
 
-def mapped(entry: Any, change: Callable[[str], str]) -> Any:
+def mapped(entry: Any, change: Callable[[str], Any]) -> Any:
     """The same lists and names, with every text in them changed."""
     if isinstance(entry, dict):
         return {mapped(name, change): mapped(value, change) for name, value in entry.items()}
@@ -144,162 +159,101 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
         ConfigError: the file cannot be read.
         ExceptionGroup: of a ConfigError for each fault, with the file, the line and the key.
     """
-    look = _Look(read(file, settings), runs_files=False)
-    look.all()
-    look.end()
-    data, folder = look.data, look.document.folder
+    document = read(file, settings)
+    data, folder, rewards = document.data, document.folder, []
+    for name in data:
+        with document.noted((name,)):
+            check_known(name, SECTIONS, "there is no section")
+    for name in ("task", "rewards"):
+        with document.noted((name,)):
+            if not data.get(name):
+                raise ConfigError(f"the configuration names no {name}", todo=f"add a section '{name}:'")
+    for name, check in {"policy": _policy, "trainer": _trainer, "evaluate": _evaluate}.items():
+        _check_each(document, name, check)
+    with document.noted(("task", *list(data.get("task") or ())[:1])):
+        _check_task(data.get("task"), folder)
+    entries = data.get("rewards") or []
+    with document.noted(("rewards",)):
+        if not isinstance(entries, list):
+            entries = []
+            raise ConfigError("rewards are a list", todo="begin each with '- ', as in '- task.correct'")
+    for index, entry in enumerate(entries):
+        with document.noted(("rewards", index)):
+            rewards.append(grammar.reward(entry, folder))
+    with document.noted(("save",)):
+        if not isinstance(data.get("save"), str | None):
+            raise ConfigError("save is a folder", todo="write save: out/adapter")
+    document.end()
     ((task, arguments),) = data["task"].items()
-    return Config(
-        document=look.document,
-        policy=_beside(data.get("policy") or {}, ("name", "model_name"), folder),
-        task=task,
-        task_arguments=_beside(arguments, FILES, folder),
-        evaluate=data.get("evaluate"),
-        save=data.get("save"),
-    )
+    policy = _beside(data.get("policy") or {}, ("name", "model_name"), folder)
+    arguments = _beside(arguments, FILES, folder)
+    return Config(document, policy, task, arguments, rewards, data.get("evaluate"), data.get("save"))
+
+
+def _check_each(document: Document, section: str, check: Callable[[dict[str, Any], Path], None]) -> None:
+    """Check every name and value of a section by itself, so that all faults are said, then all together."""
+    given, before = document.data.get(section), len(document.faults)
+    with document.noted((section,)):
+        if not isinstance(given, dict | None):
+            todo = f"write them under '{section}:', or leave it out for none"
+            raise ConfigError(f"{section} is a section of names and values", todo=todo)
+        for name, value in (given or {}).items():
+            with document.noted((section, name)):
+                check({name: value}, document.folder)
+        if len(document.faults) == before:
+            check(given or {}, document.folder)
+
+
+def _policy(given: dict[str, Any], folder: Path) -> None:
+    for name in given:
+        check_known(name, load.NAMES, "load_policy takes no")
+    load.settled(given)
+
+
+def _trainer(given: dict[str, Any], folder: Path) -> None:
+    """By the names that ``RLOOConfig`` takes, older ones and GRPO's among them."""
+    known = validate.written_down()
+    for name, value in given.items():
+        if names_function(name, value):
+            grammar.check_defined(value, folder)
+        elif name in CHOSEN and (choices := _choices(name)) and isinstance(value, str):
+            check_known(value, choices, f"there is no {name}")
+        elif known and len(given) == 1:  # together they are checked when the settings are made
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said then, too
+                validate.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
+
+
+def _choices(name: str) -> list[str]:
+    """What transformers takes for one of :data:`CHOSEN`, by the text of its file: to import it takes seconds."""
+    file, kind = CHOSEN[name]
+    (folder,) = cast(Any, importlib.util.find_spec("transformers")).submodule_search_locations
+    found = [
+        one for one in ast.parse(Path(folder, file).read_bytes()).body if getattr(one, "name", "") == kind
+    ]
+    members = [one for node in found for one in cast(ast.ClassDef, node).body if isinstance(one, ast.Assign)]
+    return [one.value.value for one in members if isinstance(one.value, ast.Constant)]  # type: ignore[misc]
+
+
+def names_function(name: str, value: object) -> bool:
+    """Whether a setting of the trainer's names a function of a file."""
+    return name in FUNCTIONS and isinstance(value, str) and "." in value
+
+
+def _evaluate(given: dict[str, Any], folder: Path) -> None:
+    for name in given:
+        check_known(name, MEASURED, "evaluate takes no")
+
+
+def _check_task(given: Any, folder: Path) -> None:
+    if given and (not isinstance(given, dict) or len(given) != 1):
+        raise ConfigError("a task is one name with its arguments", todo="write 'addition: {n_train: 500}'")
+    for name, arguments in (given or {}).items():
+        check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
+        grammar.arguments(TASKS[name], arguments, f"tasks.{name}", folder)
 
 
 def _beside(arguments: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, Any]:
     """The arguments, with whole paths for files and folders that are there beside the configuration."""
-    paths = {n: folder / v for n in names if isinstance(v := arguments.get(n), str)}
+    paths = {name: folder / value for name in names if isinstance(value := arguments.get(name), str)}
     return arguments | {name: str(path) for name, path in paths.items() if path.exists()}
-
-
-class _Look:
-    """Looks at a document and keeps what is wrong with it."""
-
-    def __init__(self, document: Document, runs_files: bool) -> None:
-        self.document, self.data = document, document.data
-        self.faults = list(document.faults)
-        self.grammar = Grammar(document.folder, self.fault, runs_files)
-
-    def fault(self, key: Key, what: str, todo: str) -> None:
-        self.faults.append(ConfigError(what, where=self.document.where(key), todo=todo))
-
-    def end(self) -> None:
-        if self.faults:
-            raise ExceptionGroup(f"{len(self.faults)} faults in {self.document.name}", self.faults)
-
-    @contextmanager
-    def noted(self, key: Key) -> Iterator[None]:
-        """Keep an error as a fault at this place."""
-        try:
-            yield
-        except RLOOKitError as error:
-            self.fault(key, error.what, error.todo)
-
-    def all(self) -> None:
-        """Every name, type and range."""
-        for name in self.data:
-            if name not in SECTIONS:
-                self.fault(
-                    (name,), f"there is no section {name!r}", meant(name, SECTIONS, "the sections are")
-                )
-        for name in ("task", "rewards"):
-            if not self.data.get(name):
-                self.fault((name,), f"the configuration names no {name}", f"add a section '{name}:'")
-        for check in (self.policy, self.trainer, self.evaluate):
-            name = check.__name__
-            given = self.data.get(name)
-            if not isinstance(given, dict | None):
-                todo = f"write them under '{name}:', or leave it out for none"
-                self.fault((name,), f"{name} is a section of names and values", todo)
-                continue
-            before = len(self.faults)
-            for argument, value in (given or {}).items():
-                with self.noted((name, argument)):
-                    check(str(argument), value)
-            if name == "policy" and len(self.faults) == before:
-                with self.noted((name,)):
-                    load.settled(given or {})
-        self.task(self.data.get("task"))
-        self.rewards()
-        if not isinstance(self.data.get("save"), str | None):
-            self.fault(("save",), "save is a folder", "write save: out/adapter")
-
-    def policy(self, name: str, value: object) -> None:
-        if name not in load.NAMES:
-            todo = meant(name, load.NAMES, "it takes", load.DEFAULTS)
-            raise ConfigError(f"load_policy takes no {name}", todo=todo)
-        load.settled({name: value})
-
-    def evaluate(self, name: str, value: object) -> None:
-        if name not in MEASURED:
-            raise ConfigError(f"evaluate takes no {name}", todo=meant(name, MEASURED))
-        values.check({name: value}, MEASURED, "evaluate")
-
-    def trainer(self, name: str, value: object) -> None:
-        """By the names that ``RLOOConfig`` takes, older ones and GRPO's among them."""
-        if name in FUNCTIONS and isinstance(value, str) and "." in value:
-            self.grammar.named(value)
-        elif known := validate.written_down():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said when the settings are made
-                today = renamed_args.todays({name: value}, set(known), "RLOOConfig")
-            validate.checked(today, known)
-
-    def task(self, given: object) -> None:
-        if not given:
-            return
-        if not isinstance(given, dict) or len(given) != 1:
-            self.fault(("task",), "a task is one name with its arguments", "write 'addition: {n_train: 500}'")
-            return
-        ((name, arguments),) = given.items()
-        makers = [one for one in tasks.__all__ if inspect.isfunction(getattr(tasks, one))]
-        if name in makers:
-            self.grammar.call(getattr(tasks, name), arguments, ("task", name), f"tasks.{name}", ("policy",))
-        else:
-            self.fault(("task", name), f"there is no task {name!r}", meant(name, makers, "a file, or one of"))
-
-    def rewards(self) -> list[Make]:
-        given = self.data.get("rewards") or []
-        if isinstance(given, list):
-            return [self.grammar.reward(entry, ("rewards", index)) for index, entry in enumerate(given)]
-        self.fault(("rewards",), "rewards are a list", "begin each with '- ', as in '- task.correct'")
-        return []
-
-    def settings(self) -> RLOOConfig | None:
-        """The trainer's settings, made; what it warns of is said with the file and its line."""
-        from rloo_kit.train.config import RLOOConfig
-
-        given = {str(name): value for name, value in (self.data.get("trainer") or {}).items()}
-        for name in FUNCTIONS:
-            if isinstance(value := given.get(name), str) and IN_FILE.fullmatch(value):
-                del given[name]
-                with self.noted(("trainer", name)):
-                    given[name] = self.grammar.named(value)
-        try:
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                made = RLOOConfig(**given)
-        except RLOOKitError as error:
-            self.fault(self._culprit(f"{error.what} {error.where}"), error.what, error.todo)
-            return None
-        for one in said:
-            file, _, line = self.document.where(self._culprit(str(one.message))).partition(", line ")
-            number = line.partition(",")[0]
-            warnings.warn_explicit(one.message, one.category, file, int(number) if number.isdecimal() else 1)
-        return made
-
-    def _culprit(self, said: str) -> Key:
-        """The setting that a message names."""
-        named = [str(name) for name in self.data.get("trainer") or () if str(name) in said]
-        return ("trainer", max(named, key=len)) if named else ("trainer",)
-
-
-def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
-    """The memory of a run, from its policy's shape alone."""
-    import rloo_kit
-    from rloo_kit.memory.hardware import device_of
-
-    asked = load.settled(config.policy)
-    shape: dict[str, Any] = {"load_in_4bit": asked.four_bit, "gradient_checkpointing": asked.checkpointing}
-    if asked.lora is None:
-        shape["full_finetuning"] = True
-    else:
-        shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
-    vllm = ("fast_inference", "gpu_memory_utilization")
-    shape |= {name: asked.further[name] for name in vllm if name in asked.further}
-    device, trainer = device_of(card), config.trainer
-    name = asked.name or (rloo_kit.fit(device).model.checkpoint.name if device.on_gpu else "tiny")
-    return rloo_kit.plan(name, trainer, device, prompt_tokens=prompt_tokens, **shape)

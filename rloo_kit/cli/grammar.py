@@ -10,19 +10,16 @@ configuration names is run, for its own functions.  A reward is one of these, wh
 
 from __future__ import annotations
 
-import ast
-import collections.abc
 import difflib
 import importlib.util
 import inspect
 import re
+import symtable
 import sys
-import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import rewards
 from rewards.answers import Form
@@ -30,199 +27,154 @@ from rewards.made import recorded
 from rewards.signature import Reward
 from rewards.thinking import ThinkTokens
 from rloo_kit import values
-from rloo_kit.cli.document import Key
+from rloo_kit.cli.document import check_known
 from rloo_kit.errors import ConfigError
+
+Make = Callable[[Mapping[str, Any]], Any]
+"""Makes what an entry stands for, of what is known once there is a policy."""
 
 CORRECT = "task.correct"
 IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
-PLAIN = (bool, int, float, str, type(None))
 RUN_AS = "rloo_kit_config_file_"
 """What the name of a file's module begins with."""
 
 KNOWN = {"Policy": Any, "Form": Form, "Reward": Reward, "ThinkTokens": ThinkTokens}
 """Names that annotations use and their modules import for type checkers alone."""
 
-Function = Callable[..., Any]
-Make = Callable[[Mapping[str, Any]], Any]
-"""Makes what an entry stands for, of what is known once there is a policy."""
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of its parameters and of what it returns, as far as they can be known."""
+    try:
+        return typing.get_type_hints(function, localns=KNOWN, include_extras=True)
+    except Exception:  # an annotation may be any expression
+        return {}
 
 
-@dataclass(frozen=True)
-class Grammar:
-    """Reads entries: checks them, and tells how to make what they stand for.
-
-    Attributes:
-        folder: where files are looked for.
-        fault: takes what is wrong: where in the document, what, what to do.
-        runs_files: run the files that are named.  Without it they are read alone, so that a misspelling is found before
-            any code runs.
-    """
-
-    folder: Path
-    fault: Callable[[Key, str, str], None]
-    runs_files: bool
-
-    def reward(self, entry: object, key: Key) -> Make:
-        """A reward."""
-        if entry == CORRECT:
-            return lambda known: known[CORRECT]
-        name, given = entry, None
-        if isinstance(entry, dict) and len(entry) == 1:
-            ((name, given),) = entry.items()
-            given = {} if given is None else given
-        if not isinstance(name, str):
-            return self._refuse(
-                key, f"this is no reward but {_shown(entry)}", "write a name, or 'name: {argument: value}'"
-            )
-        try:
-            target = self.named(name)
-        except ConfigError as error:
-            return self._refuse(key, error.what, error.todo)
-        if target is None:  # a file that is not run yet
-            return lambda known: None
-        if given is not None:
-            if not is_own(target):
-                todo = "write a function that calls it: def NAME(...)"
-                return self._refuse(
-                    key, f"{name} is no function that its file defines, and is not called", todo
-                )
-            if match := IN_FILE.fullmatch(name):  # export repeats the call
-                file = (self.folder / match["file"]).absolute()
-                target = recorded(named=f"{file}:{match['name']}")(target)
-            return self.call(target, given, (*key, name), name)
-        if _is_reward(_hints(target).get("return")):
-            return self._refuse(
-                key, f"{name} makes rewards and is none", f"write '{name}: {{}}', with its arguments inside"
-            )
-        return lambda known: target
-
-    def call(self, target: Function, given: object, key: Key, name: str, taken: Iterable[str] = ()) -> Make:
-        """A call with arguments by name; ``taken`` are those that the kit gives itself."""
-        if not isinstance(given, dict):
-            return self._refuse(
-                key, f"{name} takes arguments by name, not {_shown(given)}", "write {argument: value}"
-            )
-        parameters = {n: p for n, p in inspect.signature(target).parameters.items() if n not in taken}
-        hints = _hints(target)
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        named = [n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        made: dict[str, Make] = {}
-        for argument, value in given.items():
-            if argument in named or (open_ended and isinstance(argument, str)):
-                made[argument] = self._argument(argument, value, hints.get(argument), (*key, argument), name)
-            else:
-                self.fault((*key, argument), f"{name} takes no {argument}", meant(argument, named))
-        for needed in named:
-            if parameters[needed].default is inspect.Parameter.empty and needed not in given:
-                self.fault(key, f"{name} needs {needed}", f"write {name}: {{{needed}: ...}}")
-        return lambda known: target(**{argument: make(known) for argument, make in made.items()})
-
-    def _argument(self, argument: str, value: Any, hint: object, key: Key, name: str) -> Make:
-        if (_is_reward(hint) and value is not None) or (isinstance(value, str) and IN_FILE.fullmatch(value)):
-            return self.reward(value, key)
-        if get_origin(hint) in (list, tuple, collections.abc.Sequence) and Reward in get_args(hint):
-            if not isinstance(value, list):
-                what = f"{argument} is a list of rewards, not {_shown(value)}"
-                return self._refuse(key, what, f"write {argument}: [...]")
-            several = [self.reward(one, (*key, index)) for index, one in enumerate(value)]
-            return lambda known: [make(known) for make in several]
-        if hint is ThinkTokens and isinstance(value, Mapping):
-            fields: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in value.items()}
-            return lambda known: ThinkTokens(**fields)
-        if _is_plain(hint):
-            try:
-                values.check({argument: value}, {argument: hint}, name)
-            except ConfigError as error:
-                self.fault(key, error.what, error.todo)
-        return lambda known: known.get(value, value) if isinstance(value, str) else value
-
-    def named(self, name: str) -> Function | None:
-        """The function that a name stands for; None of a file that is not run.
-
-        Raises:
-            ConfigError: there is none, or it is not one that a configuration may name.
-        """
-        if match := IN_FILE.fullmatch(name):
-            file = self.folder / match["file"]
-            _check_defined(file, match["name"])
-            return in_file(file, match["name"]) if self.runs_files else None
-        package, _, attribute = name.rpartition(".")
-        every = {one: getattr(rewards, one) for one in rewards.__all__} if package in ("", "rewards") else {}
-        factories = {one: made for one, made in every.items() if _is_reward(_hints(made).get("return"))}
-        if package and attribute in factories:
-            return typing.cast(Function, factories[attribute])
-        near = difflib.get_close_matches(attribute, factories, n=1)
-        todo = (
-            "name a factory of 'rewards', task.correct, or a function that a .py file defines: FILE.py:NAME"
-        )
-        raise ConfigError(
-            f"there is no reward {name!r}", todo=f"did you mean rewards.{near[0]}?" if near else todo
-        )
-
-    def _refuse(self, key: Key, what: str, todo: str) -> Make:
-        self.fault(key, what, todo)
-        return lambda known: None
+_public = {f"rewards.{name}": getattr(rewards, name) for name in rewards.__all__}
+FACTORIES = {name: one for name, one in _public.items() if hints_of(one).get("return") == Reward}
 
 
-def meant(name: object, known: Iterable[str], says: str = "it takes", shown: Iterable[str] = ()) -> str:
-    """What to do about a name that does not exist: the nearest of those that are ``known``, or all."""
-    known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"{says} {', '.join(shown or known) or 'nothing'}"
-
-
-# --- files
-
-
-def is_own(target: Function) -> bool:
-    """Whether it is a function of ``rewards`` or of a file that was named, and not an import under another name."""
-    return inspect.isfunction(target) and target.__module__.startswith(("rewards.", RUN_AS))
-
-
-def _check_defined(file: Path, name: str) -> None:
-    """That a file defines a name, by its text alone.
+def reward(entry: Any, folder: Path) -> Make:
+    """How to make the reward that an entry stands for; nothing is run before it is made.
 
     Raises:
-        ConfigError: there is no such file, it is no Python, or it does not define the name, but imports it at most.
+        ConfigError: the entry, or one inside it, is none of the above.
     """
-    if not file.is_file():
-        near = difflib.get_close_matches(
-            file.name, (one.name for one in file.parent.glob("*.py")), n=1, cutoff=0.4
+    name, given = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
+    if not isinstance(name, str):
+        what = f"this is no reward but {values.shown('value', entry)}"
+        raise ConfigError(what, todo="write a name, or 'name: {argument: value}'")
+    if name == CORRECT:
+        return lambda known: known[CORRECT]
+    is_called = isinstance(entry, dict)
+    if IN_FILE.fullmatch(name):
+        check_defined(name, folder)
+        if not is_called:
+            return lambda known: function_of(name, folder)
+        made = arguments(None, given or {}, name, folder)
+        return lambda known: own_factory(name, folder)(**{key: make(known) for key, make in made.items()})
+    if name not in FACTORIES:
+        short = [one.removeprefix("rewards.") for one in FACTORIES]
+        near = difflib.get_close_matches(name.removeprefix("rewards."), short, n=1, cutoff=0.75)
+        forms = (
+            "name a factory of 'rewards', task.correct, or a function that a .py file defines: FILE.py:NAME"
         )
-        todo = f"did you mean {near[0]}?" if near else "a file is looked for beside the configuration"
-        raise ConfigError(f"there is no file {file}", todo=todo)
+        todo = f"did you mean rewards.{near[0]}?" if near else forms
+        raise ConfigError(f"there is no reward {name}", todo=todo)
+    if not is_called:
+        what = f"{name} makes rewards and is none"
+        raise ConfigError(what, todo=f"write '{name}: {{}}', with its arguments inside")
+    factory, made = FACTORIES[name], arguments(FACTORIES[name], given or {}, name, folder)
+    return lambda known: factory(**{key: make(known) for key, make in made.items()})
+
+
+def arguments(function: Callable[..., Any] | None, given: Any, name: str, folder: Path) -> dict[str, Make]:
+    """A call's arguments, each of its type as far as that can be written in YAML; of a file's function unchecked.
+
+    Raises:
+        ConfigError: the first that is wrong, or one that lacks.
+    """
+    if not isinstance(given, dict):
+        raise ConfigError(f"{name} takes arguments by name", todo=f"write {name}: {{argument: value}}")
+    if function is None:
+        return {key: argument(value, None, f"{name}, {key}", folder) for key, value in given.items()}
+    hints, parameters = hints_of(function), dict(inspect.signature(function).parameters)
+    parameters.pop("policy", None)  # the kit gives it
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    named = {key: one for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+    for key in given:
+        if not (takes_any and isinstance(key, str)):
+            check_known(key, named, f"{name} takes no")
+    for key, one in named.items():
+        if one.default is one.empty and key not in given:
+            raise ConfigError(f"{name} needs {key}", todo=f"write {name}: {{{key}: ...}}")
+    return {key: argument(value, hints.get(key), key, folder) for key, value in given.items()}
+
+
+def argument(value: Any, hint: Any, name: str, folder: Path) -> Make:
+    """A value, which may be a reward, several, or a name that has a meaning once there is a policy."""
+    takes_several = get_origin(hint) is Sequence and Reward in get_args(hint)
+    if takes_several and not isinstance(value, list):
+        raise ConfigError(f"{name} is a list of rewards", todo=f"write {name}: [...]")
+    if isinstance(value, list):
+        parts = [argument(one, Reward if takes_several else None, name, folder) for one in value]
+        return lambda known: [make(known) for make in parts]
+    entry = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
+    is_reward = isinstance(entry, str) and (entry in FACTORIES or IN_FILE.fullmatch(entry))
+    if is_reward or (value is not None and Reward in (hint, *get_args(hint))):
+        return reward(value, folder)
+    if hint is ThinkTokens and isinstance(value, dict):
+        fields: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+        return lambda known: ThinkTokens(**fields)
+    if is_plain(hint):
+        values.check({name: value}, {name: hint}, name)
+    return lambda known: known.get(value, value) if isinstance(value, str) else value
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether any value of the type can be written in YAML; others are left to the function itself."""
+    if get_origin(hint) in (typing.Union, type(int | None)):
+        return all(map(is_plain, get_args(hint)))
+    return get_origin(hint) is Literal or hint in (bool, int, float, str, type(None))
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def whole(name: str, folder: Path) -> str:
+    """A function of a file by the file's whole path; any other text as it is."""
+    match = IN_FILE.fullmatch(name)
+    return f"{folder / match['file']}:{match['name']}" if match else name
+
+
+def check_defined(name: str, folder: Path) -> None:
+    """Check by a file's text alone that it defines a name, and does not merely import it.
+
+    Raises:
+        ConfigError: it does not, there is no such file, or it is no Python.
+    """
+    if IN_FILE.fullmatch(name) is None:
+        raise ConfigError(f"{name} is no function of a file", todo="write FILE.py:NAME")
+    path, _, own = whole(name, folder).rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        check_known(file.name, [one.name for one in file.parent.glob("*.py")], f"in {file.parent} is no file")
     try:
-        body = ast.parse(file.read_bytes()).body
+        symbols = symtable.symtable(file.read_text(encoding="utf-8"), path, "exec").get_symbols()
     except (OSError, SyntaxError, ValueError) as error:
         raise _not_run(file, error) from error
-    if name not in _defined(body):
-        functions = (one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-        near = difflib.get_close_matches(name, functions, n=1, cutoff=0.4)
-        todo = f"did you mean {file.name}:{near[0]}?" if near else f"define it there: def {name}(...)"
-        raise ConfigError(f"{file.name} has no {name} of its own", todo=todo)
+    defined = [one.get_name() for one in symbols if one.is_assigned() and not one.is_imported()]
+    check_known(own, defined, f"{file.name} itself defines no")
 
 
-def _defined(body: Iterable[ast.AST]) -> Iterator[str]:
-    """Names that statements define or assign; what they import is another module's."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = (name for one in targets for name in ast.walk(one) if isinstance(name, ast.Name))
-            yield from (name.id for name in names if isinstance(name.ctx, ast.Store))
-        elif not isinstance(node, ast.ClassDef):
-            for part in ("body", "orelse", "handlers", "finalbody"):
-                yield from _defined(getattr(node, part, ()))
-
-
-def in_file(file: Path, name: str) -> Function:
-    """What a file calls so, which is run once in a process, so that its functions are the same ones each time.
+def function_of(name: str, folder: Path) -> Callable[..., Any]:
+    """What a file calls so; the file is run once in a process, so that its functions are the same ones each time.
 
     Raises:
         ConfigError: the file cannot be run, or this is no function.
     """
-    key = f"{RUN_AS}{file.resolve()}"
+    path, _, attribute = whole(name, folder).rpartition(":")
+    file, key = Path(path), f"{RUN_AS}{Path(path).resolve()}"
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, file.resolve())
         assert spec is not None, "of a .py there always is one"
@@ -233,41 +185,25 @@ def in_file(file: Path, name: str) -> Function:
         except Exception as error:  # a user's file raises what it likes
             del sys.modules[key]
             raise _not_run(file, error) from error
-    found = getattr(sys.modules[key], name, None)
+    found = getattr(sys.modules[key], attribute, None)
     if not callable(found) or inspect.isclass(found):
-        raise ConfigError(
-            f"{file.name}:{name} is a {type(found).__name__}, and no function", todo="name a function"
-        )
-    return typing.cast(Function, found)
+        raise ConfigError(f"{name} is a {type(found).__name__}, and no function", todo="name a function")
+    return typing.cast(Callable[..., Any], found)
+
+
+def own_factory(name: str, folder: Path) -> Callable[..., Any]:
+    """A function that a file defines, or one of ``rewards`` by another name; what it makes remembers the call.
+
+    Raises:
+        ConfigError: it is another module's, such as ``os.system``.
+    """
+    found = function_of(name, folder)
+    if not (inspect.isfunction(found) and found.__module__.startswith(("rewards.", RUN_AS))):
+        what = f"{name} is no function that its file defines, and is not called"
+        raise ConfigError(what, todo="write a function that calls it: def NAME(...)")
+    return recorded(named=whole(name, folder))(found)
 
 
 def _not_run(file: Path, error: Exception) -> ConfigError:
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return ConfigError(f"{file.name} cannot be run: {what}", todo=f"mend it; python {file.name} shows more")
-
-
-# --- types
-
-
-def _is_reward(hint: object) -> bool:
-    return hint == Reward or (type(None) in get_args(hint) and Reward in get_args(hint))
-
-
-def _hints(function: Function) -> dict[str, Any]:
-    """The types of a function's parameters, and of what it returns, as far as they can be known."""
-    try:
-        return typing.get_type_hints(function, localns=KNOWN, include_extras=True)
-    except Exception:  # an annotation may be any expression
-        return {}
-
-
-def _is_plain(hint: object) -> bool:
-    """Whether any value of the type can be written in YAML; others are left to the function itself."""
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        return all(map(_is_plain, get_args(hint)))
-    annotated = get_origin(hint) is Annotated and _is_plain(get_args(hint)[0])
-    return hint in PLAIN or get_origin(hint) is Literal or annotated
-
-
-def _shown(value: object) -> str:
-    return "nothing" if value is None else values.shown("value", value)

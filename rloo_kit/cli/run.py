@@ -1,7 +1,4 @@
-"""From a configuration to what a notebook has in its variables: policy, task, rewards, trainer.
-
-For the verbs that load a policy.
-"""
+"""From a configuration to what a notebook has in its variables: policy, task, rewards, trainer."""
 
 from __future__ import annotations
 
@@ -12,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import rewards
+import rloo_kit
 from rewards.signature import Reward
-from rloo_kit import Plan, data_checks, plan, tasks
+from rloo_kit import Plan, data_checks, tasks
 from rloo_kit.cli.config import Config
 from rloo_kit.cli.document import Key
 from rloo_kit.cli.grammar import CORRECT
 from rloo_kit.errors import ConfigError
-from rloo_kit.evaluation.compare import SAMPLING
-from rloo_kit.evaluation.evaluate import Evaluation, evaluate
+from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
+from rloo_kit.memory.hardware import device_of
+from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
 from rloo_kit.policy.policy import Policy
 from rloo_kit.session import processes
@@ -40,12 +39,11 @@ class Run:
         """The memory of this run, at the longest of its prompts."""
         _, longest = data_checks.longest_prompts(self.task.train)
         tokens = max(map(len, self.policy.tokenize(longest, **self.config.template)))
-        return plan(self.policy, self.config.trainer, prompt_tokens=tokens)
+        return rloo_kit.plan(self.policy, self.config.trainer, prompt_tokens=tokens)
 
     def first_prompt(self) -> str:
         """The first problem as the policy reads it."""
-        prompt = self.task.train[0]["prompt"]
-        tokens = self.policy.tokenize([prompt], **self.config.template)[0]
+        tokens = self.policy.tokenize([self.task.train[0]["prompt"]], **self.config.template)[0]
         return str(self.policy.tokenizer.decode(tokens))
 
     def trainer(self) -> RLOOTrainer:
@@ -75,24 +73,21 @@ class Run:
         """An evaluation by its name, printed; empty where the configuration asks for none."""
         if self.config.evaluate is None:
             return {}
-        found = self.measure(**self.config.evaluate)
-        processes.say(f"\n{name}\n{found}\n")
-        return {name: found}
+        found = {name: self.measure(**self.config.evaluate)}
+        processes.say(f"\n{name}\n{found[name]}\n")
+        self.policy.model.measured = found  # for the cards of checkpoints
+        return found
 
 
-def assembled(config: Config, policy: Policy | None = None) -> Run:
+def assembled(config: Config) -> Run:
     """Load the policy, make the task and the rewards.
-
-    Args:
-        config: that was checked.
-        policy: in place of the configuration's, such as the adapter that came of it.
 
     Raises:
         ConfigError: a reward refuses its arguments or cannot be called by TRL; with the line.
         RLOOKitError: the policy or the task cannot be had.
     """
-    args, entries = config.completed
-    policy = policy or load_policy(**config.policy)
+    args = config.trainer
+    policy = load_policy(**config.policy)
     with _located(config, ("task", config.task)):
         make = getattr(tasks, config.task)
         takes = inspect.signature(make).parameters
@@ -107,7 +102,7 @@ def assembled(config: Config, policy: Policy | None = None) -> Run:
         "policy.tokens": policy.checkpoint.tokens,
     }
     made: list[Reward] = []
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(config.rewards):
         with _located(config, ("rewards", index)):
             made.append(entry(known))
             rewards.check_signature(made[-1], data_checks.reward_columns(task.train))
@@ -125,3 +120,17 @@ def _located(config: Config, key: Key) -> Iterator[None]:
         place = ": ".join(filter(None, [config.document.where(key), said.get("Where", "").rstrip(".")]))
         todo = said.get("What to do", "look at the arguments of this entry")
         raise ConfigError(what, where=place, todo=todo) from error
+
+
+def planned(config: Config, card: str | None = None, prompt_tokens: int | None = None) -> Plan:
+    """The memory of a run, from its policy's shape alone."""
+    asked, device = load.settled(config.policy), device_of(card)
+    shape: dict[str, Any] = {"load_in_4bit": asked.four_bit, "gradient_checkpointing": asked.checkpointing}
+    if asked.lora is None:
+        shape["full_finetuning"] = True
+    else:
+        shape |= {"lora_rank": asked.lora.rank, "target_modules": asked.lora.modules}
+    vllm = ("fast_inference", "gpu_memory_utilization")
+    shape |= {name: asked.further[name] for name in vllm if name in asked.further}
+    name = asked.name or (rloo_kit.fit(device).model.checkpoint.name if device.on_gpu else "tiny")
+    return rloo_kit.plan(name, config.trainer, device, prompt_tokens=prompt_tokens, **shape)

@@ -1,22 +1,19 @@
 """What training changed: completions of the same prompts before and after, side by side.
 
-For reading two :class:`~rloo_kit.Evaluation` of one dataset.  It pairs completions, gives the change of reward and
-accuracy with an interval of its own, sorts the pairs by how far their reward moved, and marks where each thought begins
-and ends.  Two that were not measured alike are refused: their difference would be that of the settings.  It samples
-nothing and grades nothing.
+It pairs completions, gives the change of reward and accuracy with an interval of its own, sorts the pairs by how far
+their reward moved, and marks where each thought begins and ends.  Two evaluations that were not measured alike are
+refused: their difference would be that of the settings.  It samples nothing and grades nothing.
 """
 
 from __future__ import annotations
 
 import html
-import inspect
+import io
 import json
 import shutil
-import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -30,14 +27,13 @@ from rloo_kit.models import EOS_TEXTS
 from rloo_kit.values import Natural
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rloo_kit.policy.policy import Completion, Prompt
 
-    _Graded = tuple[Completion, float | None, bool | None]
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "chat_template_kwargs")
-"""Arguments of ``Policy.generate`` that change what is drawn."""
-
 SIDE_BY_SIDE = 72  # Narrower than this, the two columns stand one above the other
+CELL_STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
+MARK_STYLE = "border:1px solid;border-radius:3px;padding:0 3px;font-weight:bold"
 
 
 @dataclass(frozen=True)
@@ -46,6 +42,17 @@ class Piece:
 
     text: str
     kind: str = "text"
+
+    def __str__(self) -> str:
+        return {"text": "{}", "mark": "«{}»", "note": " [{}]"}[self.kind].format(self.text)
+
+    @property
+    def html(self) -> str:
+        """The same, escaped."""
+        text = html.escape(self.text)
+        if self.kind == "mark":
+            return f'<span style="{MARK_STYLE}">{text}</span>'
+        return f"<i> [{text}]</i>" if self.kind == "note" else text
 
 
 @dataclass(frozen=True)
@@ -110,43 +117,47 @@ class Comparison:
     @property
     def headline(self) -> str:
         """How the means changed, and how many rewards rose, fell and stayed."""
-        parts = [f"{len(self.pairs)} pairs", *self._means_changed()]
-        changes = [pair.change for pair in self.pairs if pair.change is not None]
-        if changes:
+        parts = [f"{len(self.pairs)} pairs"]
+        named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
+        if found := {name: change for name, change in named.items() if change is not None}:
+            means = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
+            method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
+            parts.append(f"{means} (after - before{method})")
+        if changes := [pair.change for pair in self.pairs if pair.change is not None]:
             rose, fell = sum(c > 0 for c in changes), sum(c < 0 for c in changes)
             parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(changes) - rose - fell}")
         return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
 
-    def _means_changed(self) -> list[str]:
-        named = {"mean reward": self.reward_change, "accuracy": self.accuracy_change}
-        found = {name: change for name, change in named.items() if change is not None}
-        changes = ", ".join(f"{name} {change:+.3f}" for name, change in found.items())
-        method = ", 95 % bootstrap over prompts" if any(c.is_bounded for c in found.values()) else ""
-        return [f"{changes} (after - before{method})"] if found else []
-
     def text(self, width: int | None = None) -> str:
         """Two columns, or one where ``width`` (characters per line; None takes the terminal's) is below 72."""
+        from rich.console import Console
+        from rich.rule import Rule
+
         width = max(20, width or shutil.get_terminal_size().columns)
-        shown = [self._pair_text(pair, width) for pair in self.pairs[: self.n]]
-        return "\n\n".join(["\n".join(wrapped(self.headline, width)), *shown])
+        console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False)
+        console.print(self.headline)
+        for pair in self.pairs[: self.n]:
+            console.print("", Rule(characters="━"), _printable(self._question(pair)), Rule(), sep="\n")
+            console.print(self._side_by_side(pair, narrow=width < SIDE_BY_SIDE))
+        written: str = console.file.getvalue()  # type: ignore[attr-defined]
+        return "\n".join(line.rstrip() for line in written.splitlines())
 
-    def _pair_text(self, pair: Pair, width: int) -> str:
-        prompt = wrapped(_shortened(question(pair.prompt), self.chars), width - 2)
-        lines = ["━" * width, *(f"  {line}" for line in prompt), "─" * width]
-        narrow = width < SIDE_BY_SIDE
-        column = width if narrow else (width - 3) // 2
-        before, after = (
-            [*wrapped(heading, column), *wrapped(self._cell_text(completion), column)]
+    def _side_by_side(self, pair: Pair, narrow: bool) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        cells = [
+            Text(_printable(f"{heading}\n{''.join(map(str, self._pieces(completion)))}"), overflow="fold")
             for heading, completion in _cells(pair)
-        )
-        if narrow:
-            return "\n".join([*lines, *before, *after])
-        rows = zip_longest(before, after, fillvalue="")
-        return "\n".join([*lines, *(f"{a:<{column}} │ {b}".rstrip() for a, b in rows)])
-
-    def _cell_text(self, completion: Completion) -> str:
-        marks = {"text": "{}", "mark": "«{}»", "note": " [{}]"}
-        return "".join(marks[piece.kind].format(piece.text) for piece in self._pieces(completion))
+        ]
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), expand=True)
+        for row in cells if narrow else ():
+            table.add_row(row)
+        if not narrow:
+            table.add_column(ratio=1)
+            table.add_column(ratio=1)
+            table.add_row(*cells)
+        return table
 
     def _repr_html_(self) -> str:
         rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
@@ -155,16 +166,19 @@ class Comparison:
         return f"<p>{html.escape(self.headline)}</p>{table}"
 
     def _pair_html(self, pair: Pair) -> str:
-        prompt = html.escape(_shortened(question(pair.prompt), self.chars))
         headings, bodies = "", ""
         for heading, completion in _cells(pair):
             headings += f'<th style="text-align:left">{html.escape(heading)}</th>'
-            body = "".join(_piece_html(piece) for piece in self._pieces(completion))
+            body = "".join(piece.html for piece in self._pieces(completion))
             bodies += f'<td style="{CELL_STYLE}">{body}</td>'
+        asked = f"<b>{html.escape(self._question(pair))}</b>"
         return (
-            f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid"><b>{prompt}</b></td></tr>'
+            f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid">{asked}</td></tr>'
             f"<tr>{headings}</tr><tr>{bodies}</tr>"
         )
+
+    def _question(self, pair: Pair) -> str:
+        return _shortened(question(pair.prompt), self.chars)
 
     def _pieces(self, completion: Completion) -> list[Piece]:
         found = pieces(completion, self.tokens)
@@ -197,18 +211,21 @@ def compare(
             )
     values.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
-    _check_prompts(before, after)
-    pairs = list(_paired(before, after))
-    pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
+    by_change = lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids)  # noqa: E731
+    pairs = sorted(_paired(before, after), key=by_change)
     reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
     accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
     return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
-    first, second = (_settings_of(one) for one in (before, after))
-    for name in first:
-        if name in second and first[name] != second[name]:
+    first, second = (
+        {"greedy": one.greedy, "samples": one.samples, **one.settings} for one in (before, after)
+    )
+    for name in [name for name in first if name in second]:
+        if name == "rewards" and not (first[name] and second[name]):
+            continue  # without reward functions there is no reward to compare
+        if first[name] != second[name]:
             raise ConfigError(
                 f"the two evaluations differ in {name}, so that their difference would not be the policy's",
                 where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
@@ -216,46 +233,29 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
             )
 
 
-def _settings_of(evaluation: Evaluation) -> Mapping[str, object]:
-    """What it was measured with, as far as it says so; of the sampling nothing where the most probable token was
-    taken each time, and the defaults where nothing else was given."""
-    from rloo_kit.policy.policy import Policy
-
-    given = evaluation.settings
-    found: dict[str, object] = {"greedy": evaluation.greedy, "samples": evaluation.samples}
-    if given:
-        defaults = inspect.signature(Policy.generate).parameters
-        names = ("chat_template_kwargs",) if evaluation.greedy else SAMPLING
-        found |= {name: given.get(name, defaults[name].default) for name in names}
-    # Without reward functions there is no reward to compare.
-    return found | {name: given[name] for name in ("max_new_tokens", "rewards", "correct") if given.get(name)}
-
-
-def _check_prompts(before: Evaluation, after: Evaluation) -> None:
-    first, second = (Counter(_key(c.prompt) for c in one.completions) for one in (before, after))
-    if first != second:
-        lacking, more = ((first - second).total(), (second - first).total())
+def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
+    """Each prompt's completions, first with first."""
+    waiting: defaultdict[str, list[tuple[Completion, float | None, bool | None]]] = defaultdict(list)
+    for later in _graded(after):
+        waiting[_key(later[0].prompt)].append(later)
+    mine, theirs = (Counter(_key(c.prompt) for c in one.completions) for one in (before, after))
+    if mine != theirs:
+        lacking, more = (mine - theirs).total(), (theirs - mine).total()
         raise DatasetError(
             "the two evaluations are not of the same prompts",
-            where=f"compare, {lacking} of {first.total()} completions have no partner after, "
-            f"{more} of {second.total()} none before",
+            where=f"compare, {lacking} of {mine.total()} completions have no partner after, "
+            f"{more} of {theirs.total()} none before",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
+    found = []
+    for completion, reward, correct in _graded(before):
+        partner, later_reward, later_correct = waiting[_key(completion.prompt)].pop(0)
+        rewards, graded = (reward, later_reward), (correct, later_correct)
+        found.append(Pair(completion.prompt, completion, partner, rewards, graded))
+    return found
 
 
-def _paired(before: Evaluation, after: Evaluation) -> Iterator[Pair]:
-    waiting: defaultdict[str, list[_Graded]] = defaultdict(list)
-    for graded in _each(after):
-        waiting[_key(graded[0].prompt)].append(graded)
-    for completion, reward, correct in _each(before):
-        partners = waiting[_key(completion.prompt)]
-        if partners:
-            partner, later_reward, later_correct = partners.pop(0)
-            rewards = (reward, later_reward)
-            yield Pair(completion.prompt, completion, partner, rewards, (correct, later_correct))
-
-
-def _each(evaluation: Evaluation) -> Iterator[_Graded]:
+def _graded(evaluation: Evaluation) -> zip[tuple[Completion, float | None, bool | None]]:
     correct = evaluation.correct or (None,) * len(evaluation.completions)
     return zip(evaluation.completions, evaluation.rewards, correct, strict=True)
 
@@ -323,28 +323,9 @@ def _shortened(text: str, chars: int) -> str:
     return f"{text[:half]} … {len(text) - 2 * half} characters … {text[len(text) - half :]}"
 
 
-def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most ``width`` characters, broken at spaces where there are any.
-
-    Control characters, which could move a terminal's cursor, are written out.
-    """
-    lines = (textwrap.wrap(line, width, break_on_hyphens=False) for line in _printable(text).split("\n"))
-    return [part for line in lines for part in line or [""]]
-
-
 def _printable(text: str) -> str:
+    """Without control characters, which could move a terminal's cursor: they are written out."""
     return "".join(
         c if c.isprintable() or c == "\n" else " " if c.isspace() else repr(c)[1:-1]
         for c in text.expandtabs(4)
     )
-
-
-CELL_STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
-MARK_STYLE = "border:1px solid;border-radius:3px;padding:0 3px;font-weight:bold"
-
-
-def _piece_html(piece: Piece) -> str:
-    text = html.escape(piece.text)
-    if piece.kind == "mark":
-        return f'<span style="{MARK_STYLE}">{text}</span>'
-    return f"<i> [{text}]</i>" if piece.kind == "note" else text

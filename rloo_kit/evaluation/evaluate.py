@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "chat_template_kwargs": None}
+"""Arguments of ``Policy.generate`` that change what is drawn, with their defaults."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -66,19 +69,18 @@ class Evaluation:
     def __str__(self) -> str:
         several = self.samples > 1
         how = f"{'greedy' if self.greedy else 'sampled'}{f', {self.samples} per prompt' if several else ''}"
-        rows = [("completions", f"{len(self.completions)}, {how}")]
+        rows = {"completions": f"{len(self.completions)}, {how}"}
         bootstrapped = "bootstrap over prompts" if several else "bootstrap"
         if self.accuracy:
             graded = sum(one is not None for one in self.correct)
-            part = f", of {graded} completions" if graded < len(self.correct) else ""
-            method = bootstrapped if several else "Wilson"
-            rows.append(("accuracy", _with_method(self.accuracy, method) + part))
+            rows["accuracy"] = _with_method(self.accuracy, bootstrapped if several else "Wilson")
+            rows["accuracy"] += f", of {graded} completions" if graded < len(self.correct) else ""
         if self.reward:
-            rows.append(("reward", _with_method(self.reward, bootstrapped)))
-        rows += [(f"  {name}", f"{mean:.3f}") for name, mean in self.reward_means.items()]
-        rows.append(("length", f"{self.mean_length:.1f} tokens, {self.truncated:.0%} cut"))
-        width = max(len(label) for label, _ in rows) + 2
-        return "\n".join(f"{label:<{width}}{text}" for label, text in rows)
+            rows["reward"] = _with_method(self.reward, bootstrapped)
+        rows |= {f"  {name}": f"{mean:.3f}" for name, mean in self.reward_means.items()}
+        rows["length"] = f"{self.mean_length:.1f} tokens, {self.truncated:.0%} cut"
+        width = max(map(len, rows)) + 2
+        return "\n".join(f"{label:<{width}}{text}" for label, text in rows.items())
 
 
 def _with_method(interval: Interval, method: str) -> str:
@@ -134,11 +136,8 @@ def evaluate(
     from rloo_kit.policy.policy import Policy
 
     if not isinstance(policy, Policy):
-        raise ArgumentError(
-            "evaluate takes a policy",
-            where=f"evaluate({type(policy).__name__})",
-            todo="pass what rloo_kit.load_policy returned; training changes it in place",
-        )
+        where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
+        raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
     asked: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
@@ -149,18 +148,20 @@ def evaluate(
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
     rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
-    data_checks.check_prompts([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+    prompts = [row["prompt"] for row in rows]
+    data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
     if policy.tokenizer is not None:
-        data_checks.name_special_tokens([row["prompt"] for row in rows], policy.tokenizer, "dataset")
+        data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
     funcs = _each_reward(reward_funcs)
     correct = correct or _judge_of_answers(funcs)
     if correct is None and "answer" in rows[0]:
         correct = answer_reward(tokens=policy.checkpoint.tokens)
-    guarded, judge = _guarded(funcs, rows), _guarded([] if correct is None else [correct], rows)
-    weights = _weights(reward_weights, funcs)
+    guarded, judge = _guarded(funcs, rows), _guarded([correct] if correct else [], rows)
+    data_checks.check_weights(funcs, reward_weights, where="evaluate")
+    weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
     count = len(rows) * samples
     asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
-    completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
+    completions = policy.generate(prompts, n=samples, greedy=greedy, **asked)
     rows = [row for row in rows for _ in range(samples)]
     scores = score(rows, completions, guarded)
     applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
@@ -170,6 +171,7 @@ def evaluate(
         right = _graded(rows, completions, judge[0], full=getattr(correct, "right", 1.0))
     shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
+    drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
     return Evaluation(
         accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
@@ -185,7 +187,7 @@ def evaluate(
             "rewards": dict(zip(scores, weights, strict=True)),
             "correct": reward_name(correct) if correct is not None else None,
             "max_new_tokens": max_new_tokens,
-            **generate,
+            **{name: generate.get(name, SAMPLING[name]) for name in drawn},
         },
     )
 
@@ -238,12 +240,13 @@ def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for func in funcs:
         if isinstance(func, str | Module):
-            named = repr(func) if isinstance(func, str) else type(func).__name__
+            named, given = (
+                (repr(func),) * 2 if isinstance(func, str) else (type(func).__name__, "model, tokenizer=...")
+            )
             raise RewardError(
                 "evaluate takes reward functions, and this is a reward model, which the trainer calls itself",
                 where=f"evaluate(reward_funcs={named})",
-                todo=f"reward = rewards.reward_model({named if isinstance(func, str) else 'model, tokenizer=...'}), "
-                "and give it to both",
+                todo=f"reward = rewards.reward_model({given}), and give it to both",
             )
     return funcs
 
@@ -256,30 +259,22 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     return [name for name in rows[0] if name not in data_checks.UNSEEN]
 
 
-def _weights(given: Sequence[float] | None, funcs: Sequence[Reward]) -> list[float]:
-    data_checks.check_weights(funcs, given, where="evaluate")
-    return [1.0] * len(funcs) if given is None else list(map(float, given))
-
-
 def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
     rows = list(itertools.islice(dataset, n))
     if rows and not isinstance(rows[0], Mapping):
         raise data_checks.not_a_dataset(dataset, "dataset", where="evaluate")
     if not rows or "prompt" not in rows[0]:
-        raise DatasetError(
-            "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate",
-            where=f"evaluate, a dataset with the columns {', '.join(sorted(rows[0]))}"
-            if rows
-            else "evaluate, 0 rows",
-            todo="give a dataset with the columns prompt and answer, such as task.held_out",
-        )
+        what = "the dataset has no column 'prompt'" if rows else "there is nothing to evaluate"
+        there = f"a dataset with the columns {', '.join(sorted(rows[0]))}" if rows else "0 rows"
+        todo = "give a dataset with the columns prompt and answer, such as task.held_out"
+        raise DatasetError(what, where=f"evaluate, {there}", todo=todo)
     for index, row in enumerate(rows):
         if lacking := sorted(rows[0].keys() - row.keys()):
-            raise DatasetError(
+            what, todo = (
                 f"a row has no {lacking[0]!r}, and the first one has",
-                where=f"evaluate, dataset[{index}]",
-                todo="give all rows the same columns: None where a row has no value",
+                "write None where a row has no value",
             )
+            raise DatasetError(what, where=f"evaluate, dataset[{index}]", todo=todo)
     return rows
 
 

@@ -4,10 +4,10 @@ task = rloo_kit.tasks.arithmetic(policy=policy)  # task.train, task.held_out, ta
 task = rloo_kit.tasks.from_file("mine.csv", policy=policy)
 """
 
+from rloo_kit.tasks.arithmetic import LEVELS, PassRate, Problem, addition, arithmetic
 from rloo_kit.tasks.files import from_file
-from rloo_kit.tasks.gsm import gsm8k
+from rloo_kit.tasks.gsm8k import gsm8k
 from rloo_kit.tasks.gym import reasoning_gym
-from rloo_kit.tasks.ladder import LEVELS, PassRate, Problem, addition, arithmetic
 from rloo_kit.tasks.task import Task
 from rloo_kit.tasks.words import word_sums
 

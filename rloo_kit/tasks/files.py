@@ -2,18 +2,18 @@
 
 It checks what would cost a run: columns that are not there, questions that come twice or on both sides of the split,
 answers that the reward cannot read, prompts that are too long.  Rows that cannot be used are left out, counted in the
-task's description, and warned of.  It reads whole files into memory and leaves nothing in a cache.
+task's description, and warned of.  It reads whole files into memory.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
-import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,32 +22,21 @@ from rewards.text import prompt_text
 from rloo_kit import values
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import processes
-from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_of, form_for, made
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
-READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-USUAL = {"question": ("question", "problem", "prompt", "instruction", "query", "input", "text")}
-USUAL |= {"answer": ("answer", "solution", "target", "label", "output", "response", "gold")}
-
 ADVICE = {
     "path": "give a file: tasks.from_file('mine.csv')",
     "system": "give the message's text: system='Be brief.'",
+    "question": "name its column: question='problem'",
+    "answer": "name its column: answer='solution'",
 }
-ADVICE |= {"question": "name its column: question='problem'", "answer": "name its column: answer='solution'"}
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which column is which."""
-
-    question: str
-    answer: str
 
 
 @dataclass
@@ -57,7 +46,7 @@ class Kept:
     rows: list[Row]  # with the columns prompt, answer and problem, and the file's others
     left_out: Counter[str] = field(default_factory=Counter)
 
-    def without(self, bad: Sequence[bool], reason: str) -> None:
+    def without(self, bad: Sequence[object], reason: str) -> None:
         """Leave out the rows that are bad."""
         kept = [row for row, is_bad in zip(self.rows, bad, strict=True) if not is_bad]
         if len(kept) < len(self.rows):
@@ -90,8 +79,7 @@ def from_file(
         system: a message before each question.
         held_out: the share of problems that is held out, or a file of its own.
         kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
+        form: where the answer has to stand, as for ``arithmetic``.
         policy: from ``load_policy``; with it, prompts that leave no room for ``max_new_tokens`` are left out.
         max_new_tokens: the length that the policy will be trained at.
 
@@ -102,11 +90,11 @@ def from_file(
     """
     texts = {"path": path, "question": question, "answer": answer, "system": system}
     values.check(texts, {**dict.fromkeys(texts, str), "system": str | None}, "tasks.from_file", ADVICE)
-    correct, asks = asked_for(form or form_for(policy), policy, kind)
-    columns, file = Columns(question, answer), home(path)
-    train = _usable(file, columns, correct, kind)
+    correct, asks = asked_for(form, policy, kind)
+    file = home(path)
+    train = _usable(file, question, answer, correct, kind)
     if isinstance(held_out, str | os.PathLike):
-        other = _usable(home(held_out), columns, correct, kind)
+        other = _usable(home(held_out), question, answer, correct, kind)
         known = {_key(row["problem"]) for row in other.rows}
         train.without([_key(row["problem"]) in known for row in train.rows], "held out too")
     else:
@@ -119,7 +107,7 @@ def from_file(
     description = _described(file, train, other)
     if train.left_out + other.left_out:
         processes.warn(f"tasks.from_file, {description}.")
-    return Task(file.stem, dataset_of(train.rows), dataset_of(other.rows), correct, None, description)
+    return Task(file.stem, dataset_from(train.rows), dataset_from(other.rows), correct, None, description)
 
 
 def home(path: str | os.PathLike[str]) -> Path:
@@ -127,14 +115,18 @@ def home(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
-def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
-    kept = Kept([_renamed(row, columns) for row in read(file, columns)])
+def _usable(file: Path, question: str, answer: str, correct: Reward, kind: str) -> Kept:
+    kept = Kept([_renamed(row, question, answer) for row in read(file, question, answer)])
     kept.without([row["problem"] is None for row in kept.rows], "whose question is neither text nor messages")
     kept.without([not row["problem"] for row in kept.rows], "without a question")
     told = [row["prompt"] and row["prompt"][-1]["role"] == "assistant" for row in kept.rows]
     kept.without(told, "whose messages end with the assistant's")
     kept.without([not row["answer"] for row in kept.rows], "without an answer")
-    _leave_out_repeated(kept)
+    first: dict[str, Row] = {}
+    firsts = [first.setdefault(_key(row["problem"]), row) for row in kept.rows]
+    differ = [row["answer"] != one["answer"] for row, one in zip(kept.rows, firsts, strict=True)]
+    kept.without(differ, "repeated with another answer")
+    kept.without([row is not first[_key(row["problem"])] for row in kept.rows], "repeated")
     answers = [row["answer"] for row in kept.rows]
     unread = [score is None for score in correct(completions=[""] * len(answers), answer=answers)]
     example = next((one for one, bad in zip(answers, unread, strict=True) if bad), "")
@@ -142,33 +134,22 @@ def _usable(file: Path, columns: Columns, correct: Reward, kind: str) -> Kept:
     return kept
 
 
-def _leave_out_repeated(kept: Kept) -> None:
-    first: dict[str, Row] = {}
-    for row in kept.rows:
-        first.setdefault(_key(row["problem"]), row)
-    firsts = [first[_key(row["problem"])] for row in kept.rows]
-    differ = [row["answer"] != one["answer"] for row, one in zip(kept.rows, firsts, strict=True)]
-    kept.without(differ, "repeated with another answer")
-    kept.without([row is not first[_key(row["problem"])] for row in kept.rows], "repeated")
-
-
-def _renamed(row: Row, columns: Columns) -> Row:
+def _renamed(row: Row, question: str, answer: str) -> Row:
     """A row as a task has it; the question and the answer as text, the other columns as they are."""
-    others = {name: value for name, value in row.items() if name not in (columns.question, columns.answer)}
-    asked, answered = row[columns.question], row[columns.answer]
-    messages, said = _messages(asked), _messages(answered)
+    others = {name: value for name, value in row.items() if name not in (question, answer)}
+    asked, messages, said = row[question], _messages(row[question]), _messages(row[answer])
     problem = None if isinstance(asked, list | dict) and not messages else _text(messages or asked)
-    answer = _text(said[-1:] or answered)
-    return others | {"prompt": messages, "answer": answer, "problem": problem}
+    return others | {"prompt": messages, "answer": _text(said[-1:] or row[answer]), "problem": problem}
 
 
 def _messages(value: Any) -> list[Message]:
-    """A list of messages, without the keys that ``datasets`` adds; empty for anything else."""
+    """A list of messages, without the empty keys that Parquet adds; empty for anything else."""
     given = value if isinstance(value, list) else []
-    if not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in given):
-        return []
-    if not all(isinstance(one.get("content"), str | None) for one in given):
-        return []
+    for one in given:
+        if not (isinstance(one, dict) and isinstance(one.get("role"), str)):
+            return []
+        if not isinstance(one.get("content"), str | None):
+            return []
     return [{name: part for name, part in one.items() if part is not None} for one in given]
 
 
@@ -208,109 +189,83 @@ def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
     if limit is None or not side.rows:
         return
     prompts: list[list[Message]] = [row["prompt"] for row in side.rows]
-    lengths = map(len, policy.tokenize(prompts))
     reason = f"of more tokens than the policy takes ({limit} with {max_new_tokens} new ones)"
-    side.without([length + max_new_tokens > limit for length in lengths], reason)
-
-
-# --- reading
-
-
-def read(file: Path, columns: Columns) -> list[Row]:
-    """All rows of a file, through ``datasets``; in CSV the question and the answer are text as written."""
-    from datasets import Dataset, disable_progress_bars, enable_progress_bars, is_progress_bar_enabled
-
-    if not file.is_file():
-        raise _no_file(file)
-    kind = READERS.get(file.suffix.lower())
-    if not file.stat().st_size:
-        raise DatasetError("the file is empty", where=str(file), todo="give a line for each problem")
-    if kind is None:
-        raise DatasetError(
-            f"files of the kind {file.suffix or 'without an ending'!r} are not read",
-            where=str(file),
-            todo="give a .csv, .tsv, .jsonl, .json or .parquet file",
-        )
-    how: dict[str, Any] = {"json": {}, "parquet": {}}.get(kind) or {}
-    if kind == "csv":
-        as_written = {columns.question: str, columns.answer: str}
-        how = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
-        how |= {"sep": "\t"} if file.suffix.lower() == ".tsv" else {}
-    shown = is_progress_bar_enabled()
-    disable_progress_bars()
-    try:
-        with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
-            read = {"csv": Dataset.from_csv, "json": Dataset.from_json, "parquet": Dataset.from_parquet}[kind]
-            rows: list[Row] = read(str(file), cache_dir=scratch, keep_in_memory=True, **how).to_list()
-    except Exception as error:  # datasets raises what its parsers do
-        raise DatasetError(
-            f"{file.name} cannot be read: {_first_line(error.__cause__ or error)}",
-            where=str(file),
-            todo="save it in UTF-8; JSON lines have one object a line, CSV a line of column names first",
-        ) from error
-    finally:
-        if shown:
-            enable_progress_bars()
-    if not rows:
-        raise DatasetError("the file has no rows", where=str(file), todo="give a line for each problem")
-    _check_columns(file, rows, columns)
-    return rows
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
-def _no_file(file: Path) -> DatasetError:
-    if file.is_dir():
-        named = ", ".join(sorted(path.name for path in file.iterdir() if path.suffix in READERS)[:3])
-        return DatasetError(
-            "it is a folder", where=str(file), todo=f"name a file in it: {named or 'it has none'}"
-        )
-    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-    near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
-    return DatasetError(
-        "there is no such file",
-        where=str(file),
-        todo=f"did you mean {str(file.parent / near[0])!r}?"
-        if near
-        else "give the path of a .csv, .jsonl or .parquet",
-    )
-
-
-def _check_columns(file: Path, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
-    there = list(rows[0])
-    for argument, name in (("question", columns.question), ("answer", columns.answer)):
-        if name in there:
-            continue
-        folded = {column.casefold(): column for column in reversed(there)}
-        usual = [folded[one] for one in USUAL[argument] if one in folded]
-        near = difflib.get_close_matches(name.casefold(), folded, n=1)
-        likeliest = folded[near[0]] if near else next(iter(usual), None)
-        raise DatasetError(
-            f"the file has no column {name!r}",
-            where=f"{file}, whose columns are {', '.join(there)}",
-            todo=f"did you mean {argument}={likeliest!r}?"
-            if likeliest
-            else f"name the column: {argument}=...",
-        )
-
-
-# --- what was left out
+    side.without([len(ids) + max_new_tokens > limit for ids in policy.tokenize(prompts)], reason)
 
 
 def _described(file: Path, train: Kept, held_out: Kept) -> str:
-    left_out = train.left_out + held_out.left_out
-    why = (
-        f"; left out: {', '.join(f'{count} {reason}' for reason, count in left_out.items())}"
-        if left_out
-        else ""
-    )
-    for side, name in ((train, "to train on"), (held_out, "held out")):
+    counts = ", ".join(f"{count} {reason}" for reason, count in (train.left_out + held_out.left_out).items())
+    why = f"; left out: {counts}" if counts else ""
+    for side, name in ((train, "to train on"), (held_out, "that is held out")):
         if not side.rows:
             raise DatasetError(
-                f"no problem is left {'that is ' if side is held_out else ''}{name}",
+                f"no problem is left {name}",
                 where=f"{file}{why or ', which has too few rows to split'}",
                 todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
             )
     return f"{file.name}: {len(train.rows)} to train on, {len(held_out.rows)} held out{why}"
+
+
+def read(file: Path, question: str, answer: str) -> list[Row]:
+    """All rows of a file, with the same columns; in CSV the question and the answer are text as written.
+
+    Raises:
+        DatasetError: it is not there, cannot be read, or has no such columns.
+    """
+    if not file.is_file():
+        beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+        near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
+        todo = (
+            f"did you mean {str(file.parent / near[0])!r}?" if near else "give the path of a .csv or .jsonl"
+        )
+        raise DatasetError("there is no such file", where=str(file), todo=todo)
+    if file.suffix.lower() not in READERS:
+        raise DatasetError(
+            f"files of this kind are not read: {file.suffix!r}", where=str(file), todo=f"give a {KINDS}"
+        )
+    try:
+        rows = READERS[file.suffix.lower()](file, question, answer)
+    except Exception as error:  # pandas, json and pyarrow raise what they like
+        said = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        todo = "save it in UTF-8; JSON lines have one object a line, CSV a line of column names first"
+        raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
+    if not rows:
+        raise DatasetError("the file has no rows", where=str(file), todo="give a line for each problem")
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    for argument, name in (("question", question), ("answer", answer)):
+        if name not in columns:
+            near = difflib.get_close_matches(name.casefold(), {one.casefold(): one for one in columns}, n=1)
+            likeliest = next((one for one in columns if [one.casefold()] == near), "...")
+            raise DatasetError(
+                f"the file has no column {name!r}",
+                where=f"{file}, whose columns are {', '.join(columns)}",
+                todo=f"name it: {argument}={likeliest!r}",
+            )
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _csv(file: Path, question: str, answer: str) -> list[Row]:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    separator, as_written = "\t" if file.suffix.lower() == ".tsv" else ",", {question: str, answer: str}
+    how: Any = {"sep": separator, "converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
+    rows: list[Row] = pd.read_csv(file, **how).to_dict("records")
+    return rows
+
+
+def _json(file: Path, question: str, answer: str) -> list[Row]:
+    text = file.read_text(encoding="utf-8-sig")
+    is_list = text.lstrip().startswith("[")
+    rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
+    return [dict(row) for row in rows]
+
+
+def _parquet(file: Path, question: str, answer: str) -> list[Row]:
+    from pyarrow import parquet
+
+    rows: list[Row] = parquet.read_table(file).to_pylist()
+    return rows
+
+
+READERS = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
+KINDS = ".csv, .tsv, .jsonl, .json or .parquet file"

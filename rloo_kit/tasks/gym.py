@@ -9,7 +9,7 @@ Other answers are graded by the package's own rule, of which the full score alon
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import inspect
 import json
 import random
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from rewards.answers import answer_reward, stated
 from rewards.quantities import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made
+from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     Generator = Any  # reasoning_gym.dataset.ProceduralDataset
 
 SEEDS = 2**31  # reasoning-gym adds an index to its seed
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One problem of a generator; ``entry`` is what its grader reads, as JSON."""
-
-    text: str
-    answer: str
-    entry: str
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether its text belongs to the held-out fifth."""
-        return falls_out(self.text)
 
 
 @dataclass(frozen=True)
@@ -78,11 +64,8 @@ def reasoning_gym(
     Args:
         name: of the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
         difficulty: settings of its configuration, such as {"max_terms": 3, "max_digits": 2}; None takes its defaults.
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy; for answers that are not numbers it takes "<answer>".
-        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
-        seed: of the draw; the split is always the same.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for answers that are not numbers None takes the
+            form "<answer>".
 
     Raises:
         VersionError: the package is not installed.
@@ -90,36 +73,24 @@ def reasoning_gym(
         DatasetError: more problems than there are.
     """
     _generator(name, difficulty, 0)  # an error of its settings, before anything is drawn
-    sides = [
-        draw(
-            lambda rng: _entry(name, difficulty, rng),
-            n,
-            held_out=held_out,
-            seed=f"gym {name} {held_out} {seed}",
-            what=f"problems of {name}",
-        )
-        for held_out, n in ((False, n_train), (True, n_held_out))
-    ]
-    numbers = all(to_number(entry.answer) is not None for side in sides for entry in side)
-    asked: Form = form or (form_for(policy) if numbers else "<answer>")
-    correct, asks = asked_for(asked, policy)
-    if not numbers:
+    what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
+    sides = both_sides(lambda rng: _question(name, difficulty, rng), n_train, n_held_out, stream, what)
+    numbers = all(to_number(one.answer) is not None for side in sides for one in side)
+    form = form or (None if numbers else "<answer>")
+    correct, asks = asked_for(form, policy)
+    if not numbers and form is not None:
         tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-        correct = answer_reward(OwnRule(name, asked), form=asked, column="entry", tokens=tokens)
-    train, held_out = (dataset_of(_row(entry, asks) for entry in side) for side in sides)
+        correct = answer_reward(OwnRule(name, form), form=form, column="entry", tokens=tokens)
+    train, held_out = (dataset_of(side, asks) for side in sides)
     graded = "answer_reward" if numbers else "the generator's own rule"
     settings = f" with {json.dumps(dict(difficulty))}" if difficulty else ""
     return Task(name, train, held_out, correct, None, f"reasoning-gym's {name}{settings}, graded by {graded}")
 
 
-def _row(entry: Entry, asks: str) -> dict[str, Any]:
-    prompt = conversation(entry.text, asks)
-    return {"prompt": prompt, "answer": entry.answer, "problem": entry.text, "entry": entry.entry}
-
-
-def _entry(name: str, difficulty: Mapping[str, Any] | None, rng: random.Random) -> Entry:
+def _question(name: str, difficulty: Mapping[str, Any] | None, rng: random.Random) -> Question:
     found = _generator(name, difficulty, rng.randrange(SEEDS))[0]
-    return Entry(found["question"].strip(), str(found["answer"]), json.dumps(found, default=str))
+    text = found["question"].strip()
+    return Question(text, str(found["answer"]), text, json.dumps(found, default=str))
 
 
 def _generator(name: str, difficulty: Mapping[str, Any] | None, seed: int) -> Generator:
@@ -129,23 +100,14 @@ def _generator(name: str, difficulty: Mapping[str, Any] | None, seed: int) -> Ge
     except (ValueError, TypeError, AssertionError) as error:
         from reasoning_gym.factory import DATASETS
 
-        near = difflib.get_close_matches(name, DATASETS, n=3, cutoff=0.3)
-        known = name in DATASETS
-        raise ConfigError(
-            f"reasoning-gym's {name} does not take these settings: {error}"
-            if known
-            else f"reasoning-gym has no generator {name!r}",
-            where=f"tasks.reasoning_gym({name!r}, {dict(difficulty or {})})",
-            todo=f"its settings are {', '.join(_settings(DATASETS[name][1]))}"
-            if known
-            else f"did you mean {' or '.join(near) or 'gsm_symbolic'}?",
-        ) from error
-
-
-def _settings(configuration: type) -> list[str]:
-    import dataclasses
-
-    return [item.name for item in dataclasses.fields(configuration) if item.name not in ("seed", "size")]
+        if name in DATASETS:
+            settings = sorted({*inspect.signature(DATASETS[name][1]).parameters} - {"seed", "size"})
+            what, todo = f"{name} does not take these settings: {error}", f"it takes {', '.join(settings)}"
+        else:
+            near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.3)
+            what, todo = f"there is no generator {name!r}", f"did you mean {(near or ['gsm_symbolic'])[0]}?"
+        where = f"tasks.reasoning_gym({name!r}, {dict(difficulty or {})})"
+        raise ConfigError(f"reasoning-gym: {what}", where=where, todo=todo) from error
 
 
 @cache
@@ -154,12 +116,10 @@ def _grader(name: str) -> Generator:
 
 
 def _package() -> Any:
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise VersionError(
-            "reasoning-gym is not installed",
-            where="tasks.reasoning_gym",
-            todo="pip install reasoning-gym==0.1.25 (40 MB; one of its dependencies needs a C compiler)",
-        )
-    import reasoning_gym
-
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        todo = "pip install reasoning-gym==0.1.25 (40 MB; one of its dependencies needs a C compiler)"
+        what = "reasoning-gym is not installed"
+        raise VersionError(what, where="tasks.reasoning_gym", todo=todo) from error
     return reasoning_gym

@@ -86,18 +86,33 @@ made = recorded(without=("policy",), files=FILES, also=_remember)
 
 
 class Drawn(Protocol):
-    """What :func:`draw` needs of a problem."""
+    """What :func:`draw` needs of a problem: its text, and the side of the split by a fixed rule on the problem."""
 
     @property
     def text(self) -> str:
-        """The problem, as the column ``problem`` has it; two of the same text are one."""
+        """By which problems are told apart."""
 
     @property
     def is_held_out(self) -> bool:
-        """The side of the split, by a fixed rule on the problem."""
+        """The side of the split."""
 
 
 Found = TypeVar("Found", bound=Drawn)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem in words; ``key`` is what decides its side of the split, ``entry`` what a generator's grader reads."""
+
+    text: str
+    answer: str
+    key: str
+    entry: str | None = None
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether its key belongs to the held-out fifth."""
+        return falls_out(self.key)
 
 
 def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
@@ -106,10 +121,10 @@ def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
 
 
 def draw(
-    problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, seed: str, what: str
+    problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, stream: str, what: str
 ) -> list[Found]:
     """Distinct problems from one side of the split, in random order; None asks for 1000 to train and 200 held out, or
-    as many as there are.
+    as many as there are.  ``stream`` seeds the draw; ``{held_out}`` and ``{side}`` in it are filled in.
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
@@ -119,7 +134,7 @@ def draw(
         where = f"n_{side}={n}"
         raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
     wanted = n or (N_HELD_OUT if held_out else N_TRAIN)
-    rng = random.Random(seed)
+    rng = random.Random(stream.format(held_out=held_out, side=side))
     found: dict[str, Found] = {}
     misses = 0
     while len(found) < wanted and misses < EXHAUSTED:
@@ -127,12 +142,21 @@ def draw(
         if one.is_held_out is held_out and one.text not in found:
             found[one.text], misses = one, 0
     if n is not None and len(found) < n:
-        raise DatasetError(
-            f"there are only {len(found)} {side} {what}",
-            where=f"n_{side}={n}",
-            todo=f"ask for at most {len(found)}, or for harder problems",
-        )
+        todo = f"ask for at most {len(found)}, or for harder problems"
+        raise DatasetError(f"there are only {len(found)} {side} {what}", where=f"n_{side}={n}", todo=todo)
     return list(found.values())
+
+
+def both_sides(
+    problem: Callable[[random.Random], Found],
+    n_train: int | None,
+    n_held_out: int | None,
+    stream: str,
+    what: str,
+) -> tuple[list[Found], list[Found]]:
+    """Problems to train on, and problems that are held out."""
+    train = draw(problem, n_train, held_out=False, stream=stream, what=what)
+    return train, draw(problem, n_held_out, held_out=True, stream=stream, what=what)
 
 
 def conversation(question: str, asks: str = "", system: str | None = None) -> list[Message]:
@@ -144,23 +168,31 @@ def conversation(question: str, asks: str = "", system: str | None = None) -> li
     return [*opening, {"role": "user", "content": f"{question} {asks}".rstrip()}]
 
 
-def form_for(policy: Policy | None) -> Form:
-    """The form of answer to ask a policy for; "auto", which asks for none, where there is no policy."""
-    return "auto" if policy is None else policy.checkpoint.form
-
-
-def asked_for(form: Form, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
+def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:
     """The reward that reads answers in this form, and the sentence of a prompt that asks for it.
+
+    None takes the policy's form, and asks for none without a policy.
 
     Raises:
         ValueError: an unknown form or kind.
     """
+    of_policy = "auto" if policy is None else policy.checkpoint.form
     tokens = QWEN3 if policy is None else policy.checkpoint.tokens
-    says_no_more = form == "whole" and (policy is None or policy.checkpoint.form == "whole")
-    return answer_reward(kind, form=form, tokens=tokens), "" if says_no_more else instruction(form)
+    asked: Form = form or of_policy
+    says_no_more = asked == "whole" and (policy is None or of_policy == "whole")
+    return answer_reward(kind, form=asked, tokens=tokens), "" if says_no_more else instruction(asked)
 
 
-def dataset_of(rows: Iterable[dict[str, Any]]) -> Dataset:
+def dataset_of(questions: Iterable[Question], asks: str = "") -> Dataset:
+    """Questions as a dataset, whose prompts ask for a form."""
+    return dataset_from(
+        {"prompt": conversation(one.text, asks), "answer": one.answer, "problem": one.text}
+        | ({} if one.entry is None else {"entry": one.entry})
+        for one in questions
+    )
+
+
+def dataset_from(rows: Iterable[dict[str, Any]]) -> Dataset:
     """Rows, with at least the columns ``prompt``, ``answer`` and ``problem``, as a dataset."""
     from datasets import Dataset
 

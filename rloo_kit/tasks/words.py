@@ -8,15 +8,12 @@ other wording.  The wordings themselves are the same on both sides: it measures 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made
+from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
@@ -38,21 +35,7 @@ FEWER = (
 LARGEST = 20
 
 
-@dataclass(frozen=True)
-class WordSum:
-    """One question: its text, the sum that it asks for, and the answer."""
-
-    text: str
-    sum: str
-    answer: int
-
-    @property
-    def is_held_out(self) -> bool:
-        """Whether its sum belongs to the held-out fifth, in any wording."""
-        return falls_out(self.sum)
-
-
-def word_sum(rng: random.Random, largest: int) -> WordSum:
+def word_sum(rng: random.Random, largest: int) -> Question:
     """A question about two numbers of 2 to ``largest``: what they are together, or what is left of the larger."""
     a, b = rng.randint(2, largest), rng.randint(2, largest)
     adds = a == b or rng.random() < 0.5
@@ -61,7 +44,7 @@ def word_sum(rng: random.Random, largest: int) -> WordSum:
     wording = rng.choice(MORE if adds else FEWER)
     text = wording.format(name=name, other=other, things=rng.choice(THINGS), a=a, b=b)
     key = f"{min(a, b)} + {max(a, b)}" if adds else f"{a} - {b}"
-    return WordSum(text, key, a + b if adds else a - b)
+    return Question(text, str(a + b if adds else a - b), key)
 
 
 @made
@@ -77,12 +60,8 @@ def word_sums(
     """Additions and subtractions told as stories of one step, numbers up to ``largest``.
 
     Args:
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
         largest: number in a question.
-        n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
-        seed: of the draw; the split is always the same.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``.
 
     Raises:
         ConfigError: ``largest`` is below 3.
@@ -91,22 +70,10 @@ def word_sums(
     if largest < 3:
         where = f"tasks.word_sums, largest={largest}"
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
-    correct, asks = asked_for(form or form_for(policy), policy)
-    train = _side(n_train, False, largest, asks, seed)
-    held_out = _side(n_held_out, True, largest, asks, seed)
+    correct, asks = asked_for(form, policy)
+    what = f"word problems with numbers up to {largest}"
+    stream = f"words {{held_out}} {seed}"
+    sides = both_sides(lambda rng: word_sum(rng, largest), n_train, n_held_out, stream, what)
+    train, held_out = (dataset_of(side, asks) for side in sides)
     description = f"additions and subtractions in words, numbers up to {largest}"
     return Task("word sums", train, held_out, correct, None, description)
-
-
-def _side(n: int | None, held_out: bool, largest: int, asks: str, seed: int) -> Dataset:
-    found = draw(
-        lambda rng: word_sum(rng, largest),
-        n,
-        held_out=held_out,
-        seed=f"words {held_out} {seed}",
-        what=f"word problems with numbers up to {largest}",
-    )
-    return dataset_of(
-        {"prompt": conversation(one.text, asks), "answer": str(one.answer), "problem": one.text}
-        for one in found
-    )

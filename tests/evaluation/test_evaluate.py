@@ -1,5 +1,6 @@
 """evaluate: numbers with intervals, from completions graded as TRL would grade them."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -11,9 +12,9 @@ import torch
 from datasets import Dataset, DatasetDict
 
 import rewards
-from rewards import QWEN3, RewardSignatureError, RewardValueError
-from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
-from rloo_kit.evaluation.evaluate import evaluate, score
+from rewards import QWEN3, RewardValueError
+from rloo_kit.errors import ArgumentError, DatasetError, RewardError
+from rloo_kit.evaluation.evaluate import SAMPLING, evaluate, score
 from rloo_kit.evaluation.intervals import bootstrap, wilson
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Completion, Policy
@@ -231,64 +232,21 @@ def needs_hint(completions: object, hint: object, **kwargs: object) -> list[floa
     raise AssertionError
 
 
-def wrongly_judging(completions: object, **kwargs: object) -> list[float]:
-    raise AssertionError
-
-
-wrongly_judging.judges = "truth"  # type: ignore[attr-defined]
-
-BEFORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "no **kwargs": ({"reward_funcs": without_keywords}, RewardSignatureError, r"add \*\*kwargs"),
-    "a missing column": (
-        {"reward_funcs": needs_hint},
-        RewardSignatureError,
-        r"requires 'hint'[\s\S]*it has answer",
-    ),
-    "a column of a factory": (
-        {"reward_funcs": rewards.answer_reward(column="solution")},
-        RewardSignatureError,
-        "requires 'solution'",
-    ),
-    "the judge's column": ({"correct": needs_hint}, RewardSignatureError, "requires 'hint'"),
-    "the judge is a name": ({"correct": "answer"}, RewardSignatureError, "must be callable"),
-    "what a reward judges": ({"reward_funcs": wrongly_judging}, ValueError, "answer, form or length"),
-    "a reward model's name": (
-        {"reward_funcs": "owner/judge"},
-        RewardError,
-        r"evaluate\(reward_funcs='owner/judge'\)[\s\S]*rewards.reward_model\('owner/judge'\)",
-    ),
-    "a reward model": (
-        {"reward_funcs": [needs_hint, torch.nn.Linear(1, 1)]},
-        RewardError,
-        r"reward_funcs=Linear\)[\s\S]*rewards.reward_model\(model, tokenizer=",
-    ),
-    "weights of nothing": ({"reward_weights": [1.0]}, RewardError, "1 reward_weights for 0"),
-    "several greedy samples": (
-        {"samples": 8},
-        ConfigError,
-        r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False",
-    ),
-    "no samples": (
-        {"samples": 0, "greedy": False},
-        ConfigError,
-        r"samples must be[\s\S]*evaluate\(samples=0\)",
-    ),
-    "a negative number": ({"n": -1}, ConfigError, r"n must be[\s\S]*evaluate\(n=-1\)"),
-    "no length": ({"max_new_tokens": 0}, ConfigError, "max_new_tokens must be"),
-    "a template's name": (
-        {"chat_template_kwargs": "thinking"},
-        ConfigError,
-        "chat_template_kwargs must be a dict",
-    ),
-    "an empty prompt": ({"dataset": [{"prompt": ""}]}, DatasetError, r"prompt is empty[\s\S]*dataset\[0\]"),
-    "no prompt": (
-        {"dataset": [{"prompt": "1 + 1 ="}, {"prompt": None}]},
-        DatasetError,
-        r"not a NoneType[\s\S]*dataset\[1\]",
-    ),
+BEFORE: dict[str, tuple[dict[str, Any], str]] = {
+    "no **kwargs": ({"reward_funcs": without_keywords}, r"add \*\*kwargs"),
+    "a missing column": ({"reward_funcs": needs_hint}, r"requires 'hint'[\s\S]*it has answer"),
+    "a factory's": ({"reward_funcs": rewards.answer_reward(column="solution")}, "requires 'solution'"),
+    "the judge's column": ({"correct": needs_hint}, "requires 'hint'"),
+    "the judge is a name": ({"correct": "answer"}, "must be callable"),
+    "a reward model's name": ({"reward_funcs": "owner/judge"}, r"rewards.reward_model\('owner/judge'\)"),
+    "a reward model": ({"reward_funcs": torch.nn.Linear(1, 1)}, r"rewards.reward_model\(model, tokenizer="),
+    "weights of nothing": ({"reward_weights": [1.0]}, "1 reward_weights for 0"),
+    "several greedy samples": ({"samples": 8}, r"evaluate\(samples=8, greedy=True\)[\s\S]*greedy=False"),
+    "no samples": ({"samples": 0, "greedy": False}, r"samples must be[\s\S]*evaluate\(samples=0\)"),
+    "no length": ({"max_new_tokens": 0}, "max_new_tokens must be"),
+    "an empty prompt": ({"dataset": [{"prompt": ""}]}, r"prompt is empty[\s\S]*dataset\[0\]"),
     "a row without its column": (
         {"dataset": [{"prompt": "1 =", "answer": "1"}, {"prompt": "2 ="}]},
-        DatasetError,
         r"no 'answer'[\s\S]*dataset\[1\]",
     ),
 }
@@ -297,8 +255,8 @@ BEFORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", BEFORE)
 def test_what_cannot_be_measured_is_said_before_anything_is_sampled(case: str) -> None:
-    given, kind, says = BEFORE[case]
-    with pytest.raises(kind, match=says):
+    given, says = BEFORE[case]
+    with pytest.raises((ValueError, TypeError), match=says):
         evaluate(UNASKED, **{"dataset": QUESTIONS, **given})
 
 
@@ -314,14 +272,6 @@ def test_rewards_get_the_columns_that_they_get_in_training() -> None:
     assert "completion" not in seen
 
 
-def test_a_reward_may_read_all_of_the_trainers_state() -> None:
-    def reward(completions: object, trainer_state: Any, **kwargs: object) -> list[float]:
-        assert (trainer_state.global_step, trainer_state.log_history) == (0, [])
-        return [trainer_state.epoch / (trainer_state.max_steps or 1)] * 4
-
-    assert evaluate(scripted(*"1234"), QUESTIONS, reward).rewards == (0.0,) * 4
-
-
 def test_weights_may_be_an_array_and_no_rewards_none() -> None:
     weights: Any = np.array([1.0, 0.5])
     both = [returns(1.0, 1.0, 1.0, 1.0), returns(1.0, 1.0, 1.0, 1.0)]
@@ -333,6 +283,9 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
     result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
     by = {"rewards": {"reward": 2.0}, "correct": "answer_reward"}
-    assert result.settings == {**by, "max_new_tokens": 64, "temperature": 0.7}
+    assert result.settings == {**by, "max_new_tokens": 64, **SAMPLING, "temperature": 0.7}
+    defaults = {name: one.default for name, one in inspect.signature(Policy.generate).parameters.items()}
+    assert defaults.items() >= SAMPLING.items()
     plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
     assert plain.settings["rewards"] == {"reward": 1.0}
+    assert "temperature" not in plain.settings, "the most probable token each time"

@@ -21,7 +21,7 @@ from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY, file_hash
-from rloo_kit.tasks import ladder
+from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
 from tests.conftest import random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
@@ -141,9 +141,7 @@ THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enabl
 
 
 def texts(of_each_level: int) -> list[str]:
-    problems = [
-        p for level in ladder.LEVELS for p in ladder.problems_of(level, of_each_level, held_out=False, seed=1)
-    ]
+    problems = [p for level in LEVELS for p in problems_of(level, of_each_level, held_out=False, seed=1)]
     return [f"{p.prompt[0]['content']} {p.answer}" for p in problems] + [
         "<think>\n7+5=12\n1+2+1=4\n</think>\n\n42<|im_end|>",
         "<think>\n\n</think>\n\n-42.",
@@ -152,7 +150,7 @@ def texts(of_each_level: int) -> list[str]:
 
 
 def templated(tokenizer: Any) -> list[list[int]]:
-    prompts = [problem.prompt for problem in ladder.problems_of(1, 5, held_out=True, seed=0)]
+    prompts = [problem.prompt for problem in problems_of(1, 5, held_out=True, seed=0)]
     system = [{"role": "system", "content": "You are a helpful assistant."}]
     return [
         tokenizer.apply_chat_template(opening + prompt, add_generation_prompt=True, **how)["input_ids"]
@@ -186,7 +184,7 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tok
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     how = {"add_generation_prompt": True, "return_dict": False, "return_tensors": "pt"}
     with torch.no_grad():
-        logits = model(tokenizer.apply_chat_template(ladder.sum_of(17, 25).prompt, **how)).logits[0, -1]
+        logits = model(tokenizer.apply_chat_template(sum_of(17, 25).prompt, **how)).logits[0, -1]
     assert torch.isfinite(logits).all()
     used = torch.tensor(sorted(tokenizer.get_vocab().values()))
     assert logits.softmax(-1)[used].sum() > 0.99
@@ -205,7 +203,7 @@ def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: 
     accuracy = committed_accuracy("greedy")
     assert 0.35 < accuracy < 0.65
     assert 0.2 < committed_accuracy("sampled") < 0.45
-    problems = ladder.problems_of(1, 96, held_out=True, seed=0)
+    problems = problems_of(1, 96, held_out=True, seed=0)
     how = {"add_generation_prompt": True, "tokenize": False}
     texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")

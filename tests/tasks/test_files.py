@@ -122,17 +122,16 @@ def test_a_policy_says_the_form_and_which_prompts_are_too_long(write: Any) -> No
 
 
 ERRORS = [
-    ("mine.csv", {"question": "Question"}, "did you mean question='question'"),
-    ("mine.csv", {"answer": "anser"}, "did you mean answer='answer'"),
+    ("mine.csv", {"question": "Question"}, "name it: question='question'"),
+    ("mine.csv", {"answer": "anser"}, "name it: answer='answer'"),
     ("mine.csv", {"question": "q", "answer": "answer"}, "whose columns are question, answer, grade"),
     ("mine.csv", {"kind": "choice"}, "no problem is left to train on"),
     ("mine.csv", {"held_out": 1e-9}, "no problem is left that is held out"),
     ("mine.csv", {"held_out": 20}, "between 0 and 1"),
     ("mne.csv", {}, "did you mean '.*mine.csv'"),
-    ("mine.txt", {}, "files of the kind '.txt' are not read"),
+    ("mine.txt", {}, "files of this kind are not read: '.txt'"),
     ("half.jsonl", {}, "half.jsonl cannot be read"),
-    ("empty.csv", {}, "the file is empty"),
-    ("", {}, r"it is a folder[\s\S]*name a file in it: empty.csv"),
+    ("empty.csv", {}, "empty.csv cannot be read"),
     ("utf16.csv", {}, "save it in UTF-8"),
 ]
 
@@ -149,14 +148,6 @@ def test_what_cannot_be_a_task_is_an_error_with_the_nearest_right_name(
     with pytest.raises((DatasetError, ConfigError), match=says) as caught:
         tasks.from_file(tmp_path / name, **settings)
     assert len(str(caught.value).splitlines()) == 3
-
-
-def test_nothing_is_left_in_the_cache_of_datasets(write: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    tasks.from_file(write(SUMS))
-    assert not (tmp_path / "cache").exists()
 
 
 def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any) -> None:
@@ -181,19 +172,6 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any)
     assert found["What is 90 + 1?"]["prompt"][0] == system, "a row's own system message stands"
 
 
-def test_a_question_that_is_a_list_of_something_else_is_left_out(write: Any) -> None:
-    with pytest.raises(DatasetError, match="40 whose question is neither text nor messages"):
-        tasks.from_file(write([{"question": [str(n)], "answer": "1"} for n in range(40)], "mine.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"system": ["Be brief."]}, "system must be text or None"),
-        ({"question": ["question"]}, "question must be text"),
-        ({"path": SUMS}, "path must be text"),
-    ],
-)
-def test_an_argument_that_is_no_text_is_named(given: dict[str, Any], said: str, write: Any) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tasks.from_file(**{"path": write(SUMS), **given})
+def test_an_argument_that_is_no_text_is_named(write: Any) -> None:
+    with pytest.raises(ConfigError, match="system must be text or None"):
+        tasks.from_file(write(SUMS), system=["Be brief."])  # type: ignore[arg-type]

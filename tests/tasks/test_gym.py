@@ -1,11 +1,8 @@
 """Tasks of reasoning-gym: split by problem, graded by the kit's reader of numbers or by the generator's own rule."""
 
-import importlib.util
 import json
 import pickle
-import subprocess
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,20 +13,13 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks import gym
 
 SMALL: dict[str, Any] = {"n_train": 20, "n_held_out": 5}
 EASY = {"max_terms": 2, "max_digits": 2}
 
 
-def without(*missing: str) -> Callable[..., Any]:
-    """``importlib.util.find_spec`` where these packages are not installed."""
-    real = importlib.util.find_spec
-    return lambda name, *rest: None if name in missing else real(name, *rest)
-
-
 def test_without_the_package_the_error_has_the_command(monkeypatch: Any) -> None:
-    monkeypatch.setattr(gym.importlib.util, "find_spec", without("reasoning_gym"))
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(VersionError, match="pip install reasoning-gym=="):
         tasks.reasoning_gym("chain_sum")
 
@@ -78,18 +68,6 @@ class TestReasoningGym:
         assert row["prompt"][0]["content"].endswith(instruction("<answer>"))
         assert task.description.endswith("graded by the generator's own rule")
 
-    @pytest.mark.parametrize("name", ["gsm_symbolic", "chain_sum", "leg_counting"])
-    def test_where_answers_are_numbers_both_graders_agree_on_a_number_alone(
-        self, name: str, package: Any
-    ) -> None:
-        ours = rewards.answer_reward("number")
-        generator = package.create_dataset(name, seed=0, size=8)
-        for entry in generator:
-            gold = entry["answer"]
-            for said, right in ((gold, 1.0), (str(int(gold) + 1), 0.0), ("", 0.0), ("no idea", 0.0)):
-                assert ours(completions=[said], answer=[gold]) == [right]
-                assert (generator.score_answer(said, entry) == 1.0) == bool(right)
-
     def test_the_packages_own_graders_pay_for_wrong_numbers_which_is_why_they_do_not_grade_numbers(
         self, package: Any
     ) -> None:
@@ -106,7 +84,7 @@ class TestReasoningGym:
         ("name", "difficulty", "says"),
         [
             ("gsm_symbolicc", None, "did you mean gsm_symbolic"),
-            ("chain_sum", {"terms": 3}, "its settings are min_terms, max_terms"),
+            ("chain_sum", {"terms": 3}, "it takes .*max_terms"),
             ("chain_sum", {"min_terms": 0}, "min_terms must be positive"),
         ],
     )
@@ -116,9 +94,3 @@ class TestReasoningGym:
         with pytest.raises(ConfigError, match=says) as caught:
             tasks.reasoning_gym(name, difficulty)
         assert len(str(caught.value).splitlines()) == 3
-
-
-def test_importing_the_tasks_does_not_import_the_package() -> None:
-    code = "import rloo_kit.tasks, sys; print('reasoning_gym' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

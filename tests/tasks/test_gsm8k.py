@@ -11,7 +11,7 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks import gsm
+from rloo_kit.tasks.gsm8k import _from_folder
 
 SOLUTION = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nIn all 48+24 = <<48+24=72>>72.\n#### {n}"
 
@@ -48,7 +48,7 @@ def test_a_policy_is_asked_in_its_form_and_a_part_is_drawn_by_the_seed(folder: P
 
 def test_a_folder_without_the_files_or_their_columns_is_told_their_form(folder: Path, tmp_path: Path) -> None:
     (folder / "test.jsonl").write_text('{"prompt": "a", "answer": "1"}\n')
-    with pytest.raises(DatasetError, match=r"no column 'question'[\s\S]*did you mean question='prompt'"):
+    with pytest.raises(DatasetError, match=r"no column 'question'[\s\S]*columns are prompt, answer"):
         tasks.gsm8k(folder=folder)
     with pytest.raises(DatasetError, match=r"no train.jsonl[\s\S]*test.jsonl[\s\S]*#### 72"):
         tasks.gsm8k(folder=tmp_path / "elsewhere")
@@ -93,7 +93,7 @@ def test_what_is_in_the_cache_is_read_without_asking_the_hub(hub: Any, folder: P
 
     def load(repository: str, configuration: str, split: str) -> Any:
         assert (repository, configuration) == ("openai/gsm8k", "main")
-        return Dataset.from_list(gsm._from_folder(folder, split))
+        return Dataset.from_list(_from_folder(folder, split))
 
     hub(OSError("the hub was asked"), load=load)
     assert len(tasks.gsm8k().held_out) == 20

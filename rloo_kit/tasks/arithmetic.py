@@ -1,11 +1,7 @@
-"""Arithmetic tasks of rising difficulty: datasets of prompts with verifiable answers, split by problem.
+"""Arithmetic tasks of rising difficulty, and the search for a level that a policy solves sometimes.
 
-For training a policy and for measuring it.  A fixed rule on its operands, in any order and whatever the seed, decides
-whether a problem is held out.  The bundled tiny Qwen3 was trained under the same rule, so its warm start has seen no
-held-out addition either.
-
-It does not grade: a task carries the reward that does, ``task.correct``, an ``answer_reward`` for the form that its
-prompts ask for.
+A fixed rule on its operands, in any order and whatever the seed, decides whether a problem is held out.  The bundled
+tiny Qwen3 was trained under the same rule, so its warm start has seen no held-out addition either.
 """
 
 from __future__ import annotations
@@ -24,10 +20,9 @@ from rloo_kit.tasks.task import (
     Task,
     asked_for,
     conversation,
-    dataset_of,
+    dataset_from,
     draw,
     falls_out,
-    form_for,
     made,
 )
 
@@ -89,18 +84,17 @@ def draw_long_sum(rng: random.Random) -> Problem:
 
 def draw_product(rng: random.Random, *digits: int) -> Problem:
     """A product of numbers that have the given counts of digits."""
-    operands = tuple(draw_number(rng, count) for count in digits)
+    operands = tuple(_number(rng, count) for count in digits)
     return Problem(" * ".join(map(str, operands)), operands, math.prod(operands))
 
 
 def draw_mixed(rng: random.Random, digits: int) -> Problem:
     """A chain a * b + c * d - e * f of numbers with that many digits."""
-    a, b, c, d, e, f = operands = tuple(draw_number(rng, digits) for _ in range(6))
+    a, b, c, d, e, f = operands = tuple(_number(rng, digits) for _ in range(6))
     return Problem(f"{a} * {b} + {c} * {d} - {e} * {f}", operands, a * b + c * d - e * f)
 
 
-def draw_number(rng: random.Random, digits: int) -> int:
-    """A number of exactly that many digits."""
+def _number(rng: random.Random, digits: int) -> int:
     return rng.randrange(10 ** (digits - 1), 10**digits)
 
 
@@ -140,9 +134,9 @@ def task_at(
 ) -> Task:
     """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
     train, held_out = (
-        dataset_of(
-            {"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression}
-            for p in problems_of(level, n, held_out=out, seed=seed, asks=asks)
+        dataset_from(
+            {"prompt": one.prompt, "answer": str(one.answer), "problem": one.expression}
+            for one in problems_of(level, n, held_out=out, seed=seed, asks=asks)
         )
         for n, out in ((n_train, False), (n_held_out, True))
     )
@@ -151,13 +145,8 @@ def task_at(
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
     """Distinct problems of a level from one side of the split, in random order."""
-    found = draw(
-        LEVELS[level].draw,
-        n,
-        held_out=held_out,
-        seed=f"{level} {'held_out' if held_out else 'train'} {seed}",
-        what=f"problems at level {level} ({LEVELS[level].description})",
-    )
+    what, stream = f"problems at level {level} ({LEVELS[level].description})", f"{level} {{side}} {seed}"
+    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=stream, what=what)
     return [replace(problem, asks=asks) for problem in found]
 
 
@@ -220,7 +209,6 @@ def arithmetic(
         ValueError: an unknown form.
         DatasetError: more problems than there are.
     """
-    form = form or form_for(policy)
     correct, asks = asked_for(form, policy)
     if level == "auto":
         if policy is None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.prepare import within
-from rloo_kit.tasks.files import Columns, Row, home, read
-from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, form_for, made
+from rloo_kit.tasks.files import Row, home, read
+from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, made
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,19 +42,16 @@ def gsm8k(
     """GSM8K as a task: its train split to train on, its test split held out.
 
     Args:
-        policy: from ``load_policy``; says in which form to ask for the answer.
-        form: where the answer has to stand, one of ``rewards.FORMS``; None takes ``policy.checkpoint.form``, and asks
-            for none without a policy.
+        policy, form, seed: as for ``arithmetic``.
         n_train, n_held_out: as many at random; None for all.
         folder: instead of the hub, one with ``train.jsonl`` and ``test.jsonl`` (or .parquet), as
             github.com/openai/grade-school-math has them: {"question": "...", "answer": "... #### 72"} on each line.
-        seed: of the draw.
 
     Raises:
         DatasetError: the hub cannot be reached and it is not in its cache; a folder without the files; more problems
             than there are.
     """
-    correct, asks = asked_for(form or form_for(policy), policy)
+    correct, asks = asked_for(form, policy)
     where = None if folder is None else home(folder)
     train = _side("train", where, n_train, "n_train", asks, seed)
     held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)
@@ -62,25 +59,14 @@ def gsm8k(
 
 
 def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, seed: int) -> Dataset:
-    rows = _chosen(_from_hub(split) if folder is None else _from_folder(folder, split), n, name, seed)
-    return dataset_of(
-        {
-            "prompt": conversation(row["question"], asks),
-            "answer": gold_text(row["answer"]),
-            "problem": row["question"],
-        }
-        for row in rows
-    )
-
-
-def _chosen(rows: list[Row], n: int | None, name: str, seed: int) -> list[Row]:
-    if n is None:
-        return rows
-    if not 1 <= n <= len(rows):
-        where = f"tasks.gsm8k({name}={n})"
-        todo = f"ask for 1 to {len(rows)}, or leave it out for all"
-        raise DatasetError(f"there are {len(rows)} problems on that side", where=where, todo=todo)
-    return random.Random(seed).sample(rows, n)
+    rows = _from_hub(split) if folder is None else _from_folder(folder, split)
+    if n is not None:
+        if not 1 <= n <= len(rows):
+            todo = f"ask for 1 to {len(rows)}, or leave it out for all"
+            where = f"tasks.gsm8k({name}={n})"
+            raise DatasetError(f"there are {len(rows)} problems on that side", where=where, todo=todo)
+        rows = random.Random(seed).sample(rows, n)
+    return dataset_of((Question(row["question"], gold_text(row["answer"]), "") for row in rows), asks)
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:
@@ -88,7 +74,7 @@ def _from_folder(folder: Path, split: str) -> list[Row]:
     if file is None:
         where = f"tasks.gsm8k(folder={str(folder)!r})"
         raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=f"give {FILES}")
-    return read(file, Columns("question", "answer"))
+    return read(file, "question", "answer")
 
 
 def _from_hub(split: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The ladder of arithmetic: a split by problem, the answer that is asserted, a level that can be learned from."""
+"""Arithmetic: a split by problem, the answer that is asserted, a level that can be learned from."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,18 +10,19 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks import ladder
+from rloo_kit.tasks.arithmetic import PassRate, level_near_half, pass_rate, problems_of
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
 def test_answers_are_right_and_no_problem_crosses_the_split_in_any_order_of_its_operands(level: int) -> None:
     """Whatever the seed; at level 1 these are all problems there are."""
     everything = level == 1
-    train = ladder.problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
-    held_out = ladder.problems_of(level, 467 if everything else 100, held_out=True, seed=1)
+    train = problems_of(level, 2033 if everything else 300, held_out=False, seed=0)
+    held_out = problems_of(level, 467 if everything else 100, held_out=True, seed=1)
     assert not {tuple(sorted(p.operands)) for p in train} & {tuple(sorted(p.operands)) for p in held_out}
     assert len({p.expression for p in train}) == len(train), "no problem comes twice"
     assert all(problem.answer == eval(problem.expression) for problem in train[:20])
+    assert train != problems_of(level, len(train), held_out=False, seed=2), "another seed, another draw"
 
 
 def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
@@ -30,11 +31,6 @@ def test_a_task_has_the_columns_that_trainer_and_rewards_read() -> None:
     assert row["prompt"] == [{"role": "user", "content": f"What is {a} + {b}?"}]
     assert row["answer"] == str(a + b)
     assert set(row) == {"prompt", "answer", "problem"}
-
-
-def test_a_seed_fixes_the_draw_and_another_changes_it() -> None:
-    draws = [ladder.problems_of(1, 50, held_out=False, seed=seed) for seed in (3, 3, 4)]
-    assert draws[0] == draws[1] != draws[2]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +75,11 @@ def test_a_thought_that_the_prompt_opens_and_that_never_ends_is_no_answer() -> N
 def test_auto_takes_the_level_nearest_one_half_of_three_measured(half_at: int, capsys: Any) -> None:
     asked = []
 
-    def measure(level: int) -> ladder.PassRate:
+    def measure(level: int) -> PassRate:
         asked.append(level)
-        return ladder.PassRate(level, 16 if level == half_at else 32 * (level < half_at), 0, 32)
+        return PassRate(level, 16 if level == half_at else 32 * (level < half_at), 0, 32)
 
-    assert ladder.level_near_half(measure) == half_at
+    assert level_near_half(measure) == half_at
     assert len(asked) <= 3
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in lines] == [f"level {level}" for level in asked]
@@ -109,40 +105,27 @@ class Pupil:
 
 def test_a_policy_that_no_level_suits_is_told_so_and_a_truncated_completion_is_not_right() -> None:
     with pytest.warns(UserWarning, match="take another policy"):
-        assert ladder.level_near_half(lambda level: ladder.PassRate(level, 0, 0, 32)) == 1
+        assert level_near_half(lambda level: PassRate(level, 0, 0, 32)) == 1
     pupil: Any = Pupil()
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8)
 
 
-@pytest.mark.parametrize(("name", "temperature"), [("tiny", 1.0), ("smollm2-135m", 0.6)])
-def test_a_level_is_measured_at_the_temperature_that_suits_the_policy(name: str, temperature: float) -> None:
+def test_a_level_is_measured_on_the_prompts_and_at_the_temperature_of_training() -> None:
     pupil: Any = Pupil()
-    pupil.checkpoint = CATALOGUE[name]
-    ladder.pass_rate(pupil, 1, 4, 1, 24, seed=0)
-    assert pupil.temperatures == {temperature}
-
-
-def test_a_level_is_measured_on_the_prompts_that_will_be_trained_on() -> None:
-    pupil: Any = Pupil()
-    off = {"enable_thinking": False}
+    pupil.checkpoint, off = CATALOGUE["smollm2-135m"], {"enable_thinking": False}
     with pytest.warns(UserWarning, match="raise max_new_tokens"):
         tasks.arithmetic(policy=pupil, n_train=8, n_held_out=8, chat_template_kwargs=off)
     assert pupil.templates
     assert all(template == off for template in pupil.templates)
+    assert pupil.temperatures == {0.6}
 
 
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
     options: Any = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
-    fresh = ladder.pass_rate(policy, 1, n_prompts=48, n_samples=1, max_new_tokens=24, seed=1)
+    fresh = pass_rate(policy, 1, n_prompts=48, n_samples=1, max_new_tokens=24, seed=1)
     assert 0.1 <= fresh.rate <= 0.8, fresh
-
-
-def test_a_given_level_needs_no_policy() -> None:
-    task = tasks.arithmetic(6, n_train=20, n_held_out=10)
-    assert (task.level, len(task.train), len(task.held_out)) == (6, 20, 10)
-    assert task.description == tasks.LEVELS[6].description
 
 
 @pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5, "auto"])
