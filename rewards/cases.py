@@ -46,7 +46,7 @@ class Band(NamedTuple):
     high: float
 
     def holds(self, credit: float) -> bool:
-        """Whether the credit lies in the band; a band's upper end is not part of it."""
+        """Whether the credit lies in the band, without its upper end."""
         return self.low <= credit < self.high
 
 
@@ -92,7 +92,6 @@ _DATA = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding=
 
 
 def _template(completion: str | list[Any]) -> str:
-    """A template from its parts: texts, and texts that stand there several times."""
     parts = [completion] if isinstance(completion, str) else completion
     return "".join(part if isinstance(part, str) else part["of"] * part["times"] for part in parts)
 
@@ -130,7 +129,7 @@ def number_forms(gold: str) -> dict[str, str]:
     mantissa = mantissa.rstrip("0").rstrip(".")
     grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
-    possible = {
+    possible: dict[str, str | None] = {
         "number": "",
         "positive": "" if value > 0 else None,
         "minus": "−" + digits if sign else None,

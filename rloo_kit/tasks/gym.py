@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rewards.answers import answer_reward, stated
-from rewards.quantities import to_number
+from rewards.numbers import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.tasks.task import Task, asked_for, conversation, dataset_of, draw, falls_out, form_for, made

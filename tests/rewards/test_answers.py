@@ -13,7 +13,7 @@ import rewards
 from rewards import FORMS, answer_reward, answers, instruction
 from rewards.answers import is_right
 
-# kind, form, gold, text after the thought, whether it is right, why.  More: natural_answers.py and answers/*.jsonl.
+# kind, form, gold, text after the thought, whether it is right, why.  More: answers/*.jsonl.
 CASES = [
     ("number", "boxed", "42", r"There were \boxed{42} apples", True, "words around it"),
     ("number", "boxed", "42", r"If he buys 3 more he would have \boxed{42}", True, "a condition"),
@@ -184,7 +184,7 @@ def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
     assert [form for form in FORMS if instruction(form)] == ["boxed", "####", "<answer>", "whole"]
     assert r"\boxed{}" in instruction("boxed")
     for call in (instruction, lambda form: rewards.answer_reward(form=form)):
-        with pytest.raises(ValueError, match=r"There is no form 'box'\.\n.*form='box'[\s\S]*\"boxed\""):
+        with pytest.raises(ValueError, match=r"There is no form 'box'\.\n.*form='box'[\s\S]*'boxed'"):
             call("box")
 
 
@@ -264,15 +264,9 @@ def test_column_scores_and_tolerance_are_arguments():
         reward(completions=["3"], answer=["3"])
     with pytest.raises(rewards.RewardValueError, match="'solution' has 1 values for 2 completions"):
         reward(completions=["3", "4"], solution=["3"])
-    with pytest.raises(ValueError, match="no kind of answer 'maths'"):
+    with pytest.raises(ValueError, match="no kind 'maths'"):
         answer_reward("maths")
-    for wrong in (
-        {"tolerance": -1},
-        {"tolerance": math.nan},
-        {"tolerance": "1%"},
-        {"timeout": -1},
-        {"timeout": 0},
-    ):
+    for wrong in ({"tolerance": -1}, {"tolerance": math.nan}, {"tolerance": "1%"}, {"timeout": 0}):
         with pytest.raises(ValueError, match=r"tolerance must be a number from 0, and timeout one above 0"):
             answer_reward(**wrong)
 
