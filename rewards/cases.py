@@ -26,6 +26,7 @@ others             forms of a number: see :func:`number_forms`
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.answers import accepted, gold_text
+from rewards.errors import invalid
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode, prompt_opens
 
@@ -239,6 +241,28 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
         text = text.removeprefix("{open}")
     text = _NAME.sub(lambda match: values[match[1]], text)
     return [piece for piece in _MARKER.split(text) if piece]
+
+
+def task_rows(
+    kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
+) -> list[dict[str, Any]]:
+    """At most so many rows of a task, spread over it, or the questions of a kind where there is none."""
+    if rows is None:
+        built_in = QUESTIONS.get(kind, QUESTIONS["number"])
+        return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
+    table: Any = rows
+    if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is asked for
+        task = [dict(table[i]) for i in range(0, len(table), max(1, len(table) // limit))[:limit]]
+    else:
+        task = [dict(row) for row in itertools.islice(rows, limit)]
+    bad = [row for row in task if "prompt" not in row or row.get(column) is None]
+    if not task or bad:
+        raise invalid(
+            f"Every row needs a prompt and a gold answer in column '{column}'",
+            f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}",
+            "pass rows=task.train, and column= with the name of the gold answers",
+        )
+    return task
 
 
 @dataclass(frozen=True)

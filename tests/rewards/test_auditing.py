@@ -271,7 +271,6 @@ def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows)
         ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
         ({"rows": PLAIN, "limit": 0}, "limit must be at least 1"),
         ({"tokenizer": "qwen"}, "needed, not its name"),
-        ({"cases": ["x"]}, r"must be a rewards.Case(.|\n)*'x'"),
         ({"reward": "x"}, "must be callable, not str"),
     ],
 )
