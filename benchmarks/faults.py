@@ -188,7 +188,7 @@ def interrupted(
         Of each stop that found the run at work: the damage done after it, the exit status, and the seconds until it.
     """
     folder.mkdir()
-    stops = []
+    stops: list[dict[str, Any]] = []
     for index in range(times):
         begun = folder / f"begun-{index}"
         process = runs.start(folder, begun)

@@ -18,7 +18,7 @@ from rewards.errors import check_choice, invalid
 from rewards.free_text import guessed
 from rewards.made import recorded
 from rewards.math import Pair, equal, equals, pair
-from rewards.numbers import plain, readable, to_number
+from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
@@ -228,8 +228,9 @@ def is_right(
             return _letters(value, alone) == {re.sub(r"\W", "", gold).upper()}
         if kind == "exact":
             return folded(value) == folded(gold)
-        target, found = to_number(readable(gold)), to_number(value, decimal_comma=True, alone=alone)
-        return target is not None and found is not None and found.same(target, tolerance)
+        target, said = to_number(readable(gold)), to_number(value, decimal_comma=True, alone=alone)
+        found = [one for one in (said, *conversion(value)) if one is not None]
+        return target is not None and any(one.same(target, tolerance) for one in found)
 
     values = stated(answer, form, kind)
     return bool(values) and all(map(same, values))

@@ -5,23 +5,7 @@ disagree the band is ``CONTESTED``, which is shown but not counted.
 
 A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
 stay, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer
-that lacks the form (``{commas}`` needs a number of at least 1,000).
-
-=================  ============================================================================
-``{open}``         the token that opens a thought (nothing at the start, if the prompt opens it)
-``{close}``        the token that closes it
-``{end}``          the end-of-sequence token: without it the completion was cut off
-``{typed_open}``   "<think>" typed in ordinary tokens, ``{typed_close}`` likewise
-``{thought}``      an honest thought that reaches the gold answer
-``{think}``        open, an honest thought, close
-``{gold}``         the gold answer, ``{wrong}`` and ``{wrong2}`` plausible wrong ones
-``{prompt}``       the prompt's text, of a conversation the user's last message
-``{long}``         a page of prose without a number
-``{marked}``       available only where the completion opens its own thought
-``{unmarked}``     available only where the prompt has opened the thought
-``{number}``       available only for numbers, ``{letter}`` for choices, ``{text}`` for other golds
-others             forms of a number: see :func:`number_forms`
-=================  ============================================================================
+that lacks the form (``{commas}`` needs a number of at least 1,000).  ``cases.toml`` tells what the names stand for.
 """
 
 from __future__ import annotations
@@ -64,7 +48,7 @@ class Case:
     Args:
         family: the kind of attack or of honest answer.
         name: what is written, in a few words; unique within its family.
-        completion: the template; see the module's table of names.
+        completion: the template.
         answer: band for a reward of right answers.
         thought: band for a reward of the form: a real thought, closed once, then an answer, ended.
         why: the reason for the bands.

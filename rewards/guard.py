@@ -85,13 +85,9 @@ class _Guarded(Wrapped):
         return f"guarded({self.__name__})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
-        try:
+        with self._explained(kwargs):
             returned = self.reward(*_copied(args), **self._given(args, kwargs))
-        except RewardValueError:  # from an inner guard, which names its own function
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(error, kwargs) from error
-        return self._checked(returned, args, kwargs)
+        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = _copied(dict(kwargs))
@@ -105,30 +101,29 @@ class _Guarded(Wrapped):
             given["log_extra"] = functools.partial(_log_extra, self.__name__, log_extra, count)
         return given
 
-    def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
-        if (silence := _unreached(error)) is not None:
-            what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
-            mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
-        else:
-            what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
-            columns = set(kwargs) - set(TRL_KEYWORDS)
-            mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
-        what = " ".join(what.split())  # a library's message may have lines of its own
-        return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
-
-    def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
-        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
+    @contextlib.contextmanager
+    def _explained(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        try:
+            yield
+        except RewardValueError:  # from an inner guard, which names its own function
+            raise
+        except (Exception, SystemExit) as error:
+            if (silence := _unreached(error)) is not None:
+                what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
+                mend = "see that the service is up and its address, then train(resume_from_checkpoint=True)"
+            else:
+                what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+                columns = set(kwargs) - set(TRL_KEYWORDS)
+                mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
+            what = shortened(" ".join(what.split()))  # a library's message may have lines of its own
+            raise RewardCallError(what, reward_name=self.__name__, value=error, todo=mend) from error
 
 
 class _AsyncGuarded(_Guarded):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
-        try:
+        with self._explained(kwargs):
             returned = await self.reward(*_copied(args), **self._given(args, kwargs))
-        except RewardValueError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(error, kwargs) from error
-        return self._checked(returned, args, kwargs)
+        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
 
 def call_reward(reward: Reward, **kwargs: Any) -> Scores:

@@ -139,6 +139,7 @@ _SCALES = {
 }  # fmt: skip
 _MONEY = dict(zip("$€£¥₹¢", ("dollar", "euro", "pound", "yen", "rupee", "cent"), strict=True))
 _MONEY |= {"usd": "dollar", "eur": "euro"}
+_MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
 _LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[, \u00a0\u2009\u202f'’_]\d{3})+(?![\d,'])")
@@ -206,6 +207,15 @@ def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) ->
         sides, found = [text], _single(sides[0].strip(" *"), alone, unit)
     false = found is not None and any(_sum(side) not in (None, found.value) for side in sides)
     return None if false else found
+
+
+def conversion(text: str) -> list[Number]:
+    """Both sides of a quantity in two units, 60 minutes = 1 hour, where one is a usual multiple of the other."""
+    sides = [to_number(side, decimal_comma=True) for side in plain(text).split("=")]
+    found = [side for side in sides if side is not None and side.unit and side.value > 0]
+    if len(sides) != 2 or len(found) != 2 or _same_unit(found[0].unit, found[1].unit):
+        return []
+    return found if max(a.value / b.value for a in found for b in found) in _MULTIPLES else []
 
 
 def _single(text: str, alone: bool, currency: str) -> Number | None:
