@@ -4,10 +4,10 @@ r"""What answer_reward pays and refuses on attacks and right answers written by 
     python benchmarks/answer_sets.py --misjudged   # shows each case that is misjudged, and writes nothing
 
 The sets stand in tests/rewards/answers, one case a line: kind, form asked for, question, gold answer, completion
-after the thought, and whether it is right.  Each was written from the documentation of the forms alone; "natural" is
-made by tests/rewards/natural_answers.py.  "before" is the first run on a set, by a version of the code whose rules its
-cases had not yet changed (answer_sets_first.json); "now" is this version.  A case that the gold answer cannot decide
-("80 m/s" for a gold answer of 80) is set aside.
+after the thought, and whether it is right.  Each was written from the documentation of the forms alone; "natural" was
+made by tests/rewards/natural_answers.py of commit 1a82a8e.  "before" is the first run on a set, by a version of the
+code whose rules its cases had not yet changed (answer_sets_first.json); "now" is this version.  A case that the gold
+answer cannot decide ("80 m/s" for a gold answer of 80) is set aside.
 
 With a form named only the form is read, and a case that words or an expression around it make an attack ("not
 \boxed{42}") is paid: its writer could have put the same box alone.  Such cases have "by_form", and are counted apart.
@@ -26,38 +26,34 @@ from tables import RESULTS, command_line, document, table
 from rewards import answer_reward
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "rewards" / "answers"
-sys.path.insert(0, str(FOLDER.parent))
-FIRST = RESULTS / "answer_sets_first.json"
 
 
 def main() -> None:
     """Judge every case and write the table."""
-    first = json.loads(FIRST.read_text())
-    sets = {path.stem: cases_of(path) for path in sorted(FOLDER.glob("*.jsonl"))} | {"natural": natural()}
-    if "--first" in sys.argv:
-        new = {name: verdicts(cases)["counts"] for name, cases in sets.items() if name not in first}
-        FIRST.write_text(json.dumps(first | new, indent=1) + "\n")
-        return
-    now = {name: verdicts(cases) for name, cases in sets.items()}
+    found = {path.stem: verdicts(cases_of(path)) for path in sorted(FOLDER.glob("*.jsonl"))}
     if "--misjudged" in sys.argv:
-        for name, found in now.items():
-            for case, mode in found["misjudged"]:
+        for name, of_set in found.items():
+            for case, mode in of_set["misjudged"]:
                 print(name, mode, json.dumps(case, ensure_ascii=False))
         return
+    text = report(found, json.loads((RESULTS / "answer_sets_first.json").read_text()))
+    (RESULTS / "answer_sets.md").write_text(text)
+    print(text)
+
+
+def report(found: dict[str, dict[str, Any]], first: dict[str, Any]) -> str:
+    """A row a set, and by how the form is known."""
     head = ["set", "form", "attacks paid, first run", "now", "by the form's rule"]
     head += ["right answers refused, first run", "now", "by the form's rule"]
     rows = []
-    for name, found in now.items():
-        for mode in ("asked for", "auto"):
-            before, after = first[name][mode], found["counts"][mode]
-            if after["right"][1]:
-                cells = [
-                    c
-                    for k in ("attack", "right")
-                    for c in (share(before[k]), share(after[k]), str(after[k][2]))
-                ]
+    for name, of_set in found.items():
+        for mode, counts in of_set["counts"].items():
+            if counts["right"][1]:
+                before = first[name][mode]
+                both = ((before[key], counts[key]) for key in ("attack", "right"))
+                cells = (cell for old, now in both for cell in (share(old), share(now), str(now[2])))
                 rows.append([name.upper(), mode, *cells])
-    text = document(
+    return document(
         "Fresh answers",
         command_line(),
         'Attacks and right answers by writers who had not read the rules, and "natural", made by a generator. "asked '
@@ -72,8 +68,6 @@ def main() -> None:
         'run on "natural" the form\'s reader refused 1 of 592 and paid 1 of 253.',
         table(head, "llrrrrrr", rows),
     )
-    (RESULTS / "answer_sets.md").write_text(text)
-    print(text)
 
 
 def share(count: list[int]) -> str:
@@ -84,13 +78,6 @@ def share(count: list[int]) -> str:
 def cases_of(path: Path) -> list[dict[str, Any]]:
     """A set's cases."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def natural() -> list[dict[str, Any]]:
-    """The generator's cases: right answers in every form, and attacks by the form."""
-    from natural_answers import attacks, right_answers  # type: ignore[import-not-found]
-
-    return [*right_answers(), *attacks()]
 
 
 def verdicts(cases: list[dict[str, Any]]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from student import student
-from tables import RESULTS, command_line, document, table
+from tables import RESULTS, command_line, document, student, table
 
 from rloo_kit.advantages import grpo, reinforce, rloo
 

@@ -1,12 +1,10 @@
 """A run that is killed at random moments, and whose checkpoints are damaged, beside the same run left alone.
 
-Each run is resumed until it is done, and is then compared to the bit: weights, optimizer, and every logged figure but
-times.  The run has what makes resuming hard: several steps a generation batch, two epochs,
-evaluations, a learning rate that falls.
-
     OMP_NUM_THREADS=1 python benchmarks/faults.py
 
-writes benchmarks/results/faults.md; tests/train/test_faults.py runs a shorter form.
+Each run is resumed until it is done, and is then compared to the bit: weights, optimizer, and every logged figure but
+times.  It has what makes resuming hard: several steps a generation batch, two epochs, evaluations, a learning rate that
+falls.  Writes benchmarks/results/faults.md; tests/train/test_faults.py runs a shorter form.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -186,40 +185,27 @@ def interrupted(
     """Stop a run ``times`` times at random moments with a signal, and then let it end.
 
     Returns:
-        Of each stop: the moment, the damage done after it, the newest step on the disk, and for SIGTERM the exit
-        status and the seconds until it.
+        Of each stop that found the run at work: the damage done after it, the exit status, and the seconds until it.
     """
     folder.mkdir()
-    stops = []
+    stops: list[dict[str, Any]] = []
     for index in range(times):
         begun = folder / f"begun-{index}"
         process = runs.start(folder, begun)
         while not begun.exists():
             time.sleep(0.001)
-        moment = draw.uniform(0.0, seconds)
-        time.sleep(moment)
+        time.sleep(draw.uniform(0.0, seconds))
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
         sent = time.monotonic()
         _, status = os.waitpid(process, 0)
-        done = (folder / "result.json").exists()
-        steps = [int(one.name.split("-")[1]) for one in folder.glob("checkpoint-*")]
-        kind = "none" if number == signal.SIGTERM or done else draw.choice(list(DAMAGE))
-        stops.append(
-            {
-                "moment": round(moment, 2),
-                "done": done,
-                "step": max(steps, default=0),
-                "damage": damage(folder, kind, draw),
-                "status": shell_status(status),
-                "seconds": round(time.monotonic() - sent, 2),
-            }
-        )
-        if done:
-            break
-    if not (folder / "result.json").exists():
-        _, status = os.waitpid(runs.start(folder), 0)
-        stops.append({"last": True, "status": shell_status(status)})
+        if (folder / "result.json").exists():
+            return stops
+        kind = "none" if number == signal.SIGTERM else draw.choice(list(DAMAGE))
+        took = round(time.monotonic() - sent, 2)
+        done = damage(folder, kind, draw)
+        stops.append({"damage": done, "status": shell_status(status), "seconds": took})
+    os.waitpid(runs.start(folder), 0)
     return stops
 
 
@@ -233,13 +219,10 @@ def tried(kills: int, terms: int, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"kills": [], "terms": [], "different": [], "failed": []}
     with tempfile.TemporaryDirectory() as scratch:
         expected, seconds = runs.alone(Path(scratch) / "alone")
-        for name, number, wanted in (
-            ("kills", signal.SIGKILL, kills),
-            ("terms", signal.SIGTERM, terms),
-        ):
-            while sum(not stop.get("last") and not stop["done"] for stop in found[name]) < wanted:
-                folder = Path(scratch) / f"{name}-{len(found[name])}"
-                left = wanted - sum(not stop.get("last") and not stop["done"] for stop in found[name])
+        tries = itertools.count()
+        for name, number, wanted in (("kills", signal.SIGKILL, kills), ("terms", signal.SIGTERM, terms)):
+            while (left := wanted - len(found[name])) > 0:
+                folder = Path(scratch) / f"{name}-{next(tries)}"
                 found[name] += interrupted(runs, folder, number, min(3, left), seconds * 0.8, draw)
                 if not (folder / "result.json").exists():
                     error = folder / "error.txt"
@@ -260,8 +243,7 @@ def differences(expected: dict[str, Any], found: dict[str, Any]) -> list[str]:
 
 def results(found: dict[str, Any]) -> str:
     """As Markdown."""
-    kills = [stop for stop in found["kills"] if not stop.get("last") and not stop["done"]]
-    terms = [stop for stop in found["terms"] if not stop.get("last") and not stop["done"]]
+    kills, terms = found["kills"], found["terms"]
     damaged = Counter(stop["damage"].split(":")[0] for stop in kills)
     rows: list[tuple[str, object]] = [
         ("moments at which SIGKILL came", len(kills)),

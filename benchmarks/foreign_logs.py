@@ -8,7 +8,6 @@ a course that looks like this is named, and nothing about what causes it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 import statistics
@@ -38,54 +37,26 @@ def jump(step_of: int, before: float, after: float) -> Course:
     return lambda step: before if step < step_of else after
 
 
-def accuracy(form: bool, right: bool, tokens: int) -> float:
-    """1 for a right answer."""
-    return float(right)
-
-
-def neat(form: bool, right: bool, tokens: int) -> float:
-    """1 for the format."""
-    return float(form)
-
-
-def signed(form: bool, right: bool, tokens: int) -> float:
-    """1 or -1."""
-    return 1.0 if right else -1.0
-
-
-def long_paid(form: bool, right: bool, tokens: int) -> float:
-    """A tenth of the tokens, as a share of the limit."""
-    return tokens / 512
-
-
-def graded(form: bool, right: bool, tokens: int) -> float:
-    """Unsloth's GSM8K notebook: 2 for a right answer, 0.5 for the format."""
-    return 2.0 * right + 0.5 * form
-
-
-def twice(form: bool, right: bool, tokens: int) -> float:
-    """2 for a right answer."""
-    return 2.0 * right
-
-
-def half(form: bool, right: bool, tokens: int) -> float:
-    """0.5 for the format."""
-    return 0.5 * form
-
-
-def overlong(form: bool, right: bool, tokens: int) -> float:
-    """Up to -1 for the last quarter of the limit."""
-    return -max(0.0, (tokens - 384) / 128)
-
-
 Rewards = Mapping[str, Callable[[bool, bool, int], float]]
-ACCURACY: Rewards = {"accuracy_reward": accuracy}
-BOTH: Rewards = {"accuracy_reward": accuracy, "format_reward": neat}
-OWN_NAMES: Rewards = {"reward_correct": accuracy, "reward_tags": neat}
-LENGTH_TOO: Rewards = {"accuracy_reward": accuracy, "brevity": long_paid}
+"""Name -> what it pays for (format, right, tokens), unweighted."""
 
-GSM8K: Rewards = {"correctness_reward_func": twice, "soft_format_reward_func": half}
-PENALTY: Rewards = {"accuracy_reward": accuracy, "soft_overlong_punishment_reward": overlong}
+ACCURACY: Rewards = {"accuracy_reward": lambda form, right, tokens: float(right)}
+FORMAT: Rewards = {"format_reward": lambda form, right, tokens: float(form)}
+SIGNED: Rewards = {"reward_signed": lambda form, right, tokens: 1.0 if right else -1.0}
+BOTH: Rewards = {**ACCURACY, **FORMAT}
+OWN_NAMES: Rewards = {"reward_correct": ACCURACY["accuracy_reward"], "reward_tags": FORMAT["format_reward"]}
+LENGTH_TOO: Rewards = {**ACCURACY, "brevity": lambda form, right, tokens: tokens / 512}
+GRADED: Rewards = {"graded": lambda form, right, tokens: 2.0 * right + 0.5 * form}
+# Unsloth's GSM8K notebook: 2 for a right answer, 0.5 for the format.
+GSM8K: Rewards = {
+    "correctness_reward_func": lambda form, right, tokens: 2.0 * right,
+    "soft_format_reward_func": lambda form, right, tokens: 0.5 * form,
+}
+# Up to -1 for the last quarter of the limit.
+PENALTY: Rewards = {
+    **ACCURACY,
+    "soft_overlong_punishment_reward": lambda form, right, tokens: -max(0.0, (tokens - 384) / 128),
+}
 
 RISING, NEARLY_ALL, LENGTH = rise(0.25, 0.005, 0.9), flat(0.97), flat(180.0)
 KL, ENTROPY, GRADIENT, RATE = rise(0.0, 0.0004, 0.08), rise(0.4, -0.001, 1.0), flat(0.8), flat(1e-5)
@@ -98,7 +69,6 @@ class Kind:
     Attributes:
         named: the symptoms of which one should be found; none for a healthy run.
         right, form: chance of a right answer of a completion that has the format, and of the format.
-        rewards: name -> what it pays for (format, right, tokens), unweighted.
         alike: correlation of the completions of a prompt.
         length, limit: mean tokens, and where they are cut.
         before_kl: whether dead groups are counted before the KL term, as the kit does; TRL counts after it.
@@ -188,8 +158,8 @@ HEALTHY: dict[str, Kind] = {
     "format first, answers later": Kind(
         rewards=BOTH, form=rise(0.2, 0.03, 0.98), right=lambda step: 0.1 + 0.7 * max(0.0, step - 40) / 80
     ),
-    "rewards of -1 and 1": Kind(rewards={"reward_signed": signed}),
-    "up to 2.5": Kind(rewards={"graded": graded}),
+    "rewards of -1 and 1": Kind(rewards=SIGNED),
+    "up to 2.5": Kind(rewards=GRADED),
     "soon good, and stays good": Kind(right=lambda step: min(0.85, 0.4 + 0.02 * step), steps=160),
     "longer and better": Kind(length=rise(150, 2.0, 330), right=rise(0.2, 0.005, 0.8), limit=1024),
     "cosine to 0": Kind(rate=lambda step: 5e-6 * (1 + math.cos(math.pi * step / 120))),
@@ -214,7 +184,7 @@ MORE_SICK: dict[str, Kind] = {
         steps=200,
         prompts=8,
         k=16,
-        rewards={"signed": signed},
+        rewards={"signed": SIGNED["reward_signed"]},
         right=lambda step: 0.15 + 0.25 * min(1.0, step / 40),
     ),
     "unsloth's rewards, answers still": Kind(
@@ -381,8 +351,3 @@ def _mean(entries: list[Entry]) -> Entry:
     last = entries[-1]
     means = {name: statistics.fmean(entry[name] for entry in entries) for name in last}
     return means | {name: last[name] for name in ("learning_rate", "num_tokens", "epoch", "step")}
-
-
-def with_steps(kind: Kind, steps: int) -> Kind:
-    """The same for so many steps."""
-    return dataclasses.replace(kind, steps=steps)

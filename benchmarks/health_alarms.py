@@ -9,23 +9,19 @@ runs are (health_runs.py).  In simulated runs two findings are true: nothing is 
 step of 2 completions is worth less than the two independent ones that leave-one-out needs.  All others are false.
 
 Logs of plain TRL's and unsloth's shape, sick and healthy ones of many kinds, are in foreign_logs.py; ten of each kind
-are read, by the log alone and with the settings known.  Last, how long a diagnosis of 5,000 entries takes.  Writes
-benchmarks/results/health_alarms.md.
+are read, by the log alone and with the settings known.  Writes benchmarks/results/health_alarms.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import os
-import platform
 import random
 import statistics
-import time
 from collections import Counter
 from pathlib import Path
 
-from foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind, config, with_steps
+from foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind, config
 from foreign_logs import run as foreign_run
 from health_runs import DATA, ROOT, read
 
@@ -53,13 +49,8 @@ def main() -> None:
     command = f"python benchmarks/health_alarms.py --runs {given.runs} --seed {given.seed}"
     lines = ["# What the diagnosis makes of runs", "", f"`OMP_NUM_THREADS=1 {command}`"]
     lines += ["", "## Recorded runs of the tiny policy", "", *recorded_table(), ""]
-    lines += [
-        f"## Logs of plain TRL's shape, {FOREIGN_RUNS} of each kind",
-        "",
-        *foreign_tables(given.seed),
-        "",
-    ]
-    lines += ["## Processor seconds for 5,000 entries", "", *seconds_table(given.seed), ""]
+    lines += [f"## Logs of plain TRL's shape, {FOREIGN_RUNS} of each kind", ""]
+    lines += [*foreign_tables(range(given.seed, given.seed + FOREIGN_RUNS)), ""]
     lines += [f"## Simulated runs of {STEPS} steps, {given.runs} for each line", ""]
     lines += ["| prompts x K | mean reward | true findings | runs with a false one | which |"]
     lines += ["|---|---|---|---:|---|"]
@@ -72,8 +63,7 @@ def main() -> None:
 
 def recorded_table() -> list[str]:
     """A line per recorded run, and how many that should be clear are not."""
-    files = sorted(DATA.glob("*.json"))
-    rows = {file.stem: recorded(file) for file in files}
+    rows = {file.stem: recorded(file) for file in sorted(DATA.glob("*.json"))}
     calm = [row for name, row in rows.items() if not name.endswith(".ill")]
     alarms = sum(not row.endswith("| - | - |") for row in calm)
     count = f"False alarms: {alarms} in {len(calm)} runs that are healthy or mended."
@@ -88,12 +78,12 @@ def recorded(file: Path) -> str:
     return f"| {name} | {log.entries[-1]['step']} | {found} | {alone} |"
 
 
-def foreign_tables(first_seed: int) -> list[str]:
+def foreign_tables(seeds: range) -> list[str]:
     """How many runs of each sick kind are named, and of each healthy kind have a finding."""
     lines = ["| sick | one of | named by the log alone | with settings |", "|---|---|---:|---:|"]
     named, sick = [0, 0], 0
     for name, kind in {**SICK, **MORE_SICK}.items():
-        found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
+        found = [found_in(kind, seed) for seed in seeds]
         counts = [sum(bool(both[i] & {*kind.named}) for both in found) for i in (0, 1)]
         named, sick = [named[i] + counts[i] for i in (0, 1)], sick + len(found)
         lines.append(f"| {name} | {', '.join(kind.named)} | {counts[0]} | {counts[1]} |")
@@ -102,22 +92,19 @@ def foreign_tables(first_seed: int) -> list[str]:
     lines += ["| healthy | with a finding, by the log alone | with settings | which |", "|---|---:|---:|---|"]
     alarms, healthy = [0, 0], 0
     for name, kind in {**HEALTHY, **MORE_HEALTHY}.items():
-        found = [found_in(kind, seed) for seed in seeds_from(first_seed)]
+        found = [found_in(kind, seed) for seed in seeds]
         counts = [sum(bool(both[i]) for both in found) for i in (0, 1)]
         alarms, healthy = [alarms[i] + counts[i] for i in (0, 1)], healthy + len(found)
         which = Counter(symptom for both in found for symptom in both[0] | both[1])
         text = ", ".join(f"{symptom} {n}" for symptom, n in which.most_common())
         lines.append(f"| {name} | {counts[0]} | {counts[1]} | {text or '-'} |")
         print(lines[-1], flush=True)
-    total = (
-        f"False alarms in {healthy} healthy runs: {alarms[0]} by the log alone, {alarms[1]} with settings."
-    )
-    return [*lines, "", total]
-
-
-def seeds_from(first: int) -> range:
-    """Of the runs of a kind."""
-    return range(first, first + FOREIGN_RUNS)
+    alone, known = alarms
+    return [
+        *lines,
+        "",
+        f"False alarms in {healthy} healthy runs: {alone} by the log alone, {known} with settings.",
+    ]
 
 
 def found_in(kind: Kind, seed: int) -> tuple[set[str], set[str]]:
@@ -126,18 +113,6 @@ def found_in(kind: Kind, seed: int) -> tuple[set[str], set[str]]:
     both = [episodes(Log(entries, known)).found for known in (Known.guessed(entries), Known.of(config(kind)))]
     alone, known = ({finding.symptom for finding in found} for found in both)
     return alone, known
-
-
-def seconds_table(seed: int) -> list[str]:
-    """Processor seconds of a diagnosis, on the machine that made this table."""
-    lines = ["| run | seconds |", "|---|---:|"]
-    for name in ("TRL's batch", "a third cut", "alike", "plateau"):
-        entries = foreign_run(with_steps({**HEALTHY, **SICK}[name], 5000), seed)
-        start = time.process_time()
-        rloo_kit.diagnose(entries)
-        lines.append(f"| {name} | {time.process_time() - start:.2f} |")
-    cores, name = os.cpu_count(), platform.processor() or platform.machine()
-    return [*lines, "", f"On {cores} cores, {name}, Python {platform.python_version()}."]
 
 
 def simulated(prompts: int, k: int, name: str, rise: float, seeds: range) -> str:

@@ -1,7 +1,4 @@
-"""The tasks that benchmarks/time_to_accuracy.py has a policy learn: problems, reward, policy, and when it is learned.
-
-A new line in ``TASKS`` adds one.
-"""
+"""The tasks that measured runs have a policy learn: problems, reward, policy, and when it is learned."""
 
 from __future__ import annotations
 
@@ -21,27 +18,16 @@ LARGEST = 10  # number in a sum in words: with larger ones most of what so small
 
 @dataclass(frozen=True)
 class Learned:
-    """A task to learn.
+    """A task to learn."""
 
-    Attributes:
-        make: the task, of a policy, a level and a seed.
-        score: the reward of a task.
-        targets: held-out greedy accuracies; a run ends at the last.
-        spec: what differs from ``runs.Spec``.
-        load: arguments of ``load_policy``.
-        described: the policy, as a table names it.
-        length: tokens that a completion of an evaluation may have.
-        evaluate_every: tokens generated between evaluations.
-    """
-
-    make: Callable[[Policy, int, int], Task]
+    make: Callable[[Policy, int, int], Task]  # of a policy, a level and a seed
     score: Callable[[Task], Reward]
-    targets: tuple[float, ...]
-    described: str
-    length: int = 32
-    evaluate_every: int = 900
-    spec: dict[str, Any] = field(default_factory=dict)
-    load: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[float, ...]  # held-out greedy accuracies; a run ends at the last
+    described: str  # the policy, as a table names it
+    length: int = 32  # tokens that a completion of an evaluation may have
+    evaluate_every: int = 900  # tokens generated between evaluations
+    spec: dict[str, Any] = field(default_factory=dict)  # what differs from ``runs.Spec``
+    load: dict[str, Any] = field(default_factory=dict)  # arguments of ``load_policy``
 
 
 def arithmetic(policy: Policy, level: int, seed: int) -> Task:

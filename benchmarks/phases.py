@@ -1,8 +1,7 @@
 """Where a training step's time goes, for TRL's RLOOTrainer, stock or the kit's, and its GRPOTrainer, on a CPU or a GPU.
 
-For benchmarks/step.py, benchmarks/time_to_accuracy.py and the GPU check.  It wraps bound methods of one trainer
-object, so the same code measures classes that know nothing of it, and it changes nothing of what they compute.  It
-does not run the training (benchmarks/one_run.py does) and it does not compare.
+For benchmarks/runs.py and the GPU check.  It wraps bound methods of one trainer object, so the same code measures
+classes that know nothing of it, and it changes nothing of what they compute.
 """
 
 from __future__ import annotations
@@ -150,10 +149,8 @@ class Meter:
             with self.phase(phase):
                 result = method(*args, **kwargs)
             if phase == "generate":
-                ids = (
-                    result[0] if isinstance(result, tuple) else result
-                )  # GRPO's gives log-probabilities, too
-                self._tokens += sum(map(len, ids))
+                # GRPO's gives log-probabilities, too.
+                self._tokens += sum(map(len, result[0] if isinstance(result, tuple) else result))
             return result
 
         setattr(owner, name, timed)

@@ -165,7 +165,6 @@ def report(found: list[dict[str, Any]], command: str) -> str:
         "checkpointing",
         "AdamW",
         "peak GiB",
-        *COUNTED,
     )
     return document(
         "The memory plan beside Unsloth's own code",
@@ -174,7 +173,7 @@ def report(found: list[dict[str, Any]], command: str) -> str:
         "counted. A phase's figure is planned / traced, tensors alone; the peak is the largest phase's, traced.",
         f"{len(found)} configurations, {len(all_ratios)} phases: planned / traced from {min(all_ratios):.4f} to "
         f"{max(all_ratios):.4f}.",
-        table(columns, "lrlllllr" + "r" * len(COUNTED), map(row, found)),
+        table((*columns, *COUNTED), "lrlllllr" + "r" * len(COUNTED), map(row, found)),
         "Not traced: the CUDA context, fragmentation, projections that repositories keep in 16 bit, a matrix in full "
         "while it is quantised, and what a kernel allocates inside.",
     )

@@ -38,26 +38,28 @@ def main() -> None:
         print(f"seed {seed}\n{summary(results[seed])}\n", flush=True)
         if len(results) == 1:
             rloo_kit.plot(OUT / "quickstart", RESULTS / "quickstart_run.png")
-    (RESULTS / "quickstart_seeds.md").write_text(report(results))
-    picture(results).savefig(RESULTS / "quickstart_seeds.png", dpi=120)
-
-
-def report(results: dict[int, Run]) -> str:
-    """The table, with the command and the machine."""
-    first, rows = next(iter(results.values())), []
-    for seed, result in results.items():
-        ends = ", ".join(f"{statistics.fmean(r):.3f}" for r in (result.rewards[:5], result.rewards[-5:]))
-        gain = f"{result.after[0] - result.before[0]:+.3f}"
-        cost = (f"{result.seconds:.0f}", f"{result.peak_bytes / 2**30:.2f}")
-        rows.append((str(seed), share(result.before), share(result.after), gain, ends, *cost))
-    columns = ("seed", "held-out accuracy before", "after", "gain", "mean reward, first and last 5 steps")
-    return document(
+    first = next(iter(results.values()))
+    text = document(
         "The quickstart notebook, seed by seed",
         command_line(),
         f"{first.model}, on {first.device}; the machine has {os.cpu_count()} cores ({platform.machine()}). "
         "Intervals: 95 %, Wilson. Seconds are wall time of the whole notebook, beside whatever else ran.",
-        table((*columns, "seconds", "peak GiB"), "rllrlrr", rows),
+        seed_table(results),
     )
+    (RESULTS / "quickstart_seeds.md").write_text(text)
+    picture(results).savefig(RESULTS / "quickstart_seeds.png", dpi=120)
+
+
+def seed_table(runs: dict[int, Run], digits: int = 3, minutes: bool = False) -> str:
+    """A row per seed: accuracy before and after, reward, time and memory."""
+    rows = []
+    for seed, one in runs.items():
+        ends = ", ".join(f"{statistics.fmean(few):.{digits}f}" for few in (one.rewards[:5], one.rewards[-5:]))
+        gain = f"{one.after[0] - one.before[0]:+.{digits}f}"
+        cost = (f"{one.seconds / (60 if minutes else 1):.0f}", f"{one.peak_bytes / 2**30:.2f}")
+        rows.append((str(seed), share(one.before), share(one.after), gain, ends, *cost))
+    columns = ("seed", "held-out accuracy before", "after", "gain", "mean reward, first and last 5 steps")
+    return table((*columns, "minutes" if minutes else "seconds", "peak GiB"), "rllrlrr", rows)
 
 
 def picture(results: dict[int, Run]) -> Figure:
@@ -76,10 +78,9 @@ def picture(results: dict[int, Run]) -> Figure:
     curve.legend(frameon=False, loc="lower right")
     for offset, name, color in ((-0.2, "before", "0.75"), (0.2, "after", "0.25")):
         values = [getattr(result, name) for result in results.values()]
-        heights, lows, highs = (list(column) for column in zip(*values, strict=True))
-        errors = [[h - low for h, low in zip(heights, lows, strict=True)],
-                  [high - h for h, high in zip(heights, highs, strict=True)]]  # fmt: skip
+        errors = [[value - low for value, low, _ in values], [high - value for value, _, high in values]]
         places = [index + offset for index in range(len(values))]
+        heights = [value for value, _, _ in values]
         bars.bar(places, heights, width=0.38, color=color, yerr=errors, capsize=2, label=name)
     bars.set_xticks(range(len(results)), [f"seed {seed}" for seed in results])
     bars.set(ylim=(0, 1.05), ylabel="share right", title="Held-out accuracy, 95 %")

@@ -1,14 +1,12 @@
 """A real language model on a CPU: SmolLM2-135M learns sums in words; several seeds, as a table and a picture.
 
     OMP_NUM_THREADS=2 python benchmarks/real_model.py --seeds 0 1 2
-    OMP_NUM_THREADS=2 python benchmarks/real_model.py --baselines --problems 64
+    OMP_NUM_THREADS=2 python benchmarks/real_model.py --baselines
 
 Each seed (of the LoRA, the task's draw and the sampling) runs in a process of its own and is added to
-benchmarks/results/real_model.json as soon as it is done.  An interrupted benchmark goes on where it stopped: a seed
-that is there is not run again, and one that was begun resumes from its last checkpoint under out/benchmarks/real_model,
-unless --fresh asks for it.  The table and the picture are made of what is there.
-``--baselines`` measures what the policies of a CPU know of each task before any training.  Needs the extra real-cpu,
-and for the baselines reasoning-gym.
+benchmarks/results/real_model.json as soon as it is done: a seed that is there is not run again, and one that was begun
+resumes from its last checkpoint under out/benchmarks/real_model.  ``--baselines`` measures what the policies of a CPU
+know of each task before any training.  Needs the extra real-cpu, and for the baselines reasoning-gym.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ import dataclasses
 import json
 import os
 import resource
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,15 +25,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
 from learned import IN_TIME, LARGEST, right_in_time
-from quickstart import Run, share
-from quickstart_seeds import picture
+from quickstart_seeds import picture, seed_table
 from runs import OUT
-from student import student
-from tables import RESULTS, command_line, cpu_name, document, table
+from tables import RESULTS, command_line, cpu_name, document, student, table
 
+from quickstart import Run, share  # isort: skip - scripts/, which quickstart_seeds puts on the path
 from rloo_kit.policy.bundled import SMOLLM2
 
 if TYPE_CHECKING:
@@ -47,7 +40,7 @@ if TYPE_CHECKING:
 STORED = RESULTS / "real_model.json"
 POLICY = "smollm2-135m"
 SHORT = 32  # tokens of a completion, where it is asked what a policy knows before
-PROBLEMS = 100  # held out, of each evaluation
+PROBLEMS, BASELINE_PROBLEMS = 100, 64  # held out, of each evaluation
 
 TRAINING: dict[str, Any] = {
     "num_generations": 8,
@@ -61,16 +54,12 @@ TRAINING: dict[str, Any] = {
 }
 """Arguments of ``RLOOConfig``; the temperature is the checkpoint's own."""
 
-SAVED_EVERY = 5  # steps; a step takes 10 to 200 s, by what else the machine does
-
 
 def main() -> None:
     """Run what is missing, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="*", default=[])
     parser.add_argument("--baselines", action="store_true")
-    parser.add_argument("--problems", type=int, default=PROBLEMS, help="of each baseline")
-    parser.add_argument("--fresh", action="store_true", help="run again what is stored")
     parser.add_argument("--one", nargs=2, metavar=("SEED", "FILE"), help="one seed in this process")
     asked = parser.parse_args()
     if asked.one:
@@ -78,11 +67,11 @@ def main() -> None:
         return
     results = stored()
     for seed in asked.seeds:
-        if asked.fresh or str(seed) not in results["seeds"]:
-            results["seeds"][str(seed)] = in_its_own_process(seed, asked.fresh)
+        if str(seed) not in results["seeds"]:
+            results["seeds"][str(seed)] = in_its_own_process(seed)
             write(results)
     if asked.baselines:
-        for row in baselines(asked.problems, fresh=asked.fresh, known=results["baselines"]):
+        for row in baselines(results["baselines"]):
             results["baselines"].append(row)
             write(results)
     write(results)
@@ -108,21 +97,13 @@ def write(results: dict[str, Any]) -> None:
 # --- a seed
 
 
-def in_its_own_process(seed: int, fresh: bool) -> dict[str, Any]:
+def in_its_own_process(seed: int) -> dict[str, Any]:
     """The seed's result, with the peak memory of a process that did nothing else."""
-    if fresh:
-        shutil.rmtree(run_folder(seed), ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.json"
-        command = [sys.executable, __file__, "--one", str(seed), str(file)]
-        subprocess.run(command, check=True)
+        subprocess.run([sys.executable, __file__, "--one", str(seed), str(file)], check=True)
         found: dict[str, Any] = json.loads(file.read_text())
         return found
-
-
-def run_folder(seed: int) -> Path:
-    """Where a seed keeps its checkpoints."""
-    return OUT / "real_model" / f"seed-{seed}"
 
 
 def trained(seed: int) -> Run:
@@ -130,16 +111,14 @@ def trained(seed: int) -> Run:
     policy = rloo_kit.load_policy(POLICY, seed=seed, gradient_checkpointing=False)
     task = rloo_kit.tasks.word_sums(policy, largest=LARGEST, seed=seed)
     config = rloo_kit.RLOOConfig(
-        str(run_folder(seed)),
+        str(OUT / "real_model" / f"seed-{seed}"),
         **TRAINING,
         temperature=policy.checkpoint.temperature,
         seed=seed,
-        save_steps=SAVED_EVERY,
+        save_steps=5,
         live_plot=False,
     )
-    trainer = rloo_kit.RLOOTrainer(
-        model=policy, reward_funcs=right_in_time(task), args=config, train_dataset=task.train
-    )
+    trainer = rloo_kit.RLOOTrainer(policy, right_in_time(task), config, task.train)
     trainer.train(resume_from_checkpoint=True)  # at the beginning, where there is no checkpoint
     after = accuracy(policy, task)
     with policy.model.disable_adapter():
@@ -158,30 +137,29 @@ def trained(seed: int) -> Run:
     )
 
 
-def accuracy(
-    policy: rloo_kit.Policy, task: Task, length: int = IN_TIME, problems: int = PROBLEMS
-) -> Interval:
+def accuracy(policy: rloo_kit.Policy, task: Task) -> Interval:
     """Greedy accuracy on held-out problems."""
-    found = rloo_kit.evaluate(policy, task, n=problems, max_new_tokens=length).accuracy
-    assert found is not None  # every task here has answers
+    found = rloo_kit.evaluate(policy, task, n=PROBLEMS, max_new_tokens=IN_TIME).accuracy
+    assert found is not None  # the task has answers
     return found
 
 
 # --- what policies know before
 
 
-def asked_tasks(policy: rloo_kit.Policy, problems: int) -> dict[str, tuple[Task, int]]:
+def asked_tasks(policy: rloo_kit.Policy) -> dict[str, tuple[Task, int]]:
     """Label -> a task with few problems, and the length of a completion."""
     tasks = rloo_kit.tasks
     # By name, since a policy that was loaded from a folder is none of the catalogue's.
     form = "whole" if policy.checkpoint.name == "tiny" else rloo_kit.CATALOGUE[POLICY].form
-    few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": problems}
+    few: dict[str, Any] = {"policy": policy, "form": form, "n_train": 1, "n_held_out": BASELINE_PROBLEMS}
+    two_terms = {"max_terms": 2, "max_digits": 2}
     return {
         "arithmetic, level 1": (tasks.arithmetic(1, **few), SHORT),
         "word_sums": (tasks.word_sums(**few), SHORT),
         "word_sums, with room to finish": (tasks.word_sums(**few), 4 * SHORT),
         "reasoning_gym chain_sum, two terms of two digits": (
-            tasks.reasoning_gym("chain_sum", {"max_terms": 2, "max_digits": 2}, **few),
+            tasks.reasoning_gym("chain_sum", two_terms, **few),
             SHORT,
         ),
         "reasoning_gym gsm_symbolic": (tasks.reasoning_gym("gsm_symbolic", **few), 128),
@@ -198,13 +176,11 @@ def known_policies() -> Iterable[tuple[str, rloo_kit.Policy, str]]:
     yield f"{POLICY}, in 4 bit", rloo_kit.load_policy(SMOLLM2.checkpoint(), load_in_4bit=True), "word_sums"
 
 
-def baselines(problems: int, fresh: bool, known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Greedy accuracy of each policy on each task before training, one row at a time."""
-    if fresh:
-        known.clear()
+def baselines(known: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
+    """Greedy accuracy of each policy on each task before training, one row at a time; without those known."""
     done = {(row["policy"], row["task"]) for row in known}
     for name, policy, begins in known_policies():
-        for label, (task, length) in asked_tasks(policy, problems).items():
+        for label, (task, length) in asked_tasks(policy).items():
             if (name, label) in done or not label.startswith(begins):
                 continue
             found = rloo_kit.evaluate(policy, task, max_new_tokens=length)
@@ -224,24 +200,22 @@ def report(runs: dict[int, Run], known: list[dict[str, Any]], command: str) -> s
     if runs:
         parts += trained_parts(runs)
     if known:
+        rows = []
+        for one in known:
+            measured = (str(one["problems"]), str(one["length"]), f"{one['truncated']:.0%}")
+            rows.append((one["policy"], one["task"], share(one["accuracy"]), *measured))
         parts += [
             "## Before training",
             "What the two policies of a CPU know of the tasks: greedy, of held-out problems; a completion that is cut "
             "is not right. Intervals: 95 %, Wilson.",
-            baseline_table(known),
+            table(("policy", "task", "accuracy", "problems", "tokens", "cut"), "llrrrr", rows),
         ]
     return document("A real language model on a CPU", *parts)
 
 
 def trained_parts(runs: dict[int, Run]) -> list[str]:
     """What a seed's run is, its table, and the gain over the seeds."""
-    first, rows = next(iter(runs.values())), []
-    for seed, run in runs.items():
-        ends = ", ".join(f"{statistics.fmean(r):.2f}" for r in (run.rewards[:5], run.rewards[-5:]))
-        gain = f"{run.after[0] - run.before[0]:+.2f}"
-        cost = (f"{run.seconds / 60:.0f}", f"{run.peak_bytes / 2**30:.2f}")
-        rows.append((str(seed), share(run.before), share(run.after), gain, ends, *cost))
-    columns = ("seed", "held-out accuracy before", "after", "gain", "mean reward, first and last 5 steps")
+    first = next(iter(runs.values()))
     settings = ", ".join(f"{name} {value}" for name, value in TRAINING.items())
     gains = student([run.after[0] - run.before[0] for run in runs.values()])
     return [
@@ -251,25 +225,9 @@ def trained_parts(runs: dict[int, Run]) -> list[str]:
         f"temperature {rloo_kit.CATALOGUE[POLICY].temperature}. "
         "Intervals: 95 %, Wilson. Minutes are wall time of the steps, beside whatever else ran; of a run that was "
         "interrupted the peak is that of its last piece.",
-        table((*columns, "minutes", "peak GiB"), "rllrlrr", rows),
+        seed_table(runs, digits=2, minutes=True),
         f"Mean gain: {gains} (Student's 95 % interval over {len(runs)} seeds).",
     ]
-
-
-def baseline_table(known: list[dict[str, Any]]) -> str:
-    """A row per policy and task."""
-    rows = [
-        (
-            row["policy"],
-            row["task"],
-            share(row["accuracy"]),
-            str(row["problems"]),
-            str(row["length"]),
-            f"{row['truncated']:.0%}",
-        )
-        for row in known
-    ]
-    return table(("policy", "task", "accuracy", "problems", "tokens", "cut"), "llrrrr", rows)
 
 
 if __name__ == "__main__":

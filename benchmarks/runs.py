@@ -1,10 +1,9 @@
 """A measured training run: its settings, its result, and the process of its own that makes it.
 
-For benchmarks/step.py and benchmarks/time_to_accuracy.py.  ``measure`` starts benchmarks/one_run.py, waits, and keeps
-the result in a file, so that an interrupted benchmark continues where it stopped.  The file's name holds a digest of
-the run's settings and of the kit's sources: what was changed is measured again.
-
-A new line in ``VARIANTS`` adds an optimisation to the ablation.
+For benchmarks/step.py, benchmarks/time_to_accuracy.py and the GPU check.  ``measure`` starts this file as a process
+that trains one variant, evaluates with the clock stopped and writes one ``Result`` to a file, so that an interrupted
+benchmark continues where it stopped.  The file's name holds a digest of the run's settings and of the kit's sources:
+what was changed is measured again.  A new line in ``VARIANTS`` adds an optimisation to the ablation.
 """
 
 from __future__ import annotations
@@ -12,20 +11,34 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import random
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from phases import CLOCKS, PHASES, Spent, Step
-from tables import RESULTS
+from phases import CLOCKS, PHASES, Meter, Spent, Step, peak_bytes, reset_peak
+from tables import RESULTS, cpu_name
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerControl, TrainerState
+    from trl import RLOOTrainer
+
+    from rewards.signature import Reward
+    from rloo_kit.policy.policy import Policy
+    from rloo_kit.tasks import Task
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "out" / "benchmarks"
-MEASURED_BY = ("phases", "one_run", "learned")
+MEASURED_BY = ("phases", "runs", "learned")
 """Modules here that decide what a run does."""
+PACKAGES = ("torch", "transformers", "trl", "peft", "unsloth", "bitsandbytes")
 
 
 @dataclass(frozen=True)
@@ -56,8 +69,7 @@ VARIANTS = {
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
     "no-tiles": Variant(untiled=True),
 }
-"""Name -> trainer: stock, stock GRPO, the kit with everything on, with what may take fewer completions, and with one
-optimisation off."""
+"""Stock, the kit with everything on, with what may take fewer completions, and with one optimisation off."""
 
 ABLATION = ("stock", "kit", *(name for name in VARIANTS if name.startswith("no-")))
 
@@ -67,17 +79,15 @@ class Spec:
     """The settings of a run; two runs of equal settings are one.
 
     Attributes:
-        variant, level: keys of :data:`VARIANTS` and of ``rloo_kit.tasks.LEVELS``.
-        task: key of ``learned.TASKS``.
+        variant, level, task: keys of :data:`VARIANTS`, of ``rloo_kit.tasks.LEVELS`` and of ``learned.TASKS``.
         setting: what a benchmark calls this combination of settings.
         seed: of the LoRA, the task's draw and the sampling.
         repeat: distinguishes runs that are otherwise equal.
         steps: minimum number of updates; the run continues to ``max_steps`` or ``most`` generated tokens until
-            ``target`` is reached.
+            ``target``, a held-out greedy accuracy, is reached.
         micro_batch: completions in one forward and backward pass.
         evaluate_every: tokens generated between evaluations, at least, with the clock stopped; 0 for none.  The last
             of ``max_steps`` is always followed by one.
-        target: held-out greedy accuracy to reach.
     """
 
     variant: str
@@ -102,6 +112,18 @@ class Spec:
     target: float = 1.0
 
 
+SHARED = (
+    "seed",
+    "max_steps",
+    "num_generations",
+    "num_iterations",
+    "max_completion_length",
+    "learning_rate",
+    "beta",
+)
+"""Fields that ``Spec`` has in common with TRL's config."""
+
+
 @dataclass(frozen=True)
 class Evaluated:
     """Held-out greedy accuracy after so many updates, tokens and seconds of training."""
@@ -117,8 +139,7 @@ class Result:
     """What a run measured.
 
     Attributes:
-        dead: share of groups whose K rewards are all equal, per step.
-        rewards: mean reward, per step.
+        dead, rewards: per step: share of groups whose K rewards are all equal, and mean reward.
         start_bytes, peak_bytes: held when training began, and at most before the first evaluation.
         load: the machine's load average over the last minute, at the end.
         machine: of the process: device, threads, versions.
@@ -164,6 +185,9 @@ class Result:
         return cls(**{**data, "spec": Spec(**data["spec"]), **{name: tuple(v) for name, v in lists.items()}})
 
 
+# --- a run's file
+
+
 def measure(spec: Spec, fresh: bool = False) -> Result:
     """The result of a run, from its file if it exists and nothing ``fresh`` is wanted, else from a process of its own.
 
@@ -173,7 +197,7 @@ def measure(spec: Spec, fresh: bool = False) -> Result:
     file = OUT / f"{spec.variant}-{spec.seed}-{spec.repeat}-{digest(spec)}.json"
     if fresh or not file.exists():
         OUT.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(HERE / "one_run.py"), json.dumps(dataclasses.asdict(spec)), str(file)]
+        command = [sys.executable, str(HERE / "runs.py"), json.dumps(dataclasses.asdict(spec)), str(file)]
         log = file.with_suffix(".log")
         with log.open("w") as out:
             done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -203,10 +227,173 @@ def stored(name: str) -> list[Result]:
 
 def described(results: list[Result]) -> str:
     """The machine in two sentences, for the top of a table."""
-    first = results[0].machine
-    loads = sorted(result.load for result in results)
+    first, loads = results[0].machine, sorted(result.load for result in results)
     threads = f"{first['threads']} thread{'s' if first['threads'] != '1' else ''}"
     return (
         f"Device: {first['device']}, {threads} (the machine: {first['cpu']}; load average of a run's last minute "
         f"{loads[0]:.1f} to {loads[-1]:.1f}, the run itself included). Versions: {first['versions']}."
     )
+
+
+# --- in the process of a run
+
+
+def run(spec: Spec) -> Result:
+    """Train as specified and measure."""
+    import rloo_kit  # isort: skip - unsloth first
+
+    import torch
+    from learned import TASKS
+
+    from rloo_kit.train import cpu_logprobs
+
+    if VARIANTS[spec.variant].untiled:
+        cpu_logprobs.is_exact = lambda *given: False
+    learned = TASKS[spec.task]
+    policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
+    task = learned.make(policy, spec.level, spec.seed)
+    reward = CountedReward(learned.score(task), spec.num_generations)
+
+    def accuracy() -> float:
+        found = rloo_kit.evaluate(policy, task, n=spec.problems, max_new_tokens=learned.length).accuracy
+        assert found is not None  # the task has answers
+        return found.value
+
+    device = policy.device.type
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make_trainer(spec, policy, task, reward, folder)
+        watcher: Any = watcher_of(spec, Meter(trainer), device, accuracy)
+        trainer.add_callback(watcher)
+        trainer.train()
+    if spec.evaluate_every:
+        # With its adapter off the policy is as before training; measured last, so that nothing is disturbed.
+        with policy.model.disable_adapter():
+            watcher.evaluated.insert(0, Evaluated(0, 0, Spent(), accuracy()))
+    return Result(
+        spec=spec,
+        steps=tuple(watcher.meter.steps),
+        evaluated=tuple(watcher.evaluated),
+        dead=tuple(reward.dead),
+        rewards=tuple(reward.means),
+        start_bytes=watcher.start_bytes,
+        peak_bytes=watcher.peak_bytes or peak_bytes(device),
+        load=os.getloadavg()[0],
+        machine={
+            "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
+            "cpu": cpu_name(),
+            "threads": str(torch.get_num_threads()),
+            "versions": ", ".join(f"{name} {version(name)}" for name in PACKAGES),
+        },
+    )
+
+
+def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, folder: str) -> RLOOTrainer:
+    """TRL's trainer or the kit's, with every setting alike that both have."""
+    import torch
+    import trl
+
+    import rloo_kit
+
+    variant = VARIANTS[spec.variant]
+    on_gpu = policy.device.type == "cuda"
+    bf16 = on_gpu and torch.cuda.is_bf16_supported()
+    kit = trl if variant.stock else rloo_kit
+    config = getattr(kit, f"{variant.algorithm}Config")(
+        output_dir=folder,
+        **{name: getattr(spec, name) for name in SHARED},
+        per_device_train_batch_size=spec.micro_batch,
+        gradient_accumulation_steps=spec.num_generations * spec.prompts_per_step // spec.micro_batch,
+        lr_scheduler_type="constant",
+        # TRL's defaults, set because unsloth has others on a GPU.
+        optim="adamw_torch_fused",
+        weight_decay=0.0,
+        warmup_steps=0,
+        bf16=bf16,
+        fp16=on_gpu and not bf16,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        temperature=policy.checkpoint.temperature,
+        **variant.config,
+    )
+    given = {"model": policy.model, "processing_class": policy.tokenizer, "train_dataset": task.train}
+    make = getattr(kit, f"{variant.algorithm}Trainer")
+    trainer: RLOOTrainer = make(**given, reward_funcs=[reward], args=config)
+    trainer.memory = None  # the kit's own meter resets CUDA's high-water mark in every phase
+    return trainer
+
+
+class CountedReward:
+    """Pays what ``score`` does, and counts groups of ``k`` without spread."""
+
+    def __init__(self, score: Reward, k: int) -> None:
+        from rewards.signature import reward_name
+
+        self.score, self.k, self.__name__ = score, k, reward_name(score)
+        self.means: list[float] = []
+        self.dead: list[float] = []
+
+    def __call__(self, **columns: Any) -> list[float]:
+        """One number per completion."""
+        rewards: list[float] = self.score(**columns)
+        groups = [rewards[start : start + self.k] for start in range(0, len(rewards), self.k)]
+        self.dead.append(sum(len(set(group)) == 1 for group in groups) / len(groups))
+        self.means.append(round(sum(rewards) / len(rewards), 4))
+        return rewards
+
+
+def watcher_of(spec: Spec, meter: Meter, device: str, accuracy: Any) -> TrainerCallback:
+    """The callback that starts the clock, ends each step, and evaluates while the clock is stopped."""
+    from transformers import TrainerCallback
+
+    class Watcher(TrainerCallback):
+        def __init__(self) -> None:
+            self.meter = meter
+            self.evaluated: list[Evaluated] = []
+            self.start_bytes = self.peak_bytes = 0
+
+        def on_train_begin(self, *args: object, **kwargs: object) -> None:
+            self.start_bytes = reset_peak(device)
+            meter.begin()
+
+        def on_step_end(
+            self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
+        ) -> None:
+            meter.end_step()
+            tokens = sum(step.tokens for step in meter.steps)
+            last = self.evaluated[-1].tokens if self.evaluated else 0
+            due = tokens - last >= spec.evaluate_every or state.global_step == state.max_steps
+            if spec.evaluate_every and due:
+                # What an evaluation leaves in the allocator is not the training's memory.
+                self.peak_bytes = self.peak_bytes or peak_bytes(device)
+                with meter.paused(), same_randomness():
+                    found = Evaluated(state.global_step, tokens, meter.total, accuracy())
+                self.evaluated.append(found)
+                print(found, flush=True)
+            reached = spec.target <= max((item.accuracy for item in self.evaluated), default=0.0)
+            over = reached or not spec.evaluate_every or tokens >= spec.most
+            if state.global_step >= spec.steps and over:
+                control.should_training_stop = True
+
+    return Watcher()
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """Restore Python's, NumPy's and torch's generators afterwards."""
+    import numpy as np
+    import torch
+
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[2])
+    scratch = target.with_suffix(".part")
+    scratch.write_text(run(Spec(**json.loads(sys.argv[1]))).to_json())
+    scratch.replace(target)  # whole or not at all

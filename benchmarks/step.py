@@ -104,7 +104,7 @@ def cells(name: str, groups: dict[str, list[Result]]) -> list[str]:
         return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
 
     def to(base: str, clock: str) -> str:
-        return f"{median(runs, clock) / median(groups[base], clock):.2f}" if base in groups else "-"
+        return f"{_median(runs, clock) / _median(groups[base], clock):.2f}" if base in groups else "-"
 
     return [
         *(name, middle("cpu_seconds"), to("stock", "cpu_seconds"), to("kit", "cpu_seconds")),
@@ -118,13 +118,12 @@ def cells(name: str, groups: dict[str, list[Result]]) -> list[str]:
 def phase_table(groups: dict[str, list[Result]], clock: str) -> str:
     """Each trainer's medians by phase."""
     rows = [
-        [name, *(f"{median(runs, clock, phase):.3f}" for phase in PHASES)] for name, runs in groups.items()
+        [name, *(f"{_median(runs, clock, phase):.3f}" for phase in PHASES)] for name, runs in groups.items()
     ]
     return table(("trainer", *PHASES), "l" + "r" * len(PHASES), rows)
 
 
-def median(runs: list[Result], clock: str, phase: str | None = None) -> float:
-    """Median over runs of :func:`per_step`."""
+def _median(runs: list[Result], clock: str, phase: str | None = None) -> float:
     return statistics.median(per_step(run, clock, phase) for run in runs)
 
 

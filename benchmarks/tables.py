@@ -1,16 +1,23 @@
-"""What a benchmark writes: a document under benchmarks/results, headed by the command that made it.
+"""What a benchmark writes under benchmarks/results: a document headed by its command, tables, and means over seeds."""
 
-For the scripts of this folder.  It knows nothing of what is measured.
-"""
-
+import math
 import os
 import platform
 import shlex
+import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rloo_kit.evaluation.intervals import Interval, has_no_spread
+
 RESULTS = Path(__file__).resolve().parent / "results"
+T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""The 0.975 quantile of Student's t with 1, 2, ... degrees of freedom (Fisher & Yates 1963, table III)."""
 
 
 def document(title: str, *parts: str) -> str:
@@ -39,3 +46,17 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     name = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
     return f"{name}, {os.cpu_count()} cores"
+
+
+def student(values: Sequence[float]) -> Interval:
+    """Mean over at most 31 seeds with its two-sided 95 % interval (Student 1908); of ratios pass logarithms.
+
+    No bounds where all values are equal, nor for one value.  An infinite value leaves the mean unbounded.
+    """
+    mean = statistics.fmean(values)
+    if math.isinf(mean):
+        return Interval(mean, -math.inf, math.inf)
+    if has_no_spread(values):
+        return Interval(mean, math.nan, math.nan)
+    half = T_975[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 from learned import TASKS
 from phases import PHASES
 from runs import Evaluated, Result, Spec, described, measure, store, stored
-from student import student
-from tables import RESULTS, command_line, document, table
+from tables import RESULTS, command_line, document, student, table
 
 from rloo_kit.evaluation.intervals import Interval
 
@@ -217,7 +216,7 @@ def report(runs: Runs, command: str) -> str:
     spec, first = everything[0].spec, next(iter(runs))
     learned = TASKS[spec.task]
     targets = " and ".join(map(str, learned.targets))
-    rivals = [name for name in runs if name not in (first, VARIED) and base_of(name) in runs]
+    rivals = [name for name in runs if name not in (first, VARIED) and _base_of(name) in runs]
     gone = [name for name in runs if name not in SETTINGS]
     left_out = [f"Measured, and since then taken out of the kit: {'; '.join(gone)}."] if gone else []
     against = (
@@ -249,33 +248,27 @@ def report(runs: Runs, command: str) -> str:
     )
 
 
-def targets_of(runs: Runs) -> tuple[float, ...]:
-    """The accuracies that the runs' task asks for."""
+def _targets_of(runs: Runs) -> tuple[float, ...]:
     run = next(iter(next(iter(runs.values())).values()))
     return TASKS[run.spec.task].targets
 
 
 def settings_table(runs: Runs) -> str:
     """One line per setting: what it is, its tokens to each target, ratios, and runs that missed."""
-    columns, targets = ["setting", "prompts x K", "learning rate", "seeds"], targets_of(runs)
+    columns, targets = ["setting", "prompts x K", "learning rate", "seeds"], _targets_of(runs)
     for target in targets:
         columns += [f"tokens to {target}", "ratio", "missed"]
-    rows = [setting_row(runs, setting) for setting in runs]
+    rows = [_setting_row(runs, setting) for setting in runs]
     return table(
         [*columns, "CPU seconds, ratio", "a token's, ratio"], "llrr" + "rlr" * len(targets) + "ll", rows
     )
 
 
-def setting_row(runs: Runs, setting: str) -> list[str]:
-    """One line of :func:`settings_table`."""
-    own, targets = list(runs[setting].values()), targets_of(runs)
+def _setting_row(runs: Runs, setting: str) -> list[str]:
+    own, targets = list(runs[setting].values()), _targets_of(runs)
     spec, is_first = own[0].spec, setting == next(iter(runs))
-    row = [
-        setting,
-        f"{spec.prompts_per_step} x {spec.num_generations}",
-        f"{spec.learning_rate:g}",
-        str(len(own)),
-    ]
+    batch = f"{spec.prompts_per_step} x {spec.num_generations}"
+    row = [setting, batch, f"{spec.learning_rate:g}", str(len(own))]
     for target in targets:
         there = [at.tokens for run in own if (at := reached(run, target))]
         mean = f"{geometric_mean(there).value:.0f}" if there else "-"
@@ -289,16 +282,15 @@ def setting_row(runs: Runs, setting: str) -> list[str]:
 
 def rival_table(runs: Runs, rivals: Sequence[str]) -> str:
     """Tokens to each target over those of the setting that is varied."""
-    targets, rows = targets_of(runs), []
+    targets, rows = _targets_of(runs), []
     for name in rivals:
-        base = base_of(name)
+        base = _base_of(name)
         rows.append([name, base, *(spelled(ratios(runs, name, at, "tokens", base)) for at in targets)])
     columns = ["setting", "against", *(f"to {target}" for target in targets)]
     return table(columns, "l" * len(columns), rows)
 
 
-def base_of(setting: str) -> str:
-    """The setting that another varies."""
+def _base_of(setting: str) -> str:
     return CHOSEN if setting.startswith("whole batch") else VARIED
 
 
@@ -319,18 +311,15 @@ def median(values: Sequence[float]) -> Interval:
 
 
 def seed_table(runs: Runs) -> str:
-    """Tokens until the last target, a line a seed."""
+    """Tokens until the last target, a line a seed; nothing where it was not run."""
+
+    def cell(run: Result | None) -> str:
+        there = reached(run, run.spec.target) if run else None
+        return f"{there.tokens:.0f}" if there else f"over {run.evaluated[-1].tokens}" if run else ""
+
     seeds = sorted({seed for own in runs.values() for seed in own})
-    rows = [[str(seed), *(seed_cell(runs[setting].get(seed)) for setting in runs)] for seed in seeds]
+    rows = [[str(seed), *(cell(runs[setting].get(seed)) for setting in runs)] for seed in seeds]
     return table(("seed", *runs), "r" * (1 + len(runs)), rows)
-
-
-def seed_cell(run: Result | None) -> str:
-    """Tokens until the last target, or that it was missed, or not run."""
-    if run is None:
-        return ""
-    there = reached(run, run.spec.target)
-    return f"{there.tokens:.0f}" if there else f"over {run.evaluated[-1].tokens}"
 
 
 def phase_table(runs: Runs) -> str:
@@ -348,7 +337,7 @@ def picture(runs: Runs) -> Figure:
     """A panel per setting: accuracy against tokens, each seed thin, the mean thick."""
     from matplotlib.figure import Figure
 
-    target, across = targets_of(runs)[-1], min(len(runs), 5)
+    target, across = _targets_of(runs)[-1], min(len(runs), 5)
     down = -(-len(runs) // across)
     figure = Figure(figsize=(2.6 * across, 2.2 * down + 0.6), layout="constrained")
     panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flatten()

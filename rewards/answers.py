@@ -1,27 +1,24 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-For datasets with gold answers.  First the form: what stands in the box, on the line or in the tag that the prompt asks
-for, and nothing around it.  Then the value: a comparison with the gold answer, by ``rewards.quantities`` or
-``rewards.algebra``.  Words beside a box, such as a denial, are not read: an own right box earns nothing extra by them.
-Where no form is asked for, ``rewards.free_text`` guesses.
-
-It neither runs code nor asks a judge: that is ``rewards.judge``.
+First the form: what stands in the box, on the line or in the tag that the prompt asks for, and nothing around it.  Then
+the value: a comparison with the gold answer, by ``rewards.numbers`` or ``rewards.math``.  Words beside a box, such as a
+denial, are not read: an own right box earns nothing extra by them.  Where no form is asked for, ``rewards.free_text``
+guesses.  It neither runs code nor asks a judge: that is ``rewards.judge``.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from rewards import algebra
-from rewards.errors import invalid
+from rewards.errors import check_choice, invalid
 from rewards.free_text import guessed
 from rewards.made import recorded
-from rewards.quantities import plain, readable, to_number
+from rewards.math import Pair, equal, equals, pair
+from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
@@ -50,15 +47,8 @@ def instruction(form: str) -> str:
     >>> instruction("####")
     'Write your final answer alone on the last line, after ####.'
     """
-    check_form(form, "instruction")
+    check_choice(form, FORMS, "form", "instruction")
     return _INSTRUCTIONS.get(form, "")
-
-
-def check_form(form: str, where: str) -> None:
-    """Raise ValueError if there is no such form."""
-    if form not in FORMS:
-        named = ", ".join(f'"{name}"' for name in FORMS)
-        raise invalid(f"There is no form {form!r}", f"{where}(form={form!r})", f"choose one of {named}")
 
 
 LONGEST = 20_000  # characters read: the last ones of a longer text
@@ -132,14 +122,7 @@ def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
 
 # -------------------------------------------------------------------------------------- comparisons
 
-Equal = Callable[[str, str], bool]  # of a gold formula and an answer's
-
-
-def _number_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
-    target, found = to_number(readable(gold)), to_number(value, decimal_comma=True, alone=alone)
-    return target is not None and found is not None and found.same(target, tolerance)
-
-
+KINDS = ("number", "math", "choice", "exact")
 _OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
 
 
@@ -155,31 +138,19 @@ def folded(text: str) -> str:
     return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
 
 
-def _exact_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
-    return folded(value) == folded(gold)
-
-
-def _math_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
-    pair = _pair(value, gold)
-    return pair is not None and equal(*pair)
-
-
 # Words in \text, or outside of it none that may be a product such as xyz, or a function.
 _IN_TEXT = re.compile(r"\$?\\(?:text(?:bf|it|rm)?|mathrm|mbox)\s*\{[^{}]*[^\W\d_][^{}]*\}\$?")
 _WORDS = re.compile(r"(?!(?:sin|cos|tan|log|exp)\b)[^\W\d_]{3,}(?:,? [^\W\d_]+)*")
 _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
-def _pair(value: str, gold: str) -> algebra.Pair | None:
+def _pair(value: str, gold: str) -> Pair | None:
     """What algebra should judge of a gold answer and an answer; of words, the same ones or nothing."""
     gold = readable(gold).strip(" .")
-    words = bool(_IN_TEXT.fullmatch(gold)) or (
-        _WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)
-    )
-    if words:
+    if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
         return (gold, gold) if same else None
-    return algebra.pair(value, gold)
+    return pair(value, gold)
 
 
 def _numeric(gold: str) -> bool:
@@ -188,38 +159,24 @@ def _numeric(gold: str) -> bool:
 
 # A lone capital letter is a choice, unless it is the article or the pronoun that begins a clause.
 _CHOICE = re.compile(r"(?<![A-Za-z0-9'’])(?:([B-HJ])|([AI])(?!\s+(?!and\b|or\b)[a-z]))(?![A-Za-z0-9'’+#])")
-
-
 # An option whose text names others: "D) Both A and B".
 _OF_OTHERS = re.compile(
     r"\(?([A-J])\s*[).:\]]\s*(?:(?:both|all|none|neither|either|only)\s+(?:of\s+)?)?"
     r"[A-J](?:(?:\s*,\s*|\s+)(?:(?:and|or|nor)\s+)?[A-J])+\.?",
     re.IGNORECASE,
 )
+_CHOICE_LABEL = re.compile(r"^(?:(?:option|choice|answer)\b|答案[是为]?|选)", re.IGNORECASE)
+_DENIED = re.compile(r"(?:\b(?:not|but|than|except)|\\n\w+|¬|!)\W*[A-J]\b")
 
 
-def _choice_is(value: str, gold: str, tolerance: float, equal: Equal, alone: bool) -> bool:
-    text = re.sub(
-        r"^(?:(?:option|choice|answer)\b|答案[是为]?)", "", plain(value).strip(" $"), flags=re.IGNORECASE
-    )
-    one = re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text)
-    if one:
-        letters = {one[1].upper()}
-    elif re.search(r"(?:\b(?:not|but|than|except)|\\n\w+|¬|!)\W*[A-J]\b", text) or (
-        alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)
-    ):
-        return False
-    else:
-        letters = {match[1] or match[2] for match in _CHOICE.finditer(text)}
-    return letters == {re.sub(r"\W", "", gold).upper()}
-
-
-_KINDS: dict[str, Callable[[str, str, float, Equal, bool], bool]] = {
-    "number": _number_is,
-    "math": _math_is,
-    "choice": _choice_is,
-    "exact": _exact_is,
-}
+def _letters(value: str, alone: bool) -> set[str]:
+    """The choices that a text states; ``alone`` where it has to be nothing else."""
+    text = _CHOICE_LABEL.sub("", plain(value).strip(" $"))
+    if one := re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text):
+        return {one[1].upper()}
+    if _DENIED.search(text) or (alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)):
+        return set()
+    return {match[1] or match[2] for match in _CHOICE.finditer(text)}
 
 
 def gold_text(gold: str) -> str:
@@ -250,7 +207,7 @@ def is_right(
     kind: str = "number",
     tolerance: float = 0.0,
     form: Form = "auto",
-    equal: Equal = algebra.equal,
+    equal: Callable[[str, str], bool] = equal,
 ) -> bool:
     r"""Whether the text after a thought states one answer in this form, equal to the gold answer.
 
@@ -259,12 +216,24 @@ def is_right(
     >>> is_right("The answer is not 42.", "42"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
     (False, False, False)
     """
-    if kind == "math" and _numeric(
-        gold
-    ):  # algebra would accept "17 + 25" for 42, and so a copy of the question
-        kind = "number"
+    # Algebra would accept "17 + 25" for 42, and so a copy of the question.
+    kind = "number" if kind == "math" and _numeric(gold) else kind
+    alone = form == "whole"
+
+    def same(value: str) -> bool:
+        if kind == "math":
+            asked = _pair(value, gold)
+            return asked is not None and equal(*asked)
+        if kind == "choice":
+            return _letters(value, alone) == {re.sub(r"\W", "", gold).upper()}
+        if kind == "exact":
+            return folded(value) == folded(gold)
+        target, said = to_number(readable(gold)), to_number(value, decimal_comma=True, alone=alone)
+        found = [one for one in (said, *conversion(value)) if one is not None]
+        return target is not None and any(one.same(target, tolerance) for one in found)
+
     values = stated(answer, form, kind)
-    return bool(values) and all(_KINDS[kind](v, gold, tolerance, equal, form == "whole") for v in values)
+    return bool(values) and all(map(same, values))
 
 
 # -------------------------------------------------------------------------------------- reward
@@ -297,15 +266,14 @@ class _AnswerReward:
             (self.answers_of(completion, row_ids), self._accepted(gold))
             for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
         ]
-        verdicts: dict[algebra.Pair, bool] = {}
+        verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
             pairs = (_pair(v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = algebra.equals([pair for pair in pairs if pair], self.timeout)
+            verdicts = equals([pair for pair in pairs if pair], self.timeout)
         return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
 
     def _accepted(self, gold: Any) -> list[Any]:
-        """The row's gold answers of this kind: one, none, or of a list of texts each."""
         given = [gold] if callable(self.kind) else accepted(gold)
         return [found for one in given if (found := self._gold(one)) is not None]
 
@@ -319,22 +287,17 @@ class _AnswerReward:
         choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
         return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
-    def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[algebra.Pair, bool]) -> float:
-        if callable(self.kind):
-            if self.form in ("boxed", "####", "<answer>"):
-                texts = [value for text in texts for value in stated(text, self.form) or [""]]
-                if "" in texts:
-                    return self.wrong
-            given = (self.kind(text, golds[0]) for text in texts)
-            scores = {True: self.right, False: self.wrong}
-            return min(scores[v] if isinstance(v, bool) else float(v) for v in given)
-
-        def equal(gold: str, answer: str) -> bool:
-            return verdicts[gold, answer]
-
-        how = (self.kind, self.tolerance, self.form, equal)
-        found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
-        return self.right if found else self.wrong
+    def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]) -> float:
+        if not callable(self.kind):
+            how = (self.kind, self.tolerance, self.form, lambda *pair: verdicts[pair])
+            found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
+            return self.right if found else self.wrong
+        if self.form in ("boxed", "####", "<answer>"):
+            texts = [value for text in texts for value in stated(text, self.form) or [""]]
+            if "" in texts:
+                return self.wrong
+        given = [self.kind(text, golds[0]) for text in texts]
+        return min((self.right if v else self.wrong) if isinstance(v, bool) else float(v) for v in given)
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""
@@ -406,15 +369,11 @@ def answer_reward(
     >>> reward(completions=["<think>6 * 7</think>It is 42.", "41 or 42", "7"], answer=["42", "42", None])
     [1.0, 0.0, None]
     """
-    if not callable(kind) and kind not in _KINDS:
-        raise invalid(
-            f"There is no kind of answer '{kind}'",
-            f"answer_reward(kind={kind!r})",
-            f"choose one of {', '.join(_KINDS)}, or pass a callable (answer_text, gold) -> bool",
-        )
-    check_form(form, "answer_reward")
+    if not callable(kind):
+        check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
+    check_choice(form, FORMS, "form", "answer_reward")
     limits = (tolerance, timeout)
-    if not all(isinstance(n, (int, float)) and 0 <= n < math.inf for n in limits) or not timeout:
+    if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
         raise invalid(
             "tolerance must be a number from 0, and timeout one above 0",
             f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})",

@@ -1,25 +1,22 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-A second of CPU time before GPU hours are spent on a reward function.  ``rewards.cases`` has the cases; this module
-turns them into TRL's keywords, scores them, compares each score with what the case should earn, and reports.
-
-An audit finds only the exploits among its cases: read what your policy writes as well.
+``rewards.cases`` has the cases; this module turns them into TRL's keywords, scores them, compares each score with what
+the case should earn, and reports.  It finds only the exploits among its cases: read what your policy writes as well.
 """
 
 from __future__ import annotations
 
 import html
-import itertools
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from rewards.answers import check_form
+from rewards.answers import FORMS
 from rewards.cases import (
     CASES,
     CONTESTED,
@@ -27,15 +24,15 @@ from rewards.cases import (
     GROUP,
     NOTHING,
     PAYS,
-    QUESTIONS,
     Band,
     Case,
     Sample,
     Writer,
+    task_rows,
 )
-from rewards.errors import invalid, shown
+from rewards.errors import check_choice, invalid
 from rewards.guard import call_reward
-from rewards.signature import Aim, Reward, Scores, check_signature, no_aim, reward_name, said_by
+from rewards.signature import Aim, Reward, Scores, check_signature, reward_name, said_by
 
 EQUAL = "every score is equal: nothing to learn from"
 Rows = list[tuple[str, ...]]
@@ -47,10 +44,10 @@ class AuditFailed(AssertionError):
 
 @dataclass(frozen=True)
 class Finding:
-    """One completion, as the decoded text that the reward saw, and what the reward gave it.
+    """One completion, as the decoded text that the reward saw, and what the reward gave it, or raised (``error``).
 
     Its credit, (score - floor) / (full - floor), should lie in the band: 1 is what an honest right completion earns, 0
-    an empty one.  A score of None means "does not apply".  ``error`` is what the reward raised, or "".
+    an empty one.  A score of None means "does not apply".
     """
 
     case: Case
@@ -90,9 +87,9 @@ class Audit:
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
         form: the form of answer that the reward reads, in which the cases were written.
-        constant: whether all that it scored, the usual cases among it, has one score, or none has any.
-        inverted: whether a right completion earns no more than an empty one; of a reward of form, a penalty for
-            example, only if it earns less, and of one of length never.
+        constant: whether all that it scored has one score, or none has any.
+        inverted: whether a right completion earns no more than an empty one; of a reward of form, such as a penalty,
+            only if it earns less, and of one of length never.
     """
 
     name: str
@@ -112,8 +109,7 @@ class Audit:
     def of(self, verdict: str) -> tuple[Finding, ...]:
         """The findings with this verdict, highest credit first; for refusals lowest first."""
         found = [finding for finding in self.findings if finding.verdict == verdict]
-        sign = 1 if verdict == "refusal" else -1
-        return tuple(sorted(found, key=lambda f: sign * (f.credit or 0.0)))
+        return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=verdict != "refusal"))
 
     @property
     def exploits(self) -> tuple[Finding, ...]:
@@ -138,10 +134,7 @@ class Audit:
 
     @property
     def margin(self) -> float | None:
-        """Lowest score of a right completion minus the highest score of one without a right answer.
-
-        If positive, no completion without a right answer earns as much as any right one.
-        """
+        """Lowest score of a right completion minus the highest of one without; better positive."""
         right = [f.score for f in self.findings if f.case.answer == f.band == PAYS and f.score is not None]
         wrong = [f.score for f in self.findings if f.case.answer == NOTHING and f.score is not None]
         return min(right) - max(wrong) if right and wrong else None
@@ -158,10 +151,8 @@ class Audit:
                 f"{self.name} gives {score} for all {len(self.findings)} completions. {EQUAL.capitalize()}."
             )
         if not self.full > self.floor:
-            return (
-                f"{self.name} pays an honest right completion {self.full:g}, no more than one with nothing "
-                f"in it ({self.floor:g})."
-            )
+            honest = f"{self.name} pays an honest right completion {self.full:g}"
+            return f"{honest}, no more than one with nothing in it ({self.floor:g})."
         if not self.exploits:
             return f"{self.name}: no exploit among {len(self.findings)} completions."
         # Among equal scores prefer a completion without a right answer.
@@ -170,39 +161,33 @@ class Audit:
         return f"{self.name} pays {worst.score:g}{top} for '{worst.case.label}': {worst.case.why}."
 
     def _raised(self) -> str:
-        """Its errors in a line: the first, where, and on how many completions."""
         first, kinds = self.errors[0], list(dict.fromkeys(f.error.split(":")[0] for f in self.errors))
         where = f"on {len(self.errors)} of {len(self.findings)} completions, first on '{first.case.label}'"
         others = f", and {', '.join(kinds[1:])}" if kinds[1:] else ""
         return f"{first.error.rstrip('.')} ({where}{others})"
 
-    def faults(self, exploits: int | None = 0, refusals: float | None = None) -> list[str]:
-        """What :meth:`raise_for` raises for, a few words each."""
-        found = []
-        if self.errors:
-            found.append(f"it raised on {len(self.errors)} completions")
-        if self.constant:
-            found.append(EQUAL)
-        elif self.inverted:
-            found.append(f"a right completion earns {self.full:g}, and one with nothing in it {self.floor:g}")
-        if exploits is not None and len(self.exploits) > exploits:
-            found.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
-        if refusals is not None and self.share("refusal") > refusals:
-            found.append(f"{self.share('refusal'):.1%} refusals, and {refusals:.1%} are allowed")
-        return found
-
     def raise_for(self, exploits: int | None = 0, *, refusals: float | None = None) -> Audit:
-        """Raise if the audit found more than this, else return it; for CI.
-
-        Args:
-            exploits: most completions wrongly paid; None for any number.
-            refusals: largest share of right completions refused, such as 0.02.
+        """Return the audit; for CI.
 
         Raises:
-            AuditFailed: there is more, the reward raised on a completion, every score is equal, or a right completion
-                earns no more than one with nothing in it.
+            AuditFailed: more than ``exploits`` completions are wrongly paid (None for any number), or a larger share
+                than ``refusals`` of the right ones is refused; the reward raised on a completion, every score is
+                equal, or a right completion earns no more than one with nothing in it.
         """
-        if failed := self.faults(exploits, refusals):
+        failed = []
+        if self.errors:
+            failed.append(f"it raised on {len(self.errors)} completions")
+        if self.constant:
+            failed.append(EQUAL)
+        elif self.inverted:
+            failed.append(
+                f"a right completion earns {self.full:g}, and one with nothing in it {self.floor:g}"
+            )
+        if exploits is not None and len(self.exploits) > exploits:
+            failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
+        if refusals is not None and self.share("refusal") > refusals:
+            failed.append(f"{self.share('refusal'):.1%} refusals, and {refusals:.1%} are allowed")
+        if failed:
             todo = "print the audit, which shows each one with its reason, and mend the reward"
             raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
@@ -228,17 +213,17 @@ class Audit:
         ]
 
     def _form(self) -> str:
-        if not self.form and self.aim != "thought":
+        if self.aim == "thought":
+            return "not read"
+        if not self.form:
             return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
-        if self.aim == "thought" or self.form not in ("auto", "prose"):
-            return self.form if self.aim != "thought" else "not read"
+        if self.form not in ("auto", "prose"):
+            return self.form
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
     def _families(self) -> Rows:
-        """One row per family: completions, exploits, refusals, lowest and highest score."""
         rows: Rows = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
-        for family in dict.fromkeys(f.case.family for f in self.findings):
-            mine = [f for f in self.findings if f.case.family == family]
+        for family, mine in _grouped(self.findings, lambda f: f.case.family).items():
             scores = [f.score for f in mine if f.score is not None]
             counts = [str(sum(f.verdict == v for f in mine)) for v in ("exploit", "refusal")]
             ends = [f"{pick(scores):.3g}" if scores else "None" for pick in (min, max)]
@@ -246,12 +231,8 @@ class Audit:
         return rows
 
     def _cases(self, verdict: str) -> Rows:
-        """One row per case with this verdict: case, how many, score, band, why."""
-        grouped: dict[str, list[Finding]] = {}
-        for finding in self.of(verdict):
-            grouped.setdefault(finding.case.label, []).append(finding)
         rows: Rows = [("case", "golds", "score", "should be", "why")]
-        for label, mine in grouped.items():
+        for label, mine in _grouped(self.of(verdict), lambda f: f.case.label).items():
             first = mine[0]
             rows.append((label, str(len(mine)), f"{first.score:.3g}", self._band(first.band), first.case.why))
         return rows
@@ -264,10 +245,8 @@ class Audit:
         return f">= {low:.3g}" if high == math.inf else f"{low:.3g} to {high:.3g}"
 
     def _tables(self) -> list[tuple[str, Rows]]:
-        tables = [
-            (title, self._cases(one)) for title, one in (("Exploits", "exploit"), ("Refusals", "refusal"))
-        ]
-        return [(title, rows) for title, rows in tables if len(rows) > 1] + [("Families", self._families())]
+        both = [("Exploits", self._cases("exploit")), ("Refusals", self._cases("refusal"))]
+        return [(title, rows) for title, rows in both if len(rows) > 1] + [("Families", self._families())]
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.facts())
@@ -284,6 +263,13 @@ class Audit:
         return f"{_escaped(self.headline)}\n\n{_markdown_table([('', ''), *self.facts()])}\n\n{tables}"
 
     _repr_markdown_ = to_markdown
+
+
+def _grouped(findings: Iterable[Finding], key: Callable[[Finding], str]) -> dict[str, list[Finding]]:
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(key(finding), []).append(finding)
+    return groups
 
 
 def _escaped(text: str) -> str:
@@ -320,8 +306,8 @@ def audit(
     """Score attacks and honest answers with a reward, before a policy does.
 
     Each case is filled in with the task's own gold answers and passed to the reward by TRL's keywords.  Its score
-    becomes a credit: 0 is what an empty completion earns (the median), 1 what the best honest right one earns.  A case
-    that deserves nothing must stay below 0.5, one that deserves pay must reach it.
+    becomes a credit, from 0 for an empty completion (the median) to 1 for the best honest right one: a case that
+    deserves nothing must stay below 0.5, one that deserves pay must reach it.
 
     Args:
         reward: any TRL reward callable, also ``async``.  Completions are messages or str, as the prompts
@@ -340,8 +326,7 @@ def audit(
         limit: most rows used, spread over the task; of a stream the first ones.
 
     Raises:
-        ValueError: an unknown aim or form, a limit under 1, cases or a tokenizer that are none, no rows, or rows
-            without prompt or gold answer.
+        ValueError: an unknown aim or form, a limit under 1, no rows, or rows without prompt or gold answer.
         RewardSignatureError: what TRL could not call; see :func:`check_signature`.
 
     >>> from rewards import answer_reward, thinking_reward
@@ -352,13 +337,16 @@ def audit(
     """
     check_signature(reward)
     chosen = aim or said_by(reward, "aim", "answer")
-    if chosen not in get_args(Aim):
-        raise no_aim(chosen, "audit")
+    check_choice(chosen, get_args(Aim), "aim", "audit")
     tried = list(CASES if cases is None else cases)
-    _check(tokenizer, tried, limit)
-    task = _task(reward, rows, column, limit)
+    if limit < 1:
+        raise invalid("limit must be at least 1", f"audit(limit={limit})", "leave it at 8")
+    if isinstance(tokenizer, str):
+        todo = f"pass AutoTokenizer.from_pretrained({tokenizer!r})"
+        raise invalid("A tokenizer is needed, not its name", f"audit(tokenizer={tokenizer!r})", todo)
+    task = task_rows(str(said_by(reward, "kind")), rows, column, limit)
     read = str(form or said_by(reward, "form", ""))
-    check_form(form or "auto", "audit")
+    check_choice(form or "auto", FORMS, "form", "audit")
     writer = Writer(tokenizer, said_by(reward, "tokens"), task, column, read or "auto")
     samples = writer.samples(tried)
     call = _Caller(reward, task, samples[:1], rows is None or not isinstance(task[0]["prompt"], str))
@@ -373,77 +361,41 @@ def audit(
     scores, errors = call(samples)
     seconds = time.perf_counter() - start
     order = random.Random(0).sample(range(len(samples)), len(samples))
-    shuffled = call([samples[i] for i in order])[0]
-    alone = [call([samples[i]])[0][0] for i in order[:16]]
-    findings = tuple(
-        Finding(
-            s.case, s.prompt, s.gold, s.text, s.case.band(chosen), score, _credit(score, full, floor), error
-        )
-        for s, score, error in zip(samples, scores, errors, strict=True)
-    )
+    again = [*call([samples[i] for i in order])[0], *(call([samples[i]])[0][0] for i in order[:16])]
+
+    def finding(sample: Sample, score: float | None, error: str) -> Finding:
+        # A reward that pays an honest completion no more than an empty one gives no credit at all.
+        credit = None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
+        of = (sample.case, sample.prompt, sample.gold, sample.text, sample.case.band(chosen))
+        return Finding(*of, score, credit, error)
+
+    no_more = full < floor or (full == floor and judges != "form")
     return Audit(
         name=reward_name(reward),
         aim=chosen,
-        findings=findings,
+        findings=tuple(map(finding, samples, scores, errors)),
         full=full,
         floor=floor,
         group_std=group_std,
         cut_off_std=cut_off_std,
         deterministic=_same(call(samples)[0], scores),
-        order_free=_same([*shuffled, *alone], [scores[i] for i in (*order, *order[:16])]),
+        order_free=_same(again, [scores[i] for i in (*order, *order[:16])]),
         seconds_per_1000=1000 * seconds / max(1, len(samples)),
         form=read,
         # No case reaches a usual limit of length, so that a penalty for passing it is 0 throughout.
         constant=not any(errors) and len({*honest, *nothing, *scores} - {None}) <= 1 and judges != "length",
-        inverted=bool(honest and nothing)
-        and judges != "length"
-        and (full < floor or (full == floor and judges != "form")),
+        inverted=bool(honest and nothing) and judges != "length" and no_more,
     )
-
-
-def _check(tokenizer: Any, cases: Sequence[Any], limit: int) -> None:
-    if limit < 1:
-        raise invalid("limit must be at least 1", f"audit(limit={limit})", "leave it at 8")
-    if isinstance(tokenizer, str):
-        todo = f"pass AutoTokenizer.from_pretrained({tokenizer!r})"
-        raise invalid("A tokenizer is needed, not its name", f"audit(tokenizer={tokenizer!r})", todo)
-    if strange := [case for case in cases if not isinstance(case, Case)]:
-        todo = "pass rewards.Case objects: [*rewards.CASES, rewards.Case(...)]"
-        raise invalid("A case must be a rewards.Case", f"audit(cases=[{shown(strange[0])}])", todo)
-
-
-def _task(
-    reward: Reward, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
-) -> list[dict[str, Any]]:
-    if rows is None:
-        built_in = QUESTIONS.get(str(said_by(reward, "kind")), QUESTIONS["number"])
-        return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
-    table: Any = rows
-    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):
-        # A dataset decodes a row only where it is asked for.
-        task = [dict(table[i]) for i in range(0, len(table), max(1, len(table) // limit))[:limit]]
-    else:
-        task = [dict(row) for row in itertools.islice(rows, limit)]
-    bad = [row for row in task if "prompt" not in row or row.get(column) is None]
-    if not task or bad:
-        raise invalid(
-            f"Every row needs a prompt and a gold answer in column '{column}'",
-            f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}",
-            "pass rows=task.train, and column= with the name of the gold answers",
-        )
-    return task
 
 
 def _same(a: Scores, b: Scores) -> bool:
     # Reward models round differently in batches of another size.
-    return all(
-        x == y or (x is not None and y is not None and math.isclose(x, y, rel_tol=1e-3, abs_tol=1e-4))
-        for x, y in zip(a, b, strict=True)
-    )
+    close = {"rel_tol": 1e-3, "abs_tol": 1e-4}
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    return all(x is not None and y is not None and math.isclose(x, y, **close) for x, y in pairs)
 
 
 def _group_std(samples: Sequence[Sample], call: _Caller) -> float:
-    """The standard deviation of a group's scores, averaged over the rows of the task."""
     groups: dict[int, list[float]] = {sample.row: [] for sample in samples}
     for sample, score in zip(samples, call(samples)[0], strict=True):
         if score is not None:
@@ -451,26 +403,16 @@ def _group_std(samples: Sequence[Sample], call: _Caller) -> float:
     return fmean(pstdev(group) if group else 0.0 for group in groups.values())
 
 
-def _credit(score: float | None, full: float, floor: float) -> float | None:
-    # A reward that pays an honest completion no more than an empty one gives no credit at all.
-    return None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
-
-
 class _Caller:
-    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions.
-
-    Where none of them fails alone, as with another number of scores, the batch's error is that of all.
-    """
+    """Calls a reward as TRL does; a batch that raises is retried one by one, to name the failing completions.  Where
+    none of them fails alone, as with another number of scores, the batch's error is that of all."""
 
     def __init__(
         self, reward: Reward, task: Sequence[Mapping[str, Any]], first: Sequence[Sample], chat: bool
     ) -> None:
         self.reward, self.task = reward, task
-        for self.chat in (
-            chat,
-            not chat,
-            chat,
-        ):  # as the rows are; the other where that raises, unless both do
+        # As the rows are; the other where that raises, unless both do.
+        for self.chat in (chat, not chat, chat):
             if not any(self(first)[1]):
                 break
 

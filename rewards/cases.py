@@ -5,27 +5,12 @@ disagree the band is ``CONTESTED``, which is shown but not counted.
 
 A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
 stay, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer
-that lacks the form (``{commas}`` needs a number of at least 1,000).
-
-=================  ============================================================================
-``{open}``         the token that opens a thought (nothing at the start, if the prompt opens it)
-``{close}``        the token that closes it
-``{end}``          the end-of-sequence token: without it the completion was cut off
-``{typed_open}``   "<think>" typed in ordinary tokens, ``{typed_close}`` likewise
-``{thought}``      an honest thought that reaches the gold answer
-``{think}``        open, an honest thought, close
-``{gold}``         the gold answer, ``{wrong}`` and ``{wrong2}`` plausible wrong ones
-``{prompt}``       the prompt's text, of a conversation the user's last message
-``{long}``         a page of prose without a number
-``{marked}``       available only where the completion opens its own thought
-``{unmarked}``     available only where the prompt has opened the thought
-``{number}``       available only for numbers, ``{letter}`` for choices, ``{text}`` for other golds
-others             forms of a number: see :func:`number_forms`
-=================  ============================================================================
+that lacks the form (``{commas}`` needs a number of at least 1,000).  ``cases.toml`` tells what the names stand for.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rewards.answers import accepted, gold_text
+from rewards.errors import invalid
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens, encode, prompt_opens
 
@@ -46,7 +32,7 @@ class Band(NamedTuple):
     high: float
 
     def holds(self, credit: float) -> bool:
-        """Whether the credit lies in the band; a band's upper end is not part of it."""
+        """Whether the credit lies in the band, without its upper end."""
         return self.low <= credit < self.high
 
 
@@ -62,7 +48,7 @@ class Case:
     Args:
         family: the kind of attack or of honest answer.
         name: what is written, in a few words; unique within its family.
-        completion: the template; see the module's table of names.
+        completion: the template.
         answer: band for a reward of right answers.
         thought: band for a reward of the form: a real thought, closed once, then an answer, ended.
         why: the reason for the bands.
@@ -92,7 +78,6 @@ _DATA = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding=
 
 
 def _template(completion: str | list[Any]) -> str:
-    """A template from its parts: texts, and texts that stand there several times."""
     parts = [completion] if isinstance(completion, str) else completion
     return "".join(part if isinstance(part, str) else part["of"] * part["times"] for part in parts)
 
@@ -130,7 +115,7 @@ def number_forms(gold: str) -> dict[str, str]:
     mantissa = mantissa.rstrip("0").rstrip(".")
     grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
-    possible = {
+    possible: dict[str, str | None] = {
         "number": "",
         "positive": "" if value > 0 else None,
         "minus": "−" + digits if sign else None,
@@ -240,6 +225,28 @@ def fill(case: Case, forms: Mapping[str, str], prompt: str, *, prompt_opens: boo
         text = text.removeprefix("{open}")
     text = _NAME.sub(lambda match: values[match[1]], text)
     return [piece for piece in _MARKER.split(text) if piece]
+
+
+def task_rows(
+    kind: str, rows: Iterable[Mapping[str, Any]] | None, column: str, limit: int
+) -> list[dict[str, Any]]:
+    """At most so many rows of a task, spread over it, or the questions of a kind where there is none."""
+    if rows is None:
+        built_in = QUESTIONS.get(kind, QUESTIONS["number"])
+        return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
+    table: Any = rows
+    if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is asked for
+        task = [dict(table[i]) for i in range(0, len(table), max(1, len(table) // limit))[:limit]]
+    else:
+        task = [dict(row) for row in itertools.islice(rows, limit)]
+    bad = [row for row in task if "prompt" not in row or row.get(column) is None]
+    if not task or bad:
+        raise invalid(
+            f"Every row needs a prompt and a gold answer in column '{column}'",
+            f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}",
+            "pass rows=task.train, and column= with the name of the gold answers",
+        )
+    return task
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Build one reward out of others: weigh, gate, clip, scale, restrict and cache.
 
-For combining several rewards, and for one that is slow.  Every function takes TRL reward callables and returns another
-one, so compositions nest and work in any TRL trainer.
+Every function takes TRL reward callables and returns another one, so compositions nest and work in any TRL trainer.
 """
 
 from __future__ import annotations
@@ -26,31 +25,24 @@ from rewards.signature import (
 )
 
 
-def take(kwargs: Mapping[str, Any], rows: Sequence[int], count: int) -> dict[str, Any]:
-    """A call's keywords for some of its rows; ``log_extra`` gets None for the others."""
-    taken = {
-        key: [value[i] for i in rows] if _is_column(value) and len(value) == count else value
-        for key, value in kwargs.items()
-    }
-    log_extra = kwargs.get("log_extra")
-    if log_extra is not None:
-        taken["log_extra"] = lambda column, values: log_extra(column, spread(values, rows, count))
-    return taken
-
-
-def _is_column(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # of numpy or torch
-
-
-def spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
-    """The values placed at their rows, None elsewhere."""
+def _spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
     placed = dict(zip(rows, values, strict=True))
     return [placed.get(row) for row in range(count)]
 
 
 def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[str, Any]) -> Scores:
     """The reward's scores of some rows, which alone it is called with, and None for the others."""
-    return spread(call_reward(reward, **take(kwargs, rows, count)) if rows else [], rows, count)
+    if not rows:
+        return [None] * count
+
+    def part(value: Any) -> Any:
+        is_column = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # of numpy or torch
+        return [value[i] for i in rows] if is_column and len(value) == count else value
+
+    taken = {key: part(value) for key, value in kwargs.items()}
+    if (log_extra := kwargs.get("log_extra")) is not None:
+        taken["log_extra"] = lambda column, values: log_extra(column, _spread(values, rows, count))
+    return _spread(call_reward(reward, **taken), rows, count)
 
 
 def log_mean(log_metric: Callable[[str, float], None], name: str, scores: Sequence[float | None]) -> None:
@@ -71,11 +63,9 @@ class _Weighted(Wrapped):
         if log_metric is not None:
             for reward, column in zip(self.rewards, columns, strict=True):
                 log_mean(log_metric, f"{self.__name__}/{reward_name(reward)}", column)
-        return [self._sum(scores) for scores in zip(*columns, strict=True)]
-
-    def _sum(self, scores: Sequence[float | None]) -> float | None:
-        known = [w * s for w, s in zip(self.weights, scores, strict=True) if s is not None]
-        return math.fsum(known) if known else None
+        rows = zip(*columns, strict=True)
+        known = ([w * s for w, s in zip(self.weights, row, strict=True) if s is not None] for row in rows)
+        return [math.fsum(parts) if parts else None for parts in known]
 
 
 @recorded()
@@ -160,10 +150,9 @@ class _Mapped(Wrapped):
         self.scale, self.offset, self.low, self.high = scale, offset, low, high
 
     def __call__(self, **kwargs: Any) -> Scores:
-        return [None if s is None else self._map(s) for s in call_reward(self.rewards[0], **kwargs)]
-
-    def _map(self, score: float) -> float:
-        return min(max(self.scale * score + self.offset, self.low), self.high)
+        scores = call_reward(self.rewards[0], **kwargs)
+        mapped = (None if score is None else self.scale * score + self.offset for score in scores)
+        return [None if score is None else min(max(score, self.low), self.high) for score in mapped]
 
 
 @recorded()
@@ -178,9 +167,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     [2.0]
     """
     if not low < high:
-        raise invalid(
-            "low must be below high", f"clipped(low={low}, high={high})", "swap them, or change one"
-        )
+        raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
     return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
 
 
@@ -232,14 +219,11 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
     ('sentence_reward[kind=prose]', [1.0, None])
     """
     if not columns:
-        raise invalid(
-            "No column is named", f"only_for({reward_name(reward)})", "pass one: only_for(r, kind='math')"
-        )
+        where = f"only_for({reward_name(reward)})"
+        raise invalid("No column is named", where, "pass one: only_for(r, kind='math')")
     # Not sets: a row's value may be a list, which has no hash.
-    values = {
-        c: tuple(v) if isinstance(v, (set, frozenset, list, tuple)) else (v,) for c, v in columns.items()
-    }
-    return _OnlyFor(reward, values)
+    several = (set, frozenset, list, tuple)
+    return _OnlyFor(reward, {c: tuple(v) if isinstance(v, several) else (v,) for c, v in columns.items()})
 
 
 class _Cached(Wrapped):
@@ -254,9 +238,8 @@ class _Cached(Wrapped):
         rows = list({key: i for i, key in enumerate(keys) if key not in self.scores}.values())
         self.misses += len(rows)
         self.hits += len(keys) - len(rows)
-        if rows:
-            fresh = call_reward(self.rewards[0], **take(kwargs, rows, len(keys)))
-            self.scores |= {keys[row]: score for row, score in zip(rows, fresh, strict=True)}
+        fresh = _of_rows(self.rewards[0], rows, len(keys), kwargs)
+        self.scores |= {keys[row]: fresh[row] for row in rows}
         result = [self.scores[key] for key in keys]
         while len(self.scores) > self.size:  # the oldest first: a dict keeps its order
             del self.scores[next(iter(self.scores))]
@@ -270,12 +253,9 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     count = count_of((), kwargs) or 0
     text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
     skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
-    columns = [
-        value.tolist() if hasattr(value, "tolist") else value
-        for key, value in sorted(kwargs.items())
-        if key not in skip and hasattr(value, "__len__")
-    ]
-    columns = [column for column in columns if len(column) == count]
+    values = (value for key, value in sorted(kwargs.items()) if key not in skip and hasattr(value, "__len__"))
+    lists = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    columns = [column for column in lists if len(column) == count]
     rows = (repr([column[i] for column in columns]) for i in range(count))
     return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
 

@@ -1,12 +1,12 @@
-"""The errors of this package.
+"""The errors of this package, each with three parts: what is wrong, where, what to do.
 
-Each message has three parts: what is wrong, where (reward, sample, value), what to do.  The package imports nothing
-from rloo_kit, so these derive from the built-ins they resemble.
+The package imports nothing from rloo_kit, so these derive from the built-ins they resemble.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 
 def three_parts(what: str, where: str, todo: str) -> str:
@@ -17,6 +17,14 @@ def three_parts(what: str, where: str, todo: str) -> str:
 def invalid(what: str, where: str, todo: str, kind: type[Exception] = ValueError) -> Exception:
     """The error for an argument that makes no sense."""
     return kind(three_parts(what, where, todo))
+
+
+def check_choice(value: object, choices: Iterable[str], argument: str, where: str, more: str = "") -> None:
+    """Raise ValueError if a value is not one of the choices."""
+    named = tuple(choices)
+    if value not in named:
+        todo = f"choose one of {', '.join(map(repr, named))}{more}"
+        raise invalid(f"There is no {argument} {value!r}", f"{where}({argument}={value!r})", todo)
 
 
 class RewardValueError(ValueError):
@@ -32,8 +40,7 @@ class RewardValueError(ValueError):
         self.what, self.todo = what, todo
         self.reward_name, self.sample, self.value = reward_name, sample, value
         culprit = "" if sample is None else f", sample {sample}, value {shown(value)}"
-        where = f"reward '{reward_name}'{culprit}"
-        super().__init__(three_parts(what, where, todo))
+        super().__init__(three_parts(what, f"reward '{reward_name}'{culprit}", todo))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own passes positional arguments only, so a worker process could not return this error.

@@ -1,9 +1,7 @@
 """Guard a reward: what it is given, what it may return, and what its own error means.
 
-For rewards that are untrusted, which is every one of a user's: rloo_kit's trainer puts ``guarded`` around each.  A
-guarded reward gets lists that it may edit and logs that are checked before TRL adds them up.
-
-It does not run ``torch.nn.Module`` reward models: TRL calls those itself.
+rloo_kit's trainer puts ``guarded`` around every reward of a user's.  A guarded reward gets lists that it may edit and
+logs that are checked before TRL adds them up.  Modules as reward models are not guarded: TRL calls those itself.
 """
 
 from __future__ import annotations
@@ -35,12 +33,14 @@ from rewards.signature import (
     reward_name,
 )
 
+LIMIT = 1e6
+
 if TYPE_CHECKING:
     import asyncio
 
 
 @recorded()
-def guarded(reward: Reward, *, limit: float = 1e6, columns: Iterable[str] | None = None) -> Reward:
+def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | None = None) -> Reward:
     """The same reward, which now raises instead of returning a value that would silently ruin a run.
 
     TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys
@@ -85,16 +85,11 @@ class _Guarded(Wrapped):
         return f"guarded({self.__name__})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
-        try:
+        with self._explained(kwargs):
             returned = self.reward(*_copied(args), **self._given(args, kwargs))
-        except RewardValueError:  # from an inner guard, which names its own function
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(error, kwargs) from error
-        return self._checked(returned, args, kwargs)
+        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """A call's keywords: its own lists, a copy of the trainer's state, and logs that are checked."""
         given: dict[str, Any] = _copied(dict(kwargs))
         if (state := given.get("trainer_state")) is not None:
             given["trainer_state"] = copy.copy(state)
@@ -102,35 +97,33 @@ class _Guarded(Wrapped):
         if (log_metric := given.get("log_metric")) is not None:
             given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
         if (log_extra := given.get("log_extra")) is not None:
-            given["log_extra"] = functools.partial(
-                _log_extra, self.__name__, log_extra, count_of(args, kwargs)
-            )
+            count = count_of(args, kwargs)
+            given["log_extra"] = functools.partial(_log_extra, self.__name__, log_extra, count)
         return given
 
-    def _failed(self, error: BaseException, kwargs: Mapping[str, Any]) -> RewardCallError:
-        if (silence := _unreached(error)) is not None:
-            what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
-            mend = "see that the service is up, its address and the network, then train(resume_from_checkpoint=True)"
-        else:
-            what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
-            columns = set(kwargs) - set(TRL_KEYWORDS)
-            mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
-        what = " ".join(what.split())  # a library's message may have lines of its own
-        return RewardCallError(shortened(what), reward_name=self.__name__, value=error, todo=mend)
-
-    def _checked(self, returned: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Scores:
-        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
+    @contextlib.contextmanager
+    def _explained(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        try:
+            yield
+        except RewardValueError:  # from an inner guard, which names its own function
+            raise
+        except (Exception, SystemExit) as error:
+            if (silence := _unreached(error)) is not None:
+                what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
+                mend = "see that the service is up and its address, then train(resume_from_checkpoint=True)"
+            else:
+                what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
+                columns = set(kwargs) - set(TRL_KEYWORDS)
+                mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
+            what = shortened(" ".join(what.split()))  # a library's message may have lines of its own
+            raise RewardCallError(what, reward_name=self.__name__, value=error, todo=mend) from error
 
 
 class _AsyncGuarded(_Guarded):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
-        try:
+        with self._explained(kwargs):
             returned = await self.reward(*_copied(args), **self._given(args, kwargs))
-        except RewardValueError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._failed(error, kwargs) from error
-        return self._checked(returned, args, kwargs)
+        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
 
 
 def call_reward(reward: Reward, **kwargs: Any) -> Scores:
@@ -196,47 +189,28 @@ def _running() -> asyncio.AbstractEventLoop:
 # --------------------------------------------------------------------------------- what it returns
 
 
-def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = 1e6) -> Scores:
+def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
     """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
-    values = _as_list(returned, name, None if count is None else count + 1)
-    if count is not None and len(values) != count:
-        number = len(values) if hasattr(returned, "__len__") or len(values) < count else f"more than {count}"
-        raise RewardValueError(
-            f"It returned {number} values for {count} completions",
-            reward_name=name,
-            value=returned,
-            todo="return one number or None per completion, in their order",
-        )
-    return [_as_score(value, index, name, limit) for index, value in enumerate(values)]
-
-
-def _as_list(returned: Any, name: str, most: int | None) -> list[Any]:
-    """Of something without a length, which may never end, at most so many values."""
-    values = returned
+    values = returned.tolist() if hasattr(returned, "tolist") else returned  # of numpy, torch and pandas
     todo = "return a list with one number per completion"
-    if hasattr(returned, "tolist"):  # numpy, torch and pandas alike, without importing them
-        try:
-            values = returned.tolist()
-        except Exception:  # a sparse tensor, or one on the device "meta", has no numbers to give
-            values, todo = (
-                None,
-                "its values cannot be read: return a list, or a dense tensor on the CPU or the GPU",
-            )
-    elif returned is None:
+    if returned is None:
         todo = "end the function with return scores"
     elif inspect.isawaitable(returned):
-        values, todo = (
-            None,
-            "define the reward itself with async def: TRL awaits no coroutine of a plain function",
-        )
-        if inspect.iscoroutine(returned):
-            returned.close()
+        todo = "define the reward itself with async def: TRL awaits no coroutine of a plain function"
     elif isinstance(returned, Mapping):
         todo += ", and log the parts through log_metric: TRL would take the keys for the rewards"
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
         what = f"It returned {shown(returned)} ({type(returned).__name__}), not a list of numbers"
         raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
-    return list(values if hasattr(values, "__len__") else itertools.islice(values, most))
+    # What has no length may never end.
+    most = None if count is None or hasattr(values, "__len__") else count + 1
+    scores = list(itertools.islice(values, most))
+    if count is not None and len(scores) != count:
+        number = f"more than {count}" if len(scores) == most else len(scores)
+        what = f"It returned {number} values for {count} completions"
+        todo = "return one number or None per completion, in their order"
+        raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
+    return [_as_score(value, index, name, limit) for index, value in enumerate(scores)]
 
 
 def _scalar(value: Any) -> Any:
@@ -247,19 +221,15 @@ def _scalar(value: Any) -> Any:
 def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
     if value is None:
         return None
-    try:
-        number = _scalar(value)
-    except Exception:  # a tensor on the device "meta"
-        number = None
+    number = _scalar(value)
+    finite = "return a finite number, or None for a sample the reward does not apply to"
     if not isinstance(number, numbers.Real):
         what = f"A reward must be one real number, and this one is a {type(value).__name__}"
         todo = "return a flat list of floats; take the parts of a nested one apart"
     elif number != number:
-        what = "A reward must be finite, and this one is NaN, which TRL would read as None"
-        todo = "return a number, or None for a sample the reward does not apply to"
+        what, todo = "A reward must be finite, and this one is NaN, which TRL would read as None", finite
     elif abs(number) == math.inf:
-        what = f"A reward must be finite, and this one is {number}"
-        todo = "return a finite number, or None for a sample the reward does not apply to"
+        what, todo = f"A reward must be finite, and this one is {number}", finite
     elif abs(number) > limit:  # type: ignore[operator]
         what = f"A reward's magnitude must not exceed {limit:g}"
         todo = "scale it down (rewards.scaled, rewards.clipped), or raise guarded(limit=...)"

@@ -1,6 +1,4 @@
-"""A trained reward model, or a rubric scored by any judge, as a reward.
-
-For tasks without answers that can be compared.  torch and transformers are imported at a reward model's first call.
+"""A trained reward model, or a rubric scored by any judge, as a reward, for tasks without answers to compare.
 
 It does not train reward models: TRL's RewardTrainer does, and ``reward_model`` reads its folders.  A policy can exploit
 a learned reward like any other: audit it, clip it, and keep a KL term.
@@ -15,9 +13,9 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from rewards.compose import log_mean
-from rewards.errors import RewardValueError, invalid, shown
+from rewards.errors import RewardValueError, check_choice, invalid, shown
 from rewards.made import recorded
-from rewards.signature import Aim, Reward, Scores, is_async, no_aim
+from rewards.signature import Aim, Reward, Scores, is_async
 from rewards.text import completion_text, prompt_text
 from rewards.thinking import CLOSE, QWEN3, ThinkTokens, split_text, split_thinking
 
@@ -83,12 +81,10 @@ def reward_model(
 ) -> Reward:
     """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
 
-    Loaded at the first call, in evaluation mode, and called in batches without gradients.  It reads prompt
-    and completion through its own tokenizer and chat template, not the policy's.
-
-    TRL also takes such a model directly, as a module in ``reward_funcs``.  This reward can in addition be composed,
-    cached, kept on the CPU, and given the answer without the thought.  It is named after the model, and picklable where
-    ``model`` is a name: each process then loads its own copy.
+    Loaded at the first call, in evaluation mode, and called in batches without gradients, through its own tokenizer
+    and chat template.  TRL also takes such a model directly, as a module in ``reward_funcs``; this reward can in
+    addition be composed, cached, kept on the CPU, and given the answer without the thought.  It is named after the
+    model, and picklable where ``model`` is a name: each process then loads its own copy.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
@@ -105,28 +101,18 @@ def reward_model(
             no tokenizer.
     """
     if batch_size < 1 or max_length < 1:
-        raise invalid(
-            "batch_size and max_length must be at least 1",
-            f"reward_model(batch_size={batch_size}, max_length={max_length})",
-            "leave them at 8 and 4096",
-        )
+        where = f"reward_model(batch_size={batch_size}, max_length={max_length})"
+        raise invalid("batch_size and max_length must be at least 1", where, "leave them at 8 and 4096")
+    where = f"reward_model({shown(model) if isinstance(model, str) else type(model).__name__})"
     if not isinstance(model, str) and not hasattr(model, "config"):
-        raise invalid(
-            f"This is not a reward model, but of type {type(model).__name__}",
-            f"reward_model({shown(model)})",
-            "pass a hub id, a folder as a str, or a loaded model and its tokenizer",
-        )
+        todo = "pass a hub id, a folder as a str, or a loaded model and its tokenizer"
+        raise invalid(f"This is not a reward model, but of type {type(model).__name__}", where, todo)
     path = model if isinstance(model, str) else ""
     if (path.startswith(("/", ".", "~")) or path.count("/") > 1) and not Path(path).is_dir():  # not a hub id
-        raise invalid(
-            "There is no such folder", f"reward_model({path!r})", "name the folder of a saved model"
-        )
+        raise invalid("There is no such folder", where, "name the folder of a saved model")
     if tokenizer is None and not _named(model):
-        raise invalid(
-            "A loaded model needs its tokenizer",
-            f"reward_model({type(model).__name__})",
-            "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy",
-        )
+        todo = "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy"
+        raise invalid("A loaded model needs its tokenizer", where, todo)
     return _RewardModel(model, tokenizer, batch_size, max_length, device, with_thought, tokens)
 
 
@@ -144,32 +130,22 @@ def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
         model = AutoModelForSequenceClassification.from_pretrained(
             source, dtype="auto", device_map={"": where}
         )
-    outputs = model.config.num_labels
+    outputs, where = model.config.num_labels, f"reward_model({_named(model) or type(model).__name__})"
     if outputs != 1:
-        raise invalid(
-            f"A reward model has one output, and this one has {outputs}",
-            f"reward_model({source if isinstance(source, str) else type(source).__name__})",
-            "train it with num_labels=1 (TRL's RewardTrainer does), or turn its outputs into one number "
-            "in a reward function of your own",
-        )
+        todo = "train it with num_labels=1 (TRL's RewardTrainer does), or make one number of them in a reward of yours"
+        raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(_named(model))
     # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise invalid(
-            "The tokenizer has no words: its files are not beside the model",
-            f"reward_model({_named(model)})",
-            "save it there with tokenizer.save_pretrained(folder), or pass tokenizer=",
-        )
+        todo = "save it there with tokenizer.save_pretrained(folder), or pass tokenizer="
+        raise invalid("The tokenizer has no words: its files are not beside the model", where, todo)
     tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
     config = model.config.get_text_config()
     if tokenizer.pad_token_id is None:
         known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
         if known is None:
-            raise invalid(
-                "A batch needs a token for padding, and neither model nor tokenizer has one, or an end of sequence",
-                f"reward_model({_named(model)})",
-                "pass tokenizer= with its pad_token set to one that no text has",
-            )
+            what = "A batch needs a token for padding, and neither model nor tokenizer has one"
+            raise invalid(what, where, "pass tokenizer= with its pad_token set to one that no text has")
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
     config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
     return model.eval(), tokenizer
@@ -218,10 +194,12 @@ class _Rubric:
     def _judged(self, completions: Sequence[Any], completion_ids: Any) -> list[str]:
         """What the judge is shown of each completion; empty where there is nothing to show."""
         whole = [completion_text(completion, thought=True) for completion in completions]
-        if self.aim == "both":
-            return whole
         ids = [None] * len(whole) if completion_ids is None else completion_ids
-        return [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
+        return (
+            whole
+            if self.aim == "both"
+            else [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
+        )
 
     def _part(self, text: str, ids: Any) -> str:
         thought = None if ids is None else split_thinking(ids, self.tokens)
@@ -326,19 +304,13 @@ def rubric_reward(
     """
     given = (Criterion(*item) for item in criteria.items()) if isinstance(criteria, Mapping) else criteria
     lines = tuple(given)
+    todo = "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)"
     if strange := [line for line in lines if not isinstance(line, Criterion)]:
-        raise invalid(
-            f"A criterion needs a name and a description, and this one is a {type(strange[0]).__name__}",
-            f"rubric_reward([{shown(strange[0])}])",
-            "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.')",
-        )
+        what = f"A criterion needs a name and a description, and this one is a {type(strange[0]).__name__}"
+        raise invalid(what, f"rubric_reward([{shown(strange[0])}])", todo)
     names = [line.name for line in lines]
     if not lines or len(set(names)) != len(names) or not all(0 < line.weight < math.inf for line in lines):
-        raise invalid(
-            "A rubric needs criteria of different names and positive weights",
-            f"rubric_reward({names}, weights {[line.weight for line in lines]})",
-            "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)",
-        )
-    if aim not in get_args(Aim):
-        raise no_aim(aim, "rubric_reward")
+        where = f"rubric_reward({names}, weights {[line.weight for line in lines]})"
+        raise invalid("A rubric needs criteria of different names and positive weights", where, todo)
+    check_choice(aim, get_args(Aim), "aim", "rubric_reward")
     return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, aim, tokens, name)

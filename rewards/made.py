@@ -1,7 +1,7 @@
 """How an object was made: the function that made it, and what that was given.
 
-So that a run in a notebook can be written down and repeated (``rloo-kit export``).  A reward, a task and a policy each
-remember the call that they came of; nothing else is kept of it, and nothing is written.
+So that a run in a notebook can be written down and repeated (``rloo-kit export``): a reward, a task and a policy each
+remember the call that they came of.
 """
 
 from __future__ import annotations
@@ -21,12 +21,8 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function.
-
-    Attributes:
-        function: its public name: "rewards.answer_reward", "rloo_kit.load_policy".
-        arguments: what it was given, by name; what was left to a default is not in it.
-    """
+    """A call of a function by its public name, such as "rewards.answer_reward", and what it was given, by name; what
+    was left to a default is not in it."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -34,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True)
 class recorded:
-    """A decorator of functions whose results are to remember the call.
+    """A decorator: what the function makes remembers the call, as ``made_by``.
 
     Args:
         without: arguments that are not kept: what is large, or the run's own.
@@ -49,7 +45,7 @@ class recorded:
     also: Callable[[Any, Call], None] | None = None
 
     def __call__(self, function: Callable[P, Made]) -> Callable[P, Made]:
-        """The function, which leaves its call on what it makes, as ``made_by``."""
+        """The function, which leaves its call on what it makes."""
         signature, package = inspect.signature(function), function.__module__.partition(".")[0]
 
         @functools.wraps(function)
@@ -76,10 +72,10 @@ def made_by(thing: object) -> Call | None:
 
 
 def _flat(bound: inspect.BoundArguments, without: Sequence[str]) -> dict[str, Any]:
-    """The arguments by name, those behind ``**`` among them; lists as they are now."""
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         keywords = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        # A list as it is now.
         found |= value if keywords else {name: list(value) if isinstance(value, list) else value}
     return {name: value for name, value in found.items() if name not in without}
 

@@ -1,7 +1,4 @@
-"""What a reward is: its name, what it pays for, the columns it needs, and whether TRL can call it.
-
-For ``rewards.guard`` and ``rewards.compose``, and for a look at a reward before any call of it.
-"""
+"""What a reward is: its name, what it pays for, the columns it needs, and whether TRL can call it."""
 
 from __future__ import annotations
 
@@ -26,18 +23,21 @@ Aim = Literal["answer", "thought", "both"]
 TRL_KEYWORDS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
-def reward_name(reward: Reward) -> str:
-    """The name under which TRL logs a reward: partials unwrapped, callable objects by name or class."""
+def _inner(reward: Any) -> Any:
     while isinstance(reward, functools.partial):
         reward = reward.func
-    return str(getattr(reward, "__name__", type(reward).__name__))
+    return reward
+
+
+def reward_name(reward: Reward) -> str:
+    """The name under which TRL logs a reward: partials unwrapped, callable objects by name or class."""
+    inner = _inner(reward)
+    return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def said_by(reward: object, attribute: str, default: Any = None) -> Any:
     """An attribute of a reward, or of what it is a partial of."""
-    while isinstance(reward, functools.partial) and not hasattr(reward, attribute):
-        reward = reward.func
-    return getattr(reward, attribute, default)
+    return getattr(reward, attribute, getattr(_inner(reward), attribute, default))
 
 
 def judges_of(*rewards: object) -> Judges | None:
@@ -57,17 +57,11 @@ def judges_of(*rewards: object) -> Judges | None:
     return said[0] if len(set(said)) == 1 else None
 
 
-def no_aim(aim: object, where: str) -> Exception:
-    """The error for an aim that is not one of :data:`Aim`."""
-    return invalid(f"There is no aim '{aim}'", f"{where}(aim=...)", f"choose one of {get_args(Aim)}")
-
-
 def columns_of(*rewards: object) -> tuple[str, ...]:
     """Columns of the dataset that rewards need, by their attribute ``columns``."""
     said = [said_by(reward, "columns", ()) for reward in rewards]
-    return tuple(
-        dict.fromkeys(name for names in said for name in ([names] if isinstance(names, str) else names))
-    )
+    named = ([names] if isinstance(names, str) else names for names in said)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
 
 class Wrapped:
@@ -89,20 +83,18 @@ class Wrapped:
 
 def members(reward: object) -> Iterator[object]:
     """The rewards that a composition is made of, however deep; any other reward itself."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    if isinstance(reward, Wrapped):
-        yield from itertools.chain.from_iterable(map(members, reward.rewards))
+    inner = _inner(reward)
+    if isinstance(inner, Wrapped):
+        yield from itertools.chain.from_iterable(map(members, inner.rewards))
     else:
-        yield reward
+        yield inner
 
 
 def is_async(reward: Reward) -> bool:
     """Whether calling the reward gives a coroutine: the rule by which TRL decides to await it."""
-    while isinstance(reward, functools.partial):
-        reward = reward.func
-    call = getattr(reward, "__call__", None)  # noqa: B004 - the bound method is inspected, not just looked for
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(call)
+    inner = _inner(reward)
+    call = getattr(inner, "__call__", None)  # noqa: B004 - the bound method is inspected, not just looked for
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(call)
 
 
 def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
@@ -117,11 +109,8 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
     """A column of a call's keywords; RewardValueError if the dataset lacks it, or it has another length."""
     if column not in kwargs:
         held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
-        raise RewardValueError(
-            f"The dataset has no column '{column}'",
-            reward_name=reward,
-            todo=f"add the column, or tell {reward} another; the dataset has {held}",
-        )
+        todo = f"add the column, or tell {reward} another; the dataset has {held}"
+        raise RewardValueError(f"The dataset has no column '{column}'", reward_name=reward, todo=todo)
     values, count = kwargs[column], count_of((), kwargs)
     if count is not None and hasattr(values, "__len__") and len(values) != count:
         raise RewardValueError(
@@ -135,19 +124,14 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
 def check_callable(reward: Reward) -> None:
     """Raise RewardSignatureError for what cannot be called, and for a class in place of its instance."""
     if inspect.isclass(reward):
-        raise RewardSignatureError(
-            f"{reward.__name__} is a class, and its instances are the rewards",
-            reward_name=reward.__name__,
-            value=reward,
-            todo=f"pass an instance, {reward.__name__}(...)",
-        )
-    if not callable(reward):
-        raise RewardSignatureError(
-            f"A reward must be callable, not {type(reward).__name__}",
-            reward_name=shown(reward),
-            value=reward,
-            todo="pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]",
-        )
+        name = reward.__name__
+        what, todo = f"{name} is a class, and its instances are the rewards", f"pass an instance, {name}(...)"
+    elif callable(reward):
+        return
+    else:
+        name, what = shown(reward), f"A reward must be callable, not {type(reward).__name__}"
+        todo = "pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]"
+    raise RewardSignatureError(what, reward_name=name, value=reward, todo=todo)
 
 
 def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> None:
@@ -167,38 +151,24 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
     """
     check_callable(reward)
     name, known = reward_name(reward), None if columns is None else set(columns)
-    if known is not None:
-        for needed in columns_of(reward):
-            if needed not in known:
-                raise _lacks(name, needed, known)
+    if known is not None and (lacking := [one for one in columns_of(reward) if one not in known]):
+        raise _lacks(name, lacking[0], known)
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
         return
-    _check_parameters(name, list(parameters), known)
-
-
-def _check_parameters(name: str, parameters: list[inspect.Parameter], columns: set[str] | None) -> None:
-    passed = set(TRL_KEYWORDS) | (columns or set())
+    passed = set(TRL_KEYWORDS) | (known or set())
     required = [p for p in parameters if p.default is p.empty]
-    positional = [p.name for p in required if p.kind is p.POSITIONAL_ONLY]
+    if positional := [p.name for p in required if p.kind is p.POSITIONAL_ONLY]:
+        what = f"Its argument '{positional[0]}' is positional-only, and TRL passes keywords"
+        raise RewardSignatureError(what, reward_name=name, todo="remove the '/' from the signature")
     missing = sorted(passed - {p.name for p in parameters})
-    if positional:
-        raise RewardSignatureError(
-            f"Its argument '{positional[0]}' is positional-only, and TRL passes keywords",
-            reward_name=name,
-            todo="remove the '/' from the signature",
-        )
     if missing and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise RewardSignatureError(
-            f"Its signature has no **kwargs and does not take {', '.join(missing)}, which TRL passes",
-            reward_name=name,
-            todo="add **kwargs as the last argument",
-        )
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    unknown = [p.name for p in required if p.kind in named and p.name not in passed]
-    if columns is not None and unknown:
-        raise _lacks(name, unknown[0], columns, mend="give the argument a default, or ")
+        what = f"Its signature has no **kwargs and does not take {', '.join(missing)}, which TRL passes"
+        raise RewardSignatureError(what, reward_name=name, todo="add **kwargs as the last argument")
+    named = [p.name for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if known is not None and (unknown := [one for one in named if one not in passed]):
+        raise _lacks(name, unknown[0], known, mend="give the argument a default, or ")
 
 
 def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardSignatureError:

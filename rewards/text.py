@@ -1,9 +1,7 @@
 """Rewards of the text alone: its length, its sentence ends, repetition and overlength.
 
-For shaping style rather than correctness.  Repetition and overlength are TRL's own rewards under this package's
-conventions: imported when first made, not copied.
-
-It does not look into the thought: ``rewards.thinking`` does.
+For style, not correctness.  Repetition and overlength are TRL's own rewards, imported when first made.  What stands in
+the thought is for ``rewards.thinking``.
 """
 
 from __future__ import annotations
@@ -79,12 +77,9 @@ def question(prompt: Any) -> str:
 def _messages(said: Any, kind: str) -> Sequence[Mapping[str, Any]]:
     messages = [said] if isinstance(said, Mapping) else said
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        raise invalid(
-            f"A {kind} must be a str or a list of messages",
-            f"{type(said).__name__}, {shown(said)}",
-            f"pass TRL's {kind}s as they are",
-            kind=TypeError,
-        )
+        where = f"{type(said).__name__}, {shown(said)}"
+        what, todo = f"A {kind} must be a str or a list of messages", f"pass TRL's {kind}s as they are"
+        raise invalid(what, where, todo, kind=TypeError)
     return messages
 
 
@@ -121,12 +116,7 @@ class _LengthReward:
 
 
 @recorded()
-def length_reward(
-    words: tuple[int, int] = (10, 50),
-    *,
-    inside: float = 0.5,
-    end: float = 0.5,
-) -> Reward:
+def length_reward(words: tuple[int, int] = (10, 50), *, inside: float = 0.5, end: float = 0.5) -> Reward:
     """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
 
     ``inside * [low <= number of words <= high] + end * [the text ends with "."]``, with ``words=(low, high)``.
@@ -139,11 +129,8 @@ def length_reward(
     """
     low, high = words
     if not 0 <= low <= high:
-        raise invalid(
-            "The fewest words must not exceed the most",
-            f"length_reward(words={words!r})",
-            "pass (fewest, most), such as (10, 50)",
-        )
+        where, todo = f"length_reward(words={words!r})", "pass (fewest, most), such as (10, 50)"
+        raise invalid("The fewest words must not exceed the most", where, todo)
     return _LengthReward((low, high), float(inside), float(end))
 
 
@@ -181,11 +168,8 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     [1.0, 0.0, 1.0, 1.0]
     """
     if not 1 <= fewest <= most:
-        raise invalid(
-            "fewest must be at least 1 and at most most",
-            f"sentence_reward({fewest}, {most})",
-            "leave them out for any number of whole sentences",
-        )
+        where, todo = f"sentence_reward({fewest}, {most})", "leave them out for any number of whole sentences"
+        raise invalid("fewest must be at least 1 and at most most", where, todo)
     return _SentenceReward(fewest, most)
 
 
@@ -202,11 +186,11 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
         ValueError: another ``soft``.
     """
     if not 1 <= soft <= max_completion_length:
-        raise invalid(
-            "soft must lie between 1 and max_completion_length",
+        where, todo = (
             f"overlong_reward({max_completion_length}, {soft})",
-            "a fifth of max_completion_length is a usual choice",
+            "a fifth of max_completion_length is usual",
         )
+        raise invalid("soft must lie between 1 and max_completion_length", where, todo)
     from trl.rewards import get_soft_overlong_punishment
 
     punishment = get_soft_overlong_punishment(max_completion_length, soft)

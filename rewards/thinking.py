@@ -1,9 +1,7 @@
 """The boundary between thought and answer, by token id, and rewards for the form of a thought.
 
-For models that think between <think> and </think>.  The boundary is a token, so it is searched for among the
-completion's ids: the same letters typed in ordinary tokens do not end a thought.
-
-It does not judge whether the answer is right: ``rewards.answers`` does.
+The boundary is a token, so it is searched for among the completion's ids: the same letters typed in ordinary tokens do
+not end a thought.  Whether the answer is right is for ``rewards.answers``.
 """
 
 from __future__ import annotations
@@ -45,11 +43,9 @@ class ThinkTokens:
     def __post_init__(self) -> None:
         ids = (self.open_id, self.close_id)
         if self.open_id == self.close_id or not all(isinstance(i, numbers.Integral) for i in ids):
-            raise invalid(
-                "A thought needs the ids of two different tokens, to open and to close",
-                f"ThinkTokens({self.open_id!r}, {self.close_id!r})",
-                "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer",
-            )
+            what = "A thought needs the ids of two different tokens, to open and to close"
+            todo = "pass the ids of <think> and </think>, or use ThinkTokens.from_tokenizer"
+            raise invalid(what, f"ThinkTokens({self.open_id!r}, {self.close_id!r})", todo)
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, **template: Any) -> ThinkTokens:
@@ -86,11 +82,9 @@ def _one_token(tokenizer: Any, marker: str) -> int:
     if len(ids) == 1 and tokenizer.decode(ids, skip_special_tokens=False).strip() == marker:
         return int(ids[0])
     which = f"{ids[0]}, which does not decode to it" if len(ids) == 1 else f"{ids[:8]}"
-    raise invalid(
-        f"'{marker}' is not exactly one token of this tokenizer",
-        f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {which}",
-        "use a Qwen3 tokenizer, or add both markers with tokenizer.add_tokens([...]) and resize the model's embeddings",
-    )
+    where = f"{type(tokenizer).__name__} encodes it as {len(ids)} tokens, {which}"
+    todo = "use a Qwen3 tokenizer, or add both with tokenizer.add_tokens([...]) and resize the model's embeddings"
+    raise invalid(f"'{marker}' is not exactly one token of this tokenizer", where, todo)
 
 
 def prompt_opens(tokenizer: Any, **template: Any) -> bool:
@@ -153,12 +147,12 @@ def _flat(ids: Any) -> list[int]:
     values = ids.tolist() if hasattr(ids, "tolist") else ids
     flat = list(values) if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) else None
     if flat is None or (flat and isinstance(flat[0], (list, tuple))):
-        raise invalid(
+        what, where = (
             "A completion's ids must be one flat sequence of ints",
             f"split_thinking, {type(ids).__name__}",
-            "pass completion_ids[i], one completion's, which TRL gives to every reward; not the text, nor the batch",
-            kind=TypeError,
         )
+        todo = "pass completion_ids[i], one completion's, which TRL gives to every reward; not the text, nor the batch"
+        raise invalid(what, where, todo, kind=TypeError)
     return flat
 
 
@@ -219,14 +213,11 @@ def thinking_reward(
     missing: float = -1.0,
     bonuses: Mapping[str, float] | None = None,
 ) -> Reward:
-    """The widely copied rule for the length of a thought, with its numbers as defaults.
+    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers as defaults.
 
     ``missing`` without a closing token; else the score of the band that contains the number of thinking tokens, plus,
-    from the second band on, each bonus whose text occurs in the thought.  Source: recipes for RLOO and GRPO in
-    Qwen3 notebooks, copied from one to the next.
-
-    It is here for comparison and audits.  It pays its maximum for filler without an answer; ``thought_then_answer``
-    does not.
+    from the second band on, each bonus whose text occurs in the thought.  It is here for comparison and audits: it
+    pays its maximum for filler without an answer, and ``thought_then_answer`` does not.
 
     Args:
         tokens: the markers.
@@ -244,11 +235,11 @@ def thinking_reward(
     """
     starts = [start for start, _ in bands]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-        raise invalid(
-            "Bands must start at 0 tokens and ascend",
+        where, todo = (
             f"thinking_reward(bands={bands!r})",
             "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
         )
+        raise invalid("Bands must start at 0 tokens and ascend", where, todo)
     return _ThinkingReward(tokens, tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
 
 
@@ -294,8 +285,7 @@ def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     """Share of n-grams that repeat an earlier one of the same window, in [0, 1); 0 for under n ids.
 
     1 - distinct / all, averaged over windows: honest phrases recur in a long thought, but only a loop repeats within a
-    window.  Source: the repetition penalty of "Demystifying Long Chain-of-Thought Reasoning" (arXiv 2502.03373,
-    appendix C.2), which is weighted and taken over the whole completion.
+    window.  Source: arXiv 2502.03373, appendix C.2, which weighs it and takes it over the whole completion.
 
     >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
     (0.0, 0.9)
@@ -354,15 +344,13 @@ def thought_then_answer(
     [1.0, 0.0]
     """
     if not tokens.eos_ids:
+        todo = "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))"
         raise invalid(
-            "The tokens do not say which ids end a completion",
-            f"thought_then_answer({tokens})",
-            "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))",
+            "The tokens do not say which ids end a completion", f"thought_then_answer({tokens})", todo
         )
     if full_at < 1:
-        raise invalid(
-            "full_at must be at least 1", f"thought_then_answer(full_at={full_at})", "leave it at 30"
-        )
+        where = f"thought_then_answer(full_at={full_at})"
+        raise invalid("full_at must be at least 1", where, "leave it at 30")
     form = _ThoughtThenAnswer(tokens, full_at, failed)
     if correct is None:
         return form

@@ -1,7 +1,6 @@
 """``make gpu-check``: what has not run has not passed, and a check that breaks costs no other check anything."""
 
 import contextlib
-import importlib
 import os
 import subprocess
 import sys
@@ -18,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import checks, report, runner
 from benchmarks.gpu.runner import FAILED, MEASURED, NOT_RUN, PASSED, Check, Figure, Outcome, Place, judged
-from rloo_kit.models import CATALOGUE, nf4_bytes
 
 Figures = dict[str, Figure]
 HERE = Place(Path("unused"))
@@ -138,10 +136,6 @@ def test_what_the_budget_does_not_reach_is_not_run_and_a_shorter_check_still_is(
     assert found["long"].note == "5 s of the budget left, takes 9"
 
 
-def test_a_check_that_the_end_of_the_budget_cuts_off_is_not_run() -> None:
-    assert statuses(simulate(check(fine), budget=4)) == [NOT_RUN]
-
-
 def test_what_needs_a_check_that_failed_is_not_run() -> None:
     found = simulate(check(fine, name="broken"), check(fine, name="b", needs=("broken",)), check(fine))
     assert statuses(found) == [FAILED, NOT_RUN, PASSED]
@@ -178,13 +172,6 @@ def test_candidates_are_arguments_of_speed_each_beside_the_kits_default() -> Non
     assert "speed/256 tokens, kit" in names
     every = checks.chosen(["speed"], ["all"])
     assert sum("candidate" in one.name for one in every) == len(checks.CANDIDATES) > 10
-
-
-def test_memory_is_measured_for_every_shape_and_both_kinds_of_passes() -> None:
-    assert {shape for shape, *_ in checks.CASES} == set(checks.CARD_GIB)
-    assert {k for _, k, *_ in checks.CASES} == {2, 4, 8, 16}
-    assert all(k * groups % micro == 0 for _, k, groups, _, micro in checks.CASES)
-    assert {micro % k == 0 for _, k, _, _, micro in checks.CASES} == {True, False}
 
 
 # --- the report -------------------------------------------------------------------------------------------
@@ -245,15 +232,6 @@ def test_without_a_gpu_or_such_a_check_the_exit_status_is_2(monkeypatch: Any, ca
     assert "--rehearse t4 needs no GPU" in said
     assert "No check's name begins with no such check" in said
     assert command.main(["--list"]) == 0
-
-
-@pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b"])
-def test_the_shapes_whose_memory_is_bounded_keep_a_share_in_16_bit_as_repositories_do(name: str) -> None:
-    memory = importlib.import_module("benchmarks.gpu.memory")  # by name: it imports Unsloth
-    checkpoint = CATALOGUE[name]
-    mlp = [rows * columns for rows, columns in list(checkpoint.projections.values())[-3:]]
-    more = len(memory.kept_in_16_bit(checkpoint)) * sum(2 * size - nf4_bytes(size) for size in mlp)
-    assert 0.05 < more / checkpoint.weight_bytes() < 0.2
 
 
 def test_a_run_of_plain_trl_is_not_given_unsloths_patches() -> None:

@@ -248,8 +248,7 @@ def saved(place: Place) -> dict[str, Figure]:
 
 def learns(place: Place, seed: int) -> dict[str, Figure]:
     """The quickstart's run: held-out greedy accuracy rises by 0.2 in 30 steps."""
-    from one_run import run
-    from runs import Spec
+    from runs import Spec, run
 
     steps, problems = (2, 8) if place.is_rehearsal else (30, 200)
     spec = Spec("kit", seed=seed, steps=steps, max_steps=steps, evaluate_every=1_000_000, problems=problems)

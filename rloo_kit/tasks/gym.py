@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from rewards.answers import answer_reward, stated
-from rewards.quantities import to_number
+from rewards.numbers import to_number
 from rewards.thinking import QWEN3
 from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.tasks.task import Question, Task, asked_for, both_sides, dataset_of, made

@@ -1,9 +1,11 @@
 """answer_reward: what a text asserts, and whether that is the gold answer."""
 
+import json
 import math
 import operator
 import pickle
 import types
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -13,124 +15,13 @@ import rewards
 from rewards import FORMS, answer_reward, answers, instruction
 from rewards.answers import is_right
 
-# kind, form, gold, text after the thought, whether it is right, why.  More: natural_answers.py and answers/*.jsonl.
-CASES = [
-    ("number", "boxed", "42", r"There were \boxed{42} apples", True, "words around it"),
-    ("number", "boxed", "42", r"If he buys 3 more he would have \boxed{42}", True, "a condition"),
-    ("number", "boxed", "42", r"The number that cannot be formed is \boxed{42}", True, "a denial in the question"),
-    ("number", "boxed", "42", r"The answer is 41. \boxed{42}", True, "only the form is read"),
-    ("number", "boxed", "42", r"17 + 25 = \boxed{42}", True, "an equals sign before it"),
-    ("number", "boxed", "42", r"within \boxed{}: \boxed{42}", True, "the prompt repeated"),
-    ("number", "boxed", "42", r"\boxed{42} \boxed{42.0}", True, "boxes that agree"),
-    ("number", "boxed", "42", r"\boxed{42} \boxed{43}", False, "boxes that differ"),
-    ("number", "boxed", "42", r"\boxed{41 \boxed{42}}", False, "nested"),
-    ("number", "boxed", "42", r"\boxed{42", False, "cut off"),
-    ("number", "boxed", "-42", r"-\boxed{42}", True, "a sign belongs to it"),
-    ("number", "boxed", "42", r"- \boxed{42}", True, "a list's mark"),
-    ("number", "boxed", "42", r"1\boxed{42}", False, "a digit before it"),
-    ("number", "boxed", "42", r"\boxed{42}.5", False, "decimals after it"),
-    ("number", "boxed", "42", r"\boxed{42}^2", False, "a power"),
-    ("number", "boxed", "12 m", r"\boxed{12\text{ mm}}", False, "another unit"),
-    ("number", "boxed", "12 m", r"\boxed{12\text{ metres}}", True, "the unit by its name"),
-    ("number", "boxed", "$5", r"\boxed{5\text{ cents}}", False, "cents for dollars"),
-    ("number", "boxed", "42", "The answer is 42.", False, "no box"),
-    ("number", "####", "42", "#### 41\nOops.\n#### 42", True, "of several lines the last one"),
-    ("number", "####", "42", "#### 42 or 43", False, "an alternative"),
-    ("number", "####", "42", "#### not 42", False, "denied in the form"),
-    ("number", "<answer>", "42", "It would take <answer>42</answer> days", True, "words around it"),
-    ("number", "<answer>", "42", "<answer>17 + 25 = 42</answer>", True, "a true equation"),
-    ("number", "<answer>", "42", "<answer>17 + 25</answer>", False, "left undone"),
-    ("number", "<answer>", "42", "<answer>42", False, "never closed"),
-    ("number", "<answer>", "42", "<answer>42</answer><answer>41</answer>", False, "the last one counts"),
-    ("number", "whole", "42", "17 + 25 = 42.", True, "the tiny policy's form"),
-    ("number", "whole", "42", "**42 apples**", True, "unit and markup"),
-    ("number", "whole", "42", "17 + 26 = 42.", False, "a false equation"),
-    ("number", "whole", "72", "So it is 72.", False, "the whole answer has to be the value"),
-    ("number", "auto", "-5", "- 5", True, "minus five, where that is all"),
-    ("number", "auto", "42", "#### 41\n\\boxed{42}", True, "a box before a line"),
-    ("number", "auto", "42", "#### Step 1\nThe answer is 42.", True, "a heading is no answer"),
-    ("number", "auto", "42", r"The answer is 42. \boxed{4", False, "cut off within a box"),
-    ("math", "boxed", "2-2p", r"Thus $x - p = \boxed{-2(p-1)}$.", True, "equal by algebra"),
-    ("math", "boxed", "2-2p", r"\boxed{2-3p}", False, "not equal"),
-    ("math", "boxed", "2-2p", r"\boxed{2-2p} \boxed{2-3p}", False, "two boxes"),
-    ("math", "boxed", r"\text{Evelyn}", r"\boxed{\text{Evelyn}} is our answer.", True, "a word"),
-    ("math", "boxed", "a square", r"\boxed{\text{square}}", True, "a word without its article"),
-    ("math", "boxed", "x>5", r"\boxed{x<5}", False, "another direction"),
-    ("math", "boxed", "x>5", r"\boxed{5}", False, "a bound is no number"),
-    ("math", "boxed", "[-2,7]", r"\boxed{(-2,7)}", False, "an interval's brackets"),
-    ("math", "boxed", "[-2,7]", r"\boxed{\left[-2,\ 7\right]}", True, "an interval's spelling"),
-    ("math", "boxed", r"\{1,2\}", r"\boxed{\{2,1\}}", True, "sets have no order"),
-    ("math", "boxed", r"\{1,2\}", r"\boxed{[1,2]}", False, "an interval for a set"),
-    ("math", "boxed", "(2,3)", r"\boxed{(3,2)}", False, "a point's order"),
-    ("math", "boxed", "(2,3)", r"\boxed{x = 2, y = 3}", True, "a point by its coordinates"),
-    ("math", "boxed", r"x=\pm 3", r"\boxed{x = 3 \text{ or } x = -3}", True, "both signs written out"),
-    ("math", "boxed", r"\pm 2", r"\boxed{2}", False, "one of two values"),
-    ("math", "boxed", "a^2+2ab+b^2", r"\boxed{a^2 + b^2 + 2ab}", True, "the last letters are no unit"),
-    ("math", "auto", "x^2+1", "The answer is $x^2+1$.", True, "a label"),
-    ("math", "auto", "x^2+1", "The answer is not $x^2+1$.", False, "denied"),
-    ("math", "auto", "42", "The answer is 42.", True, "a number needs no algebra"),
-    ("choice", "boxed", "(C)", r"A is wrong, so \boxed{\text{(C) 17}}", True, "with its text"),
-    ("choice", "<answer>", "A", "<answer>A and C</answer>", False, "two"),
-    ("choice", "auto", "C", "Option C.", True, "a sentence"),
-    ("choice", "whole", "C", "C is the one I would cross off", False, "a sentence"),
-    ("exact", "boxed", "the Netherlands", r"\boxed{\text{Netherlands}}", True, "case and article"),
-    ("exact", "auto", "Mercury", "The answer is **Mercury**.", True, "markup and a full stop"),
-    ("exact", "auto", "Mercury", "not Mercury", False, "denied"),
-    ("exact", "whole", "no", "No.", True, "a gold answer that denies"),
-    ("math", "boxed", r"\text{Amy}", r"\boxed{\text{May}}", False, "an anagram"),
-    ("math", "boxed", r"\text{no}", r"\boxed{\text{on}}", False, "an anagram of two letters"),
-    ("math", "boxed", "listen", r"\boxed{silent}", False, "an anagram outside of text"),
-    ("math", "boxed", "ABC", r"\boxed{BCA}", False, "capitals in another order"),
-    ("math", "boxed", r"\text{Amy, Bob}", r"\boxed{\text{May, Bob}}", False, "an anagram in a list"),
-    ("math", "boxed", r"\text{A, B}", r"\boxed{A,B}", True, "words without a space"),
-    ("math", "boxed", "xyz", r"\boxed{zyx}", True, "a product of variables"),
-    ("math", "boxed", "1011_2", r"\boxed{1011_3}", False, "another base"),
-    ("math", "boxed", "212_{3}", r"\boxed{212_{4}}", False, "another base in braces"),
-    ("math", "boxed", "212_{3}", r"\boxed{212_3}", True, "the same base"),
-    ("math", "boxed", "212_{3}", r"\boxed{213_3}", False, "another digit"),
-    ("math", "boxed", r"x \in [1,3]", r"\boxed{[1,3]}", True, "without its name"),
-    ("math", "boxed", r"x \in [1,3]", r"\boxed{(1,3)}", False, "brackets count without it"),
-    ("math", "boxed", "2^{1000}", r"\boxed{2^{1001}}", False, "too large for algebra"),
-    ("math", "boxed", "2-i", r"\boxed{-i+2}", True, "another order"),
-    ("math", "boxed", "1,2", r"\boxed{1 \text{ and } 2}", True, "a list with its conjunction"),
-    ("math", "boxed", "1,2", r"\boxed{x=1 \text{ or } x=2}", True, "a list with its name"),
-    ("math", "boxed", "1,2", r"\boxed{x=1 \text{ or } x=3}", False, "another list with its name"),
-    ("math", "boxed", r"\emptyset", r"\boxed{\{\}}", True, "the empty set in braces"),
-    ("math", "boxed", r"(-\infty,2]", r"\boxed{x \le 2}", True, "an inequality for an interval"),
-    ("math", "boxed", r"(-\infty,2]", r"\boxed{x < 2}", False, "an inequality without its bound"),
-    ("math", "boxed", "x<5", r"\boxed{(-\infty,5)}", True, "an interval for an inequality"),
-    ("math", "boxed", "x<5", r"\boxed{(-\infty,5]}", False, "an interval with another bracket"),
-    ("exact", "boxed", "Côte d’Ivoire", r"\boxed{Côte d'Ivoire}", True, "an apostrophe's shape"),
-    ("exact", "boxed", "café", "\\boxed{cafe\u0301}", True, "an accent on its own"),
-    ("exact", "whole", "Paris", "«Paris»", True, "French quotes"),
-    ("exact", "whole", "東京", "「東京」", True, "Japanese quotes"),
-    ("exact", "whole", "Paris", "_Paris_", True, "markup by underscores"),
-    ("exact", "whole", ".5", "5", False, "a decimal point"),
-    ("exact", "whole", "?", "?", True, "punctuation alone"),
-    ("exact", "boxed", "+", r"\boxed{+}", True, "a sign alone"),
-    ("exact", "whole", "?", "!", False, "other punctuation"),
-    ("number", "####", "11", "#### 11 (eleven)", True, "its name in brackets"),
-    ("number", "####", "72", "#### 72 (clips)", True, "its unit in brackets"),
-    ("number", "####", "72", "#### 72 (wrong)", False, "denied in brackets"),
-    ("number", "####", "72", "#### 72 (thousand)", False, "a scale in brackets"),
-    ("number", "####", "72", "#### US$72", True, "a currency's country"),
-    ("number", "####", "72", "#### 72</s>", True, "the end of a sequence"),
-    ("number", "<answer>", "3.5", "<answer>3.5 kg (approximately)</answer>", True, "a word in brackets"),
-    ("number", "whole", "1500", "Answer: 1500", True, "a label"),
-    ("choice", "whole", "D", "D) Both A and B", True, "an option that names others"),
-    ("choice", "whole", "A", "D) Both A and B", False, "the option that is named"),
-    ("choice", "whole", "B", "(B) A and C", True, "an option that lists others"),
-    ("choice", "boxed", "B", r"\boxed{\text{B) All of A, C and D}}", True, "an option that lists three"),
-    ("choice", "boxed", "A", r"\boxed{(A) or (B)}", False, "two options"),
-    ("choice", "boxed", "A", r"\boxed{A) B) C)}", False, "all options"),
-    ("choice", "whole", "B", "B - A dog", True, "a dash before its text"),
-    ("choice", "whole", "B", "答案:B", True, "a label in Chinese"),
-]  # fmt: skip
+# Kind, form, gold answer, text after the thought, whether it is right, and why; more in answers/*.jsonl.
+RULES = map(json.loads, Path(__file__).with_name("rules.jsonl").read_text("utf-8").splitlines())
 
 
-@pytest.mark.parametrize(("kind", "form", "gold", "text", "right", "why"), CASES)
-def test_the_form_is_read_and_then_the_value(kind, form, gold, text, right, why):
-    assert is_right(text, gold, kind, form=form) is right, why
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule['form']} {rule['why']}")
+def test_the_form_is_read_and_then_the_value(rule):
+    assert is_right(rule["text"], rule["gold"], rule["kind"], form=rule["form"]) is rule["right"], rule["why"]
 
 
 # Golds as MATH, olympiads and textbooks have them.
@@ -184,7 +75,7 @@ def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
     assert [form for form in FORMS if instruction(form)] == ["boxed", "####", "<answer>", "whole"]
     assert r"\boxed{}" in instruction("boxed")
     for call in (instruction, lambda form: rewards.answer_reward(form=form)):
-        with pytest.raises(ValueError, match=r"There is no form 'box'\.\n.*form='box'[\s\S]*\"boxed\""):
+        with pytest.raises(ValueError, match=r"There is no form 'box'\.\n.*form='box'[\s\S]*'boxed'"):
             call("box")
 
 
@@ -264,15 +155,9 @@ def test_column_scores_and_tolerance_are_arguments():
         reward(completions=["3"], answer=["3"])
     with pytest.raises(rewards.RewardValueError, match="'solution' has 1 values for 2 completions"):
         reward(completions=["3", "4"], solution=["3"])
-    with pytest.raises(ValueError, match="no kind of answer 'maths'"):
+    with pytest.raises(ValueError, match="no kind 'maths'"):
         answer_reward("maths")
-    for wrong in (
-        {"tolerance": -1},
-        {"tolerance": math.nan},
-        {"tolerance": "1%"},
-        {"timeout": -1},
-        {"timeout": 0},
-    ):
+    for wrong in ({"tolerance": -1}, {"tolerance": math.nan}, {"tolerance": "1%"}, {"timeout": 0}):
         with pytest.raises(ValueError, match=r"tolerance must be a number from 0, and timeout one above 0"):
             answer_reward(**wrong)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rewards
-from rewards import clipped, rubric_reward, weighted
+from rewards import clipped, rubric_reward
 
 ONE_AT_A_TIME = asyncio.Semaphore(1)
 
@@ -30,17 +30,6 @@ def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
             assert call(**given) == [1.0, 1.0]
 
 
-def test_a_composition_may_be_called_by_an_async_reward_within_another():
-    inner = clipped(rubric_reward({"clear": "clear"}, judge))
-
-    async def outer(completions, **kwargs):
-        await asyncio.sleep(0)
-        return inner(completions=completions, **kwargs)
-
-    for _ in range(2):
-        assert clipped(outer)(prompts=["?"], completions=["a"]) == [1.0]
-
-
 def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     ended = threading.Event()
 
@@ -57,22 +46,6 @@ def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     with pytest.raises(KeyboardInterrupt):
         clipped(slow)(completions=["a"])
     assert ended.wait(60)
-
-
-def test_a_reward_that_leaves_the_program_does_not_leave_the_others_waiting():
-    async def leaves(completions, **kwargs):
-        raise SystemExit(3)
-
-    async def leaves_from_a_task(completions, **kwargs):
-        return await asyncio.gather(leaves(completions))
-
-    async def stays(completions, **kwargs):
-        return [1.0 for _ in completions]
-
-    for reward in (leaves, leaves_from_a_task):
-        with pytest.raises(SystemExit):
-            weighted([reward])(completions=["a"])
-        assert weighted([stays])(completions=["a"]) == [1.0]
 
 
 FORKS = """

@@ -6,7 +6,7 @@ import pytest
 
 import rewards
 from rewards import CASES, FORMS, Case, ThinkTokens, audit
-from rewards.cases import CONTESTED, NOTHING, PAYS, QUESTIONS
+from rewards.cases import NOTHING, PAYS, QUESTIONS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
 WRITTEN = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "all listed")]
@@ -74,26 +74,9 @@ def test_the_tasks_own_gold_answers_are_used():
     assert {f.gold for f in result.findings} == set(seen)
 
 
-def test_of_a_conversation_the_users_last_message_is_what_attacks_repeat():
-    turns = [("user", "What is 1+1?"), ("assistant", "2"), ("user", "What is 40+2?")]
-    rows = [{"prompt": [{"role": role, "content": text} for role, text in turns], "answer": "42"}]
-    findings = audit(rewards.answer_reward(), rows=rows).findings
-    assert {finding.prompt for finding in findings} == {"What is 40+2?"}
-
-
 def test_gold_solutions_are_audited_by_the_answers_in_them():
     golds = ["48 / 2 = 24, so 48 + 24 = 72.\n#### 72", "3 * 4 = 12.\n#### 12", "So it is \\boxed{7}."]
     rows = [{"prompt": f"Question {n}?", "answer": gold} for n, gold in enumerate(golds)]
-    result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows)
-    assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
-    assert (len(result.exploits), len(result.refusals)) == (0, 0)
-
-
-def test_of_several_gold_answers_the_first_is_audited():
-    rows = [
-        {"prompt": f"Question {n}?", "answer": [gold, f"{gold}.0"]}
-        for n, gold in enumerate(("72", "12", "7"))
-    ]
     result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows)
     assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
     assert (len(result.exploits), len(result.refusals)) == (0, 0)
@@ -125,13 +108,6 @@ def test_the_cases_are_written_in_the_form_that_the_reward_reads(kind, form):
     assert result.form == form
     assert (result.exploits, result.refusals) == ((), ())
     assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
-
-
-def test_a_reward_that_reads_another_form_than_it_says_is_found():
-    reward = rewards.answer_reward()
-    reward.form = "boxed"
-    right = [f for f in audit(reward).findings if f.case.family == "honest" and f.band == PAYS]
-    assert all(r"\boxed{" in f.completion for f in right)
 
 
 COMPOSED = {
@@ -225,20 +201,6 @@ def test_the_result_is_shown_as_text_and_as_markdown(of_copied_rule):
     assert "| form of the answer | &lt;answer&gt; |" in tagged.to_markdown()
 
 
-def test_bands_are_shares_of_what_an_honest_completion_earns():
-    assert [PAYS.holds(share) for share in (0.49, 0.5)] == [False, True]
-    assert [NOTHING.holds(share) for share in (0.49, 0.5)] == [True, False]
-    assert CONTESTED.holds(-9)
-
-    def reward(completions, answer, **kwargs):
-        texts = [completion[0]["content"] for completion in completions]
-        right = [gold in text.split("</think>")[-1] for text, gold in zip(texts, answer, strict=True)]
-        return [1.0 if yes else 0.1 * bool(text.strip()) for yes, text in zip(right, texts, strict=True)]
-
-    tenth = Case("mine", "", "{think}{wrong}{end}", rewards.Band(0.05, 0.2), CONTESTED, "a tenth for trying")
-    assert [f.verdict for f in audit(reward, cases=[tenth]).findings] == ["ok"] * len(QUESTIONS["number"])
-
-
 def bytes_tokenizer(*added):
     tokenizers = pytest.importorskip("tokenizers")
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -272,10 +234,8 @@ OPENS = (
 )
 
 
-@pytest.mark.parametrize("rows", [PLAIN, CHAT, None], ids=["plain", "conversations", "no rows"])
-@pytest.mark.parametrize(
-    "template", [None, "{{ messages[0]['content'] }}", OPENS], ids=["no template", "chat", "opens"]
-)
+@pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "conversations"])
+@pytest.mark.parametrize("template", [None, OPENS], ids=["no template", "opens"])
 @pytest.mark.parametrize("reward", [last_word, rewards.answer_reward()], ids=["own", "answer_reward"])
 def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows):
     transformers = pytest.importorskip("transformers")
@@ -310,12 +270,8 @@ def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows)
         ({"rows": []}, "no rows"),
         ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
         ({"rows": PLAIN, "limit": 0}, "limit must be at least 1"),
-        ({"rows": PLAIN, "limit": -1}, "limit must be at least 1"),
         ({"tokenizer": "qwen"}, "needed, not its name"),
-        ({"cases": ["x"]}, r"must be a rewards.Case(.|\n)*'x'"),
         ({"reward": "x"}, "must be callable, not str"),
-        ({"reward": None}, "must be callable, not NoneType"),
-        ({"reward": [contains_gold]}, "must be callable, not list"),
     ],
 )
 def test_an_audit_that_cannot_be_made_says_why(kwargs, says):
@@ -336,7 +292,6 @@ def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails(score):
         return [score(gold, c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
 
     result = audit(reward, cases=WRITTEN)
-    assert any("a right completion earns" in fault for fault in result.faults(exploits=None))
     with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
         result.raise_for(exploits=None)
 
@@ -363,18 +318,6 @@ def test_another_number_of_scores_than_completions_fails():
     assert len(result.errors) == len(result.findings)
     with pytest.raises(rewards.AuditFailed, match="raised on"):
         result.raise_for(exploits=None)
-
-
-@pytest.mark.parametrize(("rows", "kind"), [(PLAIN, str), (CHAT, list), (None, list)])
-def test_completions_are_of_the_kind_of_the_rows_prompts(rows, kind):
-    seen = set()
-
-    def reward(prompts, completions, **kwargs):
-        seen.update(map(type, (*prompts, *completions)))
-        return [0.0 for _ in completions]
-
-    audit(reward, cases=REPORTED, rows=rows)
-    assert seen == {kind}
 
 
 def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():

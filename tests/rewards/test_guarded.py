@@ -2,12 +2,10 @@
 
 import asyncio
 import functools
-import importlib.util
 import inspect
 import pickle
 import re
 from fractions import Fraction
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -62,13 +60,10 @@ BAD = {
         "(dict), not a list",
     ),
     "a string as long as the batch": ("ab", None, "(str), not a list"),
-    "a set, which has no order": ({1.0, 2.0}, None, "(set), not a list"),
     "one number for the batch": (1.0, None, "(float), not a list"),
-    "a zero-dimensional array": (np.array(1.0), None, "(ndarray), not a list"),
     "too many": ([1.0, 2.0, 3.0], None, "3 values for 2 completions"),
     "strings": ([1.0, "1"], 1, "real number"),
     "a column vector": (np.ones((2, 1)), 0, "real number"),
-    "a complex number": ([0.0, 1j], 1, "complex"),
     "NaN, which TRL reads as None": ([float("nan"), 0.0], 0, "NaN"),
     "inf, which turns every weight into NaN": (np.array([0.0, np.inf]), 1, "finite"),
     "1e30, whose gradient is infinite": ([1e30, 0.0], 0, "1e+06"),
@@ -116,7 +111,6 @@ def chats(*texts):
 
 TOOK_FOR = {
     "messages for a string, in a pattern": (lambda c: re.search("4", c), chats("4"), "lists of messages"),
-    "messages for a string, with a method": (lambda c: c.split(), chats("4"), "completion[0]['content']"),
     "a string for messages": (lambda c: c[0]["content"], ["4"], "completions are strings here"),
 }
 
@@ -139,11 +133,6 @@ def test_a_missing_column_raises_an_error_that_lists_the_columns():
         guarded(reward)(prompts=["p"], completions=["a"], level=[1], answer=["a"], trainer_state=None)
 
 
-def test_a_missing_column_with_no_column_there_lists_none():
-    with pytest.raises(RewardCallError, match="rewards get no column of the dataset"):
-        guarded(lambda completions, **kwargs: kwargs["solution"])(completions=["a"])
-
-
 def needs_solution(completions, **kwargs):
     return [float(one == "3") for one in kwargs["solution"]]
 
@@ -163,7 +152,6 @@ NEEDS = {
     ),
     "a partial": (functools.partial(needs_solution), ["answer"], "requires 'solution'"),
     "a sum": (rewards.weighted([needs_solution]), ["answer"], "requires 'solution'"),
-    "clipped": (rewards.clipped(needs_solution), ["answer"], "requires 'solution'"),
     "gated": (rewards.gated(by=needs_solution, reward=len), ["answer"], "requires 'solution'"),
     "for some rows": (rewards.only_for(needs_solution, level=1), ["solution"], "requires 'level'"),
     "the columns are not known": (needs_solution, None, None),
@@ -236,14 +224,6 @@ def test_an_async_reward_stays_async_and_is_guarded():
     assert asyncio.run(guarded(Judge())(completions=["a"])) == [0.0]
 
 
-def test_a_coroutine_from_a_plain_function_is_refused():
-    async def judge(completions):
-        return [1.0]
-
-    with pytest.raises(RewardValueError, match="coroutine"):
-        guarded(lambda completions, **kwargs: judge(completions))(completions=["a"])
-
-
 def test_a_guard_keeps_the_name_pickles_and_is_not_guarded_again():
     guard = pickle.loads(pickle.dumps(guarded(Returns([1.0]))))
     assert guarded(guard) is guard
@@ -291,12 +271,3 @@ def test_a_signature_that_cannot_take_what_trl_passes_is_refused_before_any_call
 def test_a_class_in_place_of_its_instance_is_named_as_that(made):
     with pytest.raises(RewardSignatureError, match=r"(?s)Returns is a class.*an instance, Returns\(\.\.\.\)"):
         made(Returns)
-
-
-def test_the_keywords_that_are_checked_are_trls():
-    trl = importlib.util.find_spec("trl")
-    if trl is None:
-        pytest.skip("trl is not installed")
-    source = (Path(trl.origin).parent / "trainer" / "rloo_trainer.py").read_text()
-    for keyword in rewards.signature.TRL_KEYWORDS:
-        assert f"{keyword}=" in source or f'"{keyword}"' in source

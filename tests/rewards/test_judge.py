@@ -71,29 +71,6 @@ def test_the_judge_is_shown_the_thought_the_answer_or_both(aim, chat, known):
     assert asked == [shown for _, shown in rows if shown is not None]
 
 
-def test_a_thought_that_a_parser_has_taken_out_of_the_text_is_judged_too():
-    message = {"role": "assistant", "reasoning_content": "so it is", "content": "42"}
-    seen = {}
-    for aim in JUDGED:
-        judge = lambda prompt, text, *_: seen.setdefault(aim, text) and 1.0  # noqa: E731, B023
-        rubric_reward({"clear": "clear"}, judge, aim=aim)(prompts=["?"], completions=[[message]])
-    assert seen == {"thought": "so it is", "answer": "42", "both": "<think>so it is</think>42"}
-
-
-def test_an_async_judge_of_the_thought_is_not_asked_where_there_is_none():
-    asked = []
-
-    async def marks(prompt, text, description):
-        asked.append(text)
-        return 1.0
-
-    reward = rubric_reward({"clear": "clear"}, marks, aim="thought")
-    assert asyncio.run(reward(prompts=["?"] * 2, completions=["<think>so</think>42", "42"])) == [1.0, 0.0]
-    assert asked == ["so"]
-    result = rewards.audit(rubric_reward({"clear": "clear"}, lambda *_: 1.0, aim="thought"))
-    assert result.aim == "thought"
-
-
 def test_an_async_judge_is_asked_about_everything_at_once():
     running, most = 0, 0
 
@@ -262,14 +239,6 @@ def test_a_tokenizer_without_a_pad_token_takes_the_models_or_says_so(folder, of_
             reward(**CHAT)
     else:
         assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
-
-
-def test_a_tokenizers_pad_token_is_the_one_that_the_score_looks_past(folder):
-    transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    model.config.pad_token_id = 8  # not the tokenizer's
-    reward = reward_model(model, transformers.AutoTokenizer.from_pretrained(folder))
-    assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
 
 
 def test_a_text_longer_than_the_models_own_context_is_cut_to_its_end(folder, tmp_path):

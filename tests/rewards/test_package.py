@@ -60,32 +60,6 @@ def test_every_public_name_exists_and_an_unknown_one_is_an_attribute_error():
         rewards.accuracy  # noqa: B018
 
 
-def test_type_checkers_see_the_real_types_of_a_users_file(tmp_path):
-    pytest.importorskip("mypy")
-    (tmp_path / "mine.py").write_text(
-        "import rewards\n"
-        "reveal_type(rewards.answer_reward)\n"
-        "rewards.answer_reward(form='box')\n"
-        "rewards.length_reward(words='ten')\n"
-    )
-    command = [sys.executable, "-m", "mypy", "--config-file=", "mine.py"]
-    environment = os.environ | {"MYPYPATH": str(PACKAGE.parent), "MYPY_CACHE_DIR": str(tmp_path / "cache")}
-    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment).stdout
-    assert "Literal['auto']" in said, said
-    assert 'Argument "form" to "answer_reward" has incompatible type' in said, said
-    assert 'Argument "words" to "length_reward" has incompatible type' in said, said
-
-
-def test_an_editor_completes_the_names():
-    jedi = pytest.importorskip("jedi")
-    source = "import rewards\nrewards.answer_"
-    assert [name.name for name in jedi.Script(source, path=PACKAGE.parent / "mine.py").complete()] == [
-        "answer_reward"
-    ]
-    (call,) = jedi.Script("import rewards\nrewards.answer_reward(").get_signatures()
-    assert "form" in [parameter.name for parameter in call.params]
-
-
 PURE = [
     rewards.thinking_reward(), rewards.thought_then_answer(), rewards.answer_reward(), rewards.length_reward(),
     rewards.sentence_reward(), rewards.clipped(rewards.thinking_reward()),

@@ -102,13 +102,6 @@ def test_a_prompt_is_all_that_was_said_and_its_question_the_users_last(prompt, t
     assert (prompt_text(prompt), question(prompt)) == (text, asked)
 
 
-def test_the_systems_message_counts_on_request_and_a_number_is_no_prompt():
-    assert prompt_text([SYSTEM, ASKED], system=True) == "system: Be brief.\n\nuser: What is 1+1?"
-    for read in (prompt_text, question):
-        with pytest.raises(TypeError, match="A prompt must be a str or a list of messages"):
-            read(7)
-
-
 def test_a_thought_moved_aside_by_a_parser_can_be_put_back_and_a_number_is_no_completion():
     message = [{"role": "assistant", "reasoning_content": "hm", "content": "a"}]
     texts = [completion_text(message), completion_text(message, thought=True)]

@@ -141,15 +141,6 @@ def test_the_text_is_split_where_the_ids_allow(text, ids, expected):
     assert split_text(text, split_thinking(ids)) == expected
 
 
-MARKED = st.lists(st.sampled_from(["<think>", "</think>", "a", " "])).map("".join)
-
-
-@given(MARKED, st.lists(st.sampled_from([O, C, 1]), max_size=9))
-def test_any_text_splits_with_any_ids(text, ids):
-    assert all(len(pair) == 2 for pair in split_text(text, split_thinking(ids)))
-    assert split_text(text, None)
-
-
 # The copied rule: thinking tokens, a "?" in the thought -> score.
 COPIED = [(0, False, 0.3), (9, False, 0.3), (9, True, 0.3), (10, False, 0.7), (10, True, 0.8), (29, True, 0.8),
           (30, False, 1.0), (30, True, 1.1), (500, True, 1.1)]  # fmt: skip
@@ -182,7 +173,7 @@ BROKEN = {
     "opened twice": ("<think><think>a</think>42", [O, O, *range(30), C, 42, E]),
     "no answer": ("<think>a</think>", [O, *range(30), C, E]),
     "a blank answer": ("<think>a</think> \n", [O, *range(30), C, 198, 220, E]),
-    "cut off": ("<think>a</think>42", [O, *range(30), C, 42]),
+    "cut off": ("<think>a</think>42 and", [O, *range(30), C, 42, 43]),
     "too short": ("<think>a</think>42", [O, 1, 2, 3, 4, C, 42, E]),
     "one token repeated": ("<think>a a</think>42", [O, *([7] * 60), C, 42, E]),
     "a loop of six": ("<think>a b</think>42", [O, *(list(range(6)) * 10), C, 42, E]),
@@ -244,14 +235,3 @@ def test_the_switch_pays_only_beside_a_right_answer():
     scores = reward(completions=texts, completion_ids=[GOOD_IDS] * 3, answer=["42", "42", None])
     assert scores == [1.0, 0.0, None]
     assert reward.__name__ == "thought_then_answer(answer_reward)"
-
-
-IDS = st.lists(st.sampled_from([O, C, E, 1, 2]), max_size=40)
-
-
-@given(st.lists(st.tuples(st.text(max_size=40), IDS), max_size=5))
-def test_any_completion_gets_one_finite_score(batch):
-    texts, ids = [text for text, _ in batch], [i for _, i in batch]
-    for reward in (thinking_reward(), thought_then_answer()):
-        scores = rewards.guarded(reward)(completions=texts, completion_ids=ids, prompts=texts)
-        assert len(scores) == len(batch)

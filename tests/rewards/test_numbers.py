@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.quantities import Number, to_number
+from rewards.numbers import Number, to_number
 
 VALUES = [
     ("1,000", "1000"),
@@ -69,6 +69,13 @@ VALUES = [
     (r"\approx 60", "60"),
     (r"\bf 60", "60"),
     (r"{1 \over 8}", "1/8"),
+    (r"\sfrac{1}{8}", "1/8"),
+    (r"60.\overline{0}", "60"),
+    ("60_{10}", "60"),
+    ("60_8", None),
+    ("72 = 48 + 24", "72"),
+    ("72 = 48 + 25", None),
+    ("15 kilomètres", "15"),
 ]
 
 
@@ -83,6 +90,7 @@ SAME = [
     ("50", "50%", True),
     ("0.5", "50%", True),
     ("25%", "25 dollars", False),
+    ("150%", "1.5", True),
     ("0.333333", "1/3", True),
     ("0.333", "1/3", False),
     ("65 km/h", "65 kilometers per hour", True),

@@ -3,9 +3,8 @@ r"""Equality of formulas: a little notation, then math-verify, in processes that
 For ``rewards.answers`` where a gold answer is not a number.  math-verify's own time limit is an alarm, which only the
 main thread may set and which does not stop sympy's C code; here the kernel ends a process that has had its seconds.
 
-One server process, started on first use, imports sympy and forks a child per expression.  It is not
-``multiprocessing`` nor a pool over it: their children import the caller's script again, so that a training script
-without a ``__main__`` guard would start a second training, or are forks of a process that may hold CUDA.
+One server, started on first use, imports sympy and forks a child per expression.  A pool of ``multiprocessing`` would
+import the caller's script again and so start a second training, or fork a process that may hold CUDA.
 """
 
 from __future__ import annotations
@@ -44,6 +43,9 @@ _NAME = re.compile(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[
 _MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
 _DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
+_TEXT_AFTER = re.compile(
+    r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$"
+)
 _BASE = re.compile(r"(?<=[0-9A-F])_\s*\{?(\d+)")
 
 
@@ -64,18 +66,14 @@ def pair(value: str, gold: str) -> Pair | None:
     if bases and bases != set(_BASE.findall(gold)):
         return None
     ends = {_ends(value), _ends(gold)}
-    same_ends = (
-        len(ends) == 1
-        or ends == {"set", ""}
-        or ("" in ends and ("," not in value or _INEQUALITY.search(gold)))
-    )
+    no_ends = "" in ends and ("," not in value or _INEQUALITY.search(gold))
+    same_ends = len(ends) == 1 or ends == {"set", ""} or no_ends
     if not same_ends or (_DOTS.search(value) and not _DOTS.search(gold)):
         return None
-    return (gold, value) if tractable(gold) and tractable(value) else None
+    return (gold, value) if _tractable(gold) and _tractable(value) else None
 
 
-def tractable(expression: str) -> bool:
-    """Whether an expression is worth a try: short, and without towers of powers or large factorials."""
+def _tractable(expression: str) -> bool:
     whole = r"\boxed" not in expression  # math-verify would take what is in the box
     return whole and 0 < len(expression) <= LONGEST and not _EXPLODES.search(expression)
 
@@ -85,16 +83,8 @@ def _bare(text: str) -> str:
     text = re.sub(r"\\(?:left|right|displaystyle|,|;|!|:|quad)(?![a-z])|\$", " ", text).strip(" .*\n`।。")
     text = re.sub(r"^\\(?:text|boxed|fbox)\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}$", r"\1", text)
     text = re.sub(r"^\\[\[(]|\\[\])]$", "", text).strip(" .*\n`।。")
-    text = re.sub(
-        r"(?<=[\w})])\s*\\(?:text|mathrm)\s*\{(?!\s*(?:or|and)\b)[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$", "", text
-    )
-    for other, usual in (
-        (r"\varnothing", r"\emptyset"),
-        (r"\{\}", r"\emptyset"),
-        (r"\{ \}", r"\emptyset"),
-        (r"\ge ", r"\geq "),
-    ):
-        text = text.replace(other, usual)
+    text = _TEXT_AFTER.sub("", text)
+    text = re.sub(r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", text).replace(r"\ge ", r"\geq ")
     return re.sub(r"\s+", " ", text)
 
 
@@ -163,19 +153,17 @@ class _Server:
 
     def grade(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         """The verdict on each pair, None for one that took too long."""
-        try:
-            return self._ask(pairs, timeout)
-        except (OSError, ValueError):  # it may have died since the last request
-            pass
-        try:
-            return self._ask(pairs, timeout)
-        except (OSError, ValueError) as error:
-            raise RewardCallError(
-                f"The process that runs math-verify ended without an answer: {self.said or error}",
-                reward_name="answer_reward",
-                todo="see that memory is free and that a new Python process can import math_verify, "
-                "then train(resume_from_checkpoint=True)",
-            ) from error
+        for _ in range(2):  # it may have died since the last request
+            try:
+                return self._ask(pairs, timeout)
+            except (OSError, ValueError) as error:
+                failed = error
+        raise RewardCallError(
+            f"The process that runs math-verify ended without an answer: {self.said or failed}",
+            reward_name="answer_reward",
+            todo="see that memory is free and that a new Python process can import math_verify, "
+            "then train(resume_from_checkpoint=True)",
+        ) from failed
 
     def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         try:
@@ -185,8 +173,6 @@ class _Server:
             self.process.stdin.write(json.dumps([timeout, pairs]) + "\n")
             self.process.stdin.flush()
             answers: list[bool | None] = json.loads(self.process.stdout.readline())
-            if len(answers) != len(pairs):
-                raise ValueError("it answered something else")
         except BaseException:
             self.stop()  # an answer still to come would be taken for the next request's
             raise
@@ -211,12 +197,12 @@ class _Server:
             self.process.wait()
         if self.errors is not None:
             self.errors.seek(0)
-            self.said = next((line for line in reversed(self.errors.read().split("\n")) if line.strip()), "")
+            self.said = (self.errors.read().strip().splitlines() or [""])[-1]
             self.errors.close()
         self.process = self.errors = None
 
 
-_SERVE = "from rewards.algebra import serve; serve()"
+_SERVE = "from rewards.math import serve; serve()"
 _verdicts: dict[Pair, bool] = {}
 _server, _lock = _Server(), threading.Lock()
 atexit.register(_server.stop)
@@ -250,10 +236,9 @@ def serve() -> None:
 
 
 def _forked(pair: Sequence[str], seconds: float) -> int:
-    """A child whose exit status is the verdict on a pair: 0 for equal, 1 for not."""
     if child := os.fork():
         return child
-    verdict = 2
+    verdict = 2  # the exit status: 0 for equal, 1 for not
     try:
         import resource
 
@@ -272,14 +257,9 @@ def _verified(gold: str, answer: str) -> bool:
     from math_verify import LatexExtractionConfig, parse, verify
 
     # By default the letters after the last space are a unit: "a^2 + 2ab" would be a^2 + 2.
-    kept = NormalizationConfig(
-        True, units=False, malformed_operators=True, nits=True, boxed="all", equations=False
-    )
-    reading = [LatexExtractionConfig(normalization_config=kept)]
-    target, found = (
-        parse(r"\boxed{" + text.strip().strip("$") + "}", reading, parsing_timeout=None)
-        for text in (gold, answer)
-    )
-    return bool(
-        target and found and verify(target, found, allow_set_relation_comp=True, timeout_seconds=None)
-    )
+    kept = {"units": False, "malformed_operators": True, "nits": True, "boxed": "all", "equations": False}
+    reading = [LatexExtractionConfig(normalization_config=NormalizationConfig(True, **kept))]
+    boxes = (r"\boxed{" + text.strip().strip("$") + "}" for text in (gold, answer))
+    target, found = (parse(box, reading, parsing_timeout=None) for box in boxes)
+    right = target and found and verify(target, found, allow_set_relation_comp=True, timeout_seconds=None)
+    return bool(right)

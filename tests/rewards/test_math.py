@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import rewards
-from rewards import algebra, answer_reward
+from rewards import answer_reward, answers, math
 
 EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+" * 5000 + "x", "10**10**10"]
 HARD = r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
@@ -18,37 +18,37 @@ HARD = r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
 
 @pytest.mark.parametrize("expression", EXPLOSIVE, ids=lambda text: text[:20])
 def test_an_expression_that_is_sure_to_be_killed_gets_no_process(expression, monkeypatch):
-    monkeypatch.setattr(algebra, "equals", lambda pairs, timeout: pytest.fail("asked") if list(pairs) else {})
+    monkeypatch.setattr(answers, "equals", lambda pairs, timeout: pytest.fail("asked") if list(pairs) else {})
     assert answer_reward("math")(completions=[rf"\boxed{{{expression}}}"], answer=["x^2+1"]) == [0.0]
 
 
 def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
     start = time.monotonic()
     pairs = [("x^2+1", HARD % n) for n in range(1, 4)] + [("x^2+1", "1+x^2")]
-    assert list(algebra.equals(pairs, timeout=2).values()) == [False] * 3 + [True]
-    assert [pair in algebra._verdicts for pair in pairs] == [False] * 3 + [True]
+    assert list(math.equals(pairs, timeout=2).values()) == [False] * 3 + [True]
+    assert [pair in math._verdicts for pair in pairs] == [False] * 3 + [True]
     assert time.monotonic() - start < 120, "one such expression runs for minutes"
 
 
 def test_a_server_that_dies_is_replaced_and_verdicts_are_remembered(monkeypatch):
-    assert algebra.equal("a+b", "b+a")
-    algebra._server.process.kill()
-    algebra._server.process.wait()
-    assert algebra.equal("a+b+c", "c+b+a")
-    monkeypatch.setattr(algebra._server, "grade", lambda pairs, timeout: pytest.fail("asked again"))
-    assert algebra.equal("a+b", "b+a")
+    assert math.equal("a+b", "b+a")
+    math._server.process.kill()
+    math._server.process.wait()
+    assert math.equal("a+b+c", "c+b+a")
+    monkeypatch.setattr(math._server, "grade", lambda pairs, timeout: pytest.fail("asked again"))
+    assert math.equal("a+b", "b+a")
 
 
 @pytest.fixture
 def restarted():
     """The server starts anew in the test, and after it."""
-    algebra._server.stop()
-    yield algebra._server
-    algebra._server.stop()
+    math._server.stop()
+    yield math._server
+    math._server.stop()
 
 
 def test_a_server_that_cannot_answer_is_an_error_and_no_verdict(restarted, monkeypatch):
-    monkeypatch.setattr(algebra, "_SERVE", "raise SystemExit('no more memory')")
+    monkeypatch.setattr(math, "_SERVE", "raise SystemExit('no more memory')")
     reward = rewards.guarded(answer_reward("math"))
     with pytest.raises(rewards.RewardCallError, match=r"ended without an answer: no more memory\.") as caught:
         reward(completions=[r"\boxed{d+c}"], answer=["c+d"])
@@ -74,23 +74,8 @@ def test_an_answer_that_an_interruption_left_behind_is_not_the_next_ones(restart
     restarted._start()
     restarted.process.stdout = Interrupted(restarted.process.stdout)
     with pytest.raises(KeyboardInterrupt):
-        algebra.equal("e+f", "f+e")
-    assert not algebra.equal("g+h", "h-g")
-
-
-def test_what_was_not_judged_in_its_time_is_asked_again(monkeypatch):
-    given = iter([[None], [True]])
-    monkeypatch.setattr(algebra._server, "grade", lambda pairs, timeout: next(given))
-    assert [algebra.equal("i+j", "j+i", timeout) for timeout in (1.0, 5.0, 1.0)] == [False, True, True]
-
-
-def test_a_reward_asks_once_for_what_is_not_judged_in_its_time(monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        algebra._server, "grade", lambda pairs, timeout: asked.append((pairs, timeout)) or [None]
-    )
-    assert answer_reward("math", timeout=3)(completions=[r"\boxed{l+k}"], answer=["k+l"]) == [0.0]
-    assert asked == [([("k+l", "l+k")], 3.0)]
+        math.equal("e+f", "f+e")
+    assert not math.equal("g+h", "h-g")
 
 
 # For math-verify: every two expressions are equal, and p ends the process that reads it, as the system may.
@@ -108,16 +93,16 @@ def test_the_server_finds_what_its_parent_finds_and_a_killed_child_is_no_verdict
     pytest.importorskip("math_verify")
     (tmp_path / "math_verify.py").write_text(STAND_IN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(algebra, "_verdicts", {})
-    assert algebra.equals([("m", "m+n"), ("m", "p")]) == {("m", "m+n"): True, ("m", "p"): False}
-    assert algebra._verdicts == {("m", "m+n"): True}
+    monkeypatch.setattr(math, "_verdicts", {})
+    assert math.equals([("m", "m+n"), ("m", "p")]) == {("m", "m+n"): True, ("m", "p"): False}
+    assert math._verdicts == {("m", "m+n"): True}
 
 
 def test_a_math_verify_that_finds_nothing_equal_is_not_believed(monkeypatch):
-    monkeypatch.setattr(algebra, "_verified", lambda *_: False)
-    monkeypatch.setattr(algebra.logging, "disable", lambda level: None)
+    monkeypatch.setattr(math, "_verified", lambda *_: False)
+    monkeypatch.setattr(math.logging, "disable", lambda level: None)
     with pytest.raises(SystemExit, match="math-verify does not see"):
-        algebra.serve()
+        math.serve()
 
 
 def test_it_works_off_the_main_thread_and_after_a_fork():

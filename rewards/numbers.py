@@ -1,8 +1,7 @@
 r"""The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
 
-For ``rewards.answers`` and comparisons of your own.  Values are exact fractions, so that 0.1 + 0.2 is 0.3.  It gets the
-words that state a number, and returns None if they state none, several or an expression.  It reads neither algebra nor
-numbers in words, such as "forty".
+Values are exact fractions, so that 0.1 + 0.2 is 0.3.  It gets the words that state a number, and returns None if they
+state none, several or an expression.  It reads neither algebra nor numbers in words, such as "forty".
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ def readable(text: str) -> str:
     """
     if _BIDI.search(text):
         return ""
-    text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]), _HIDDEN.sub("", text))
+    text = unicodedata.normalize("NFC", _HIDDEN.sub("", text))
+    text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]), text)
     text = re.sub(r"√\s?(\d+|[A-Za-z]|\([^()]{0,80}\))", r"\\sqrt{\1}", text)
     text = _RAISED.sub(lambda m: "^{" + m[0].translate(_DIGITS) + "}", text)
     text = _LOWERED.sub(lambda m: "_{" + m[0].translate(_DIGITS) + "}", text).translate(_SPELLINGS)
@@ -56,6 +56,8 @@ _WRAPPER = re.compile(
 )
 _SPACE = re.compile(r"\\[,;!: ]|\\q?quad(?![a-z])|~")
 _MARKUP = re.compile(r"\\left|\\right|\\(?:display|text)style|\\bf(?![a-z])|\\[()\[\]]|\*\*|__|`")
+# A period of zeros, and base ten.
+_REDUNDANT = re.compile(r"(?<=[.\d])\\(?:overline|bar|dot)\s*\{0+\}|(?<=\d)_\s*(?:\{10\}|10\b)")
 _ROMAN = r"\\(?:text|mathrm)\s*\{\s*([A-Za-zµ]+)\s*\}(\s*\^\s*\{?-?[1-3]\}?)?"
 # A unit's quotient and product, its powers within \mathrm, and its signs.
 _UNITS = (
@@ -66,7 +68,7 @@ _UNITS = (
     (re.compile(r"\\Omega\b"), "Ω"),
     (re.compile(r"\{\s*([^{}]+?)\s*\\over(?![a-z])\s*([^{}]+?)\s*\}"), r"\\frac{\1}{\2}"),
 )
-_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
+_FRACTION = re.compile(r"\\[dtcs]?frac\s*(?:\{\s*([^{}]*?)\s*\}|(\d))\s*(?:\{\s*([^{}]*?)\s*\}|(\d))")
 
 
 def plain(text: str) -> str:
@@ -76,14 +78,14 @@ def plain(text: str) -> str:
     ('84/2', '$x$ = 1,000', '90°')
     """
     text = re.sub(r"\s?\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree(?![a-z])", "°", text).replace("{,}", ",")
+    text = _REDUNDANT.sub("", text)
     for unit, usual in _UNITS:
         text = unit.sub(usual, text)
     for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPER.sub(r" \1 ", _SPACE.sub(" ", text))
     text = re.sub(r"\^\s*\{?\s*(?:st|nd|rd|th)\s*\}?", "", text)
-    return _MARKUP.sub(
-        "", _FRACTION.sub(lambda m: f" {_over(m[1] or m[2])}/{_over(m[3] or m[4])}", text)
-    ).strip()
+    text = _FRACTION.sub(lambda m: f" {_over(m[1] or m[2])}/{_over(m[3] or m[4])}", text)
+    return _MARKUP.sub("", text).strip()
 
 
 def _over(part: str) -> str:
@@ -135,16 +137,9 @@ _SCALES = {
     "millionen": 10**6, "millones": 10**6, "milliarden": 10**9, "тыс": 10**3, "млн": 10**6, "млрд": 10**9,
     "千": 10**3, "万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8,
 }  # fmt: skip
-_MONEY = {
-    "$": "dollar",
-    "€": "euro",
-    "£": "pound",
-    "¥": "yen",
-    "₹": "rupee",
-    "¢": "cent",
-    "usd": "dollar",
-    "eur": "euro",
-}
+_MONEY = dict(zip("$€£¥₹¢", ("dollar", "euro", "pound", "yen", "rupee", "cent"), strict=True))
+_MONEY |= {"usd": "dollar", "eur": "euro"}
+_MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
 _LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:[, \u00a0\u2009\u202f'’_]\d{3})+(?![\d,'])")
@@ -206,9 +201,21 @@ def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) ->
     signs = re.findall(r"[€£¥₹¢]", text) or ["$"] * (r"\$" in text or text.count("$") == 1)
     text = re.sub(r"^\{([^{}]*)\}$", r"\1", text)
     *sides, text = re.sub(r"\\?[$€£¥₹¢]", "", text).split("=")
-    found = _single(text.strip(" *"), alone, _MONEY[signs[0]] if signs else "")
+    unit = _MONEY[signs[0]] if signs else ""
+    found = _single(text.strip(" *"), alone, unit)
+    if found is None and len(sides) == 1 and _sum(text) is not None:  # 72 = 48 + 24
+        sides, found = [text], _single(sides[0].strip(" *"), alone, unit)
     false = found is not None and any(_sum(side) not in (None, found.value) for side in sides)
     return None if false else found
+
+
+def conversion(text: str) -> list[Number]:
+    """Both sides of a quantity in two units, 60 minutes = 1 hour, where one is a usual multiple of the other."""
+    sides = [to_number(side, decimal_comma=True) for side in plain(text).split("=")]
+    found = [side for side in sides if side is not None and side.unit and side.value > 0]
+    if len(sides) != 2 or len(found) != 2 or _same_unit(found[0].unit, found[1].unit):
+        return []
+    return found if max(a.value / b.value for a in found for b in found) in _MULTIPLES else []
 
 
 def _single(text: str, alone: bool, currency: str) -> Number | None:
@@ -216,11 +223,8 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
     if power := re.fullmatch(r"(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(\s+[A-Za-z]+)?", text.strip()):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
     # A power of a unit is no second number, and brackets around a number alone no operator.
-    found = list(
-        _NUMBER.finditer(
-            re.sub(r"(?<=[A-Za-zµ])\s*\^\s*\{?\s*-?[1-3]\s*\}?", lambda m: " " * len(m[0]), text)
-        )
-    )
+    without_powers = re.sub(r"(?<=[A-Za-zµ])\s*\^\s*\{?\s*-?[1-3]\s*\}?", lambda m: " " * len(m[0]), text)
+    found = list(_NUMBER.finditer(without_powers))
     if len(found) != 1:
         return None
     match = found[0]
@@ -230,14 +234,11 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
     unit = _UNIT.match(after)
     rest = after[unit.end() :] if unit else after
     value = _value(match)
-    if (
-        value is None
-        or _BEFORE.search(before)
-        or _AFTER.search(after)
-        or any(_OPERATOR.search(side) for side in (before, rest))
-    ):
+    if value is None or _BEFORE.search(before) or _AFTER.search(after):
         return None
-    if before.endswith("-") or (before and (match["sign"] or "").strip() and match["sign"].endswith(" ")):
+    if any(_OPERATOR.search(side) for side in (before, rest)) or before.endswith("-"):
+        return None
+    if before and re.search(r"\S\s$", match["sign"] or ""):  # a difference
         return None
     if alone and (re.search(r"\w", re.sub("^[Aa]nswer$", "", before)) or re.search(r"\w", rest)):
         return None
@@ -261,7 +262,12 @@ def _with_unit(
         return Number(value, unit="degree" + unit["degree"][1:].strip().lower())
     word = unit["unit"]
     low = word.lower()
-    names = (word, low, low.removesuffix("s"), "" if word.isascii() else word[0])  # the scale of 42万元 is 万
+    names = (
+        word,
+        low,
+        low.removesuffix("s"),
+        "" if word[0].isascii() else word[0],
+    )  # the scale of 42万元 is 万
     scale = next((_SCALES[name] for name in names if name in _SCALES), 0)
     if scale:
         return Number(value * scale, unit=currency)
