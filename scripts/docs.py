@@ -37,6 +37,8 @@ DOCS = ROOT / "docs"
 SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
+import reference  # noqa: E402
+
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
 )
@@ -48,6 +50,9 @@ BESIDE = (
     *("gradient_accumulation_steps", "warmup_steps", "weight_decay", "gradient_checkpointing"),
 )
 """Settings whose defaults RLOO and GRPO are compared by."""
+
+FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "vllm_sampling_params")
+"""What GRPO notebooks set most, of what has another name here or none."""
 
 
 # --- cards ------------------------------------------------------------------------------------------------
@@ -74,6 +79,25 @@ def defaults(config_class: type) -> dict[str, object]:
 def trls(config_class: type) -> type:
     """TRL's own class behind the kit's: on a GPU unsloth's generated one stands between them."""
     return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
+
+
+def settings() -> str:
+    """Every setting that the docstring explains, TRL's first; then the other defaults that are not TRL's."""
+    from rloo_kit import RLOOConfig
+
+    ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
+    said = reference.in_docstring(RLOOConfig, documented)
+    rows = [
+        (f"`{name}`", shown(ours[name]), shown(theirs[name]) if name in theirs else "", text)
+        for name, text in said.items()
+    ]
+    others = [
+        f"`{name}` {shown(ours[name])} (TRL: {shown(value)})"
+        for name, value in theirs.items()
+        if name not in said and ours[name] != value
+    ]
+    table = markdown_table(("setting", "default", "TRL's", "meaning"), rows)
+    return f"{table}\n\nOther defaults that differ from TRL's: {', '.join(others)}."
 
 
 def own_settings() -> str:
@@ -117,14 +141,13 @@ def changed_defaults() -> str:
 
 
 def old_names() -> str:
-    """Arguments of older recipes: those with another name today, and those that are gone."""
+    """Arguments of older recipes that have another name today."""
     from rloo_kit.train import renamed_args
 
-    renamed = {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}
-    gone = {**renamed_args.CONFIG_GONE, **renamed_args.TRAINER_GONE}
-    rows = [(f"`{old}`", f"`{new}`") for old, new in renamed.items()]
-    rows += [(f"`{old}`", f"gone; {plain(todo).removeprefix('remove it: ')}") for old, todo in gone.items()]
-    return markdown_table(("older name", "today"), rows)
+    today: dict[str, list[str]] = {}
+    for old, new in {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}.items():
+        today.setdefault(new, []).append(f"`{old}`")
+    return "\n".join(f"- `{new}`: {', '.join(old)}" for new, old in today.items())
 
 
 def grpo_names() -> str:
@@ -132,7 +155,7 @@ def grpo_names() -> str:
     from rloo_kit.train import renamed_args
 
     return markdown_table(
-        ("GRPO's", "here"), [(f"`{name}`", grpo_row(row)) for name, row in renamed_args.FIELDS.items()]
+        ("GRPO's", "here"), [(f"`{name}`", grpo_row(renamed_args.FIELDS[name])) for name in FROM_GRPO]
     )
 
 
@@ -211,8 +234,8 @@ def symptoms_in_short() -> str:
     rows = []
     for name, rule in SYMPTOMS.items():
         sign = first_sign(rule, ill_log(name)[0])
-        cause = plain(re.sub(r": \S+ -?\d.*", "", sign.cause))
-        change = plain(re.sub(r" \(now [^)]*\)", "", sign.change))
+        cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
+        change = plain(re.sub(r" \(now [^)]*\)|; (?:then|and) .*", "", sign.change))
         rows.append((name, of_any_run(cause), of_any_run(f"`{sign.setting}`, {change}")))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
 
@@ -322,14 +345,13 @@ def reward_names() -> str:
 
 
 def names_table(package: ModuleType, names: Sequence[str]) -> str:
-    """Names with the first sentence of their docstring, and for the site mkdocstrings' directives in comments."""
-    rows, directives = [], []
+    """Names with their signature and the first sentence of their docstring."""
+    lines = []
     for name in names:
-        module = home_of(package, name)
-        file = source_of(module)
-        rows.append((f"[`{name}`](../{file})", plain(first_sentence(docstring_of(ROOT / file, name)))))
-        directives.append(f"<!-- ::: {module}.{name} -->")
-    return "\n\n".join([markdown_table(("name", "what it is"), rows), *directives])
+        file = source_of(home_of(package, name))
+        says = plain(first_sentence(docstring_of(ROOT / file, name)))
+        lines.append(reference.name_line(name, getattr(package, name), f"../{file}", says))
+    return "\n".join(lines)
 
 
 def home_of(package: ModuleType, name: str) -> str:
@@ -417,16 +439,13 @@ def shown(value: object) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
-    "own settings": own_settings,
-    "settings of trl": trl_settings,
-    "changed defaults": changed_defaults,
+    "settings": settings,
     "old names": old_names,
     "names of grpo": grpo_names,
-    "symptoms": symptoms,
     "symptoms in short": symptoms_in_short,
     "rloo beside grpo": rloo_beside_grpo,
-    "errors": errors,
-    "rooms": rooms,
+    "layers": lambda: reference.layers(floors()),
+    "files": reference.files,
     "names of the kit": kit_names,
     "names of tasks": task_names,
     "names of rewards": reward_names,
