@@ -1,8 +1,8 @@
 """Hooks for mkdocs: let the site follow links that leave docs/, and add mkdocstrings' directives.
 
-The pages are written for the repository, where ``../benchmarks/results/step.md`` is a file.  For the site each file that
-a page links to is added under ``repository/``, and the links are rewritten.  A link to a folder becomes plain text
-there.  Called by mkdocs alone (mkdocs.yml).
+The pages are written for the repository, where ``../benchmarks/results/step.md`` is a file.  For the site each file
+that a page links to is added under ``repository/``, and the links are rewritten.  A link to a folder becomes plain
+text there.  Called by mkdocs alone (mkdocs.yml).
 """
 
 from __future__ import annotations

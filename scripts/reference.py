@@ -16,9 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rloo_kit", "rewards")
 LONG = 7
-"""Words beyond which a sentence is cut at a colon or semicolon, and with two more at a comma."""
-EXPLAINED = 24
-"""Words of a setting's meaning on the page; ``help`` shows all of it."""
+"""Words beyond which a sentence is cut at a colon; with two more at a comma, and with four at the "and" after it."""
+EXPLAINED = 29
+"""Words of a setting's meaning on the page, where its first sentences say enough; ``help`` shows all of it."""
 MANY = 7
 """Fields of a dataclass that are shown."""
 
@@ -59,7 +59,11 @@ def opening(file: Path) -> str:
 
 def shortened(sentence: str) -> str:
     """A long sentence up to its first colon or semicolon; one that is still long, up to a comma."""
-    for mark, longest, least in (("[:;] ", LONG, 3), (", (?!or |and )", LONG + 2, 4)):
+    for mark, longest, least in (
+        ("[:;] ", LONG, 3),
+        (", (?!or |and )", LONG + 2, 4),
+        (", and ", LONG + 4, 6),
+    ):
         heads = (sentence[: found.start()] for found in re.finditer(mark, sentence))
         whole = (head for head in heads if len(head.split()) >= least and is_balanced(head))
         if len(sentence.split()) > longest:
@@ -130,11 +134,11 @@ def is_error(value: object) -> bool:
 
 def explained(text: str) -> str:
     """As many whole sentences as :data:`EXPLAINED` words hold, and at least the first."""
-    text = re.sub(r";? see `[\w.]+`(?=\.)", "", text[:1].upper() + text[1:])
+    text = re.sub(r"; see `rloo_kit\.[\w.]+`", "", text[:1].upper() + text[1:])
     sentences = re.split(r"(?<!Dr)\. (?=[A-Z\"])", text.rstrip("."))
     said = sentences[0]
     for sentence in sentences[1:]:
-        if len(f"{said} {sentence}".split()) > EXPLAINED:
+        if len(f"{said} {sentence}".split()) > EXPLAINED and len(said.split()) > 2:
             break
         said = f"{said}. {sentence}"
     return said
@@ -143,9 +147,7 @@ def explained(text: str) -> str:
 def in_docstring(config: type, entries: Callable[[str], Iterator[tuple[str, str]]]) -> dict[str, str]:
     """The fields that a configuration's docstring explains in a sentence, not those that it lists with a type alone."""
     fields = {one.name for one in dataclasses.fields(config)}
-    ours, _, theirs = (
-        (inspect.getdoc(config) or "").partition("The rest of TRL's")[0].partition("TRL's that matter most")
-    )
-    return {
-        name: explained(text) for part in (theirs, ours) for name, text in entries(part) if name in fields
-    }
+    docstring = (inspect.getdoc(config) or "").partition("The rest of TRL's")[0]
+    ours, _, theirs = docstring.partition("TRL's that matter most")
+    found = [*entries(theirs), *entries(ours)]
+    return {name: explained(text) for name, text in found if name in fields}
