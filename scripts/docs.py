@@ -51,7 +51,7 @@ BESIDE = (
 )
 """Settings whose defaults RLOO and GRPO are compared by."""
 
-FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "vllm_sampling_params")
+FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "unsloth_num_chunks")
 """What GRPO notebooks set most, of what has another name here or none."""
 
 
@@ -151,12 +151,12 @@ def old_names() -> str:
 
 
 def grpo_names() -> str:
-    """What each field of TRL's ``GRPOConfig`` that ``RLOOConfig`` has not is here."""
+    """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
     from rloo_kit.train import renamed_args
 
-    return markdown_table(
-        ("GRPO's", "here"), [(f"`{name}`", grpo_row(renamed_args.FIELDS[name])) for name in FROM_GRPO]
-    )
+    rows = [(name, grpo_row(renamed_args.FIELDS[name])) for name in FROM_GRPO]
+    taken = [(f"`{name}`", re.sub(r"(?<=`); others are refused.*", "", said)) for name, said in rows]
+    return markdown_table(("GRPO's", "here"), taken)
 
 
 def grpo_row(row: Any) -> str:
@@ -228,14 +228,14 @@ OF_ONE_RUN = {
 
 
 def symptoms_in_short() -> str:
-    """Every symptom in a row: its likely cause, and what to change first, without a run's own figures."""
+    """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
     from rloo_kit.watch.symptoms import SYMPTOMS
 
     rows = []
     for name, rule in SYMPTOMS.items():
         sign = first_sign(rule, ill_log(name)[0])
         cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
-        change = plain(re.sub(r" \(now [^)]*\)|; (?:then|and) .*", "", sign.change))
+        change = plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
         rows.append((name, of_any_run(cause), of_any_run(f"`{sign.setting}`, {change}")))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("rloo_kit", "rewards")
 LONG = 7
 """Words beyond which a sentence is cut at a colon; with two more at a comma, and with four at the "and" after it."""
-EXPLAINED = 29
+EXPLAINED = 20
 """Words of a setting's meaning on the page, where its first sentences say enough; ``help`` shows all of it."""
 MANY = 7
 """Fields of a dataclass that are shown."""
@@ -138,7 +138,8 @@ def explained(text: str) -> str:
     sentences = re.split(r"(?<!Dr)\. (?=[A-Z\"])", text.rstrip("."))
     said = sentences[0]
     for sentence in sentences[1:]:
-        if len(f"{said} {sentence}".split()) > EXPLAINED and len(said.split()) > 2:
+        enough = len(f"{said} {sentence}".split()) > EXPLAINED and len(said.split()) > 2
+        if enough and not sentence.startswith("None"):
             break
         said = f"{said}. {sentence}"
     return said
