@@ -87,16 +87,14 @@ def settings() -> str:
 
     ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
     said = reference.in_docstring(RLOOConfig, documented)
-    rows = [
-        (f"`{name}`", shown(ours[name]), shown(theirs[name]) if name in theirs else "", text)
-        for name, text in said.items()
-    ]
-    others = [
-        f"`{name}` {shown(ours[name])} (TRL: {shown(value)})"
-        for name, value in theirs.items()
-        if name not in said and ours[name] != value
-    ]
-    table = markdown_table(("setting", "default", "TRL's", "meaning"), rows)
+    default = {
+        name: shown(value) + (f" (TRL: {shown(theirs[name])})" if theirs.get(name, value) != value else "")
+        for name, value in ours.items()
+    }
+    table = markdown_table(
+        ("setting", "default", "meaning"), [(f"`{name}`", default[name], text) for name, text in said.items()]
+    )
+    others = [f"`{name}` {text}" for name, text in default.items() if name not in said and "(TRL" in text]
     return f"{table}\n\nOther defaults that differ from TRL's: {', '.join(others)}."
 
 
