@@ -1,29 +1,26 @@
-"""Write the parts of docs/ that come from the code: cards, settings, symptoms, errors, rooms and public names.
+"""Write the parts of docs/ that come from the code: cards, settings, symptoms, files and public names.
 
     python scripts/docs.py            write them
     python scripts/docs.py --check    only say which pages differ; exit status 1 where one does
 
-For contributors; `make docs` calls it before mkdocs.  A page keeps its own prose.  What lies between the two marks
+A page keeps its own prose.  What lies between the two marks
 
     <!-- python scripts/docs.py: NAME -->
     <!-- end -->
 
-is replaced by what the function of that name in :data:`BLOCKS` returns.  This script builds no site.
+is replaced by what the function of that name in :data:`BLOCKS` returns.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
 import dataclasses
 import inspect
-import itertools
 import json
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from rloo_kit.watch.log import Log
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
@@ -42,7 +38,6 @@ import reference  # noqa: E402
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
 )
-
 BESIDE = (
     *("num_generations", "beta", "learning_rate", "max_completion_length", "temperature", "num_iterations"),
     *("epsilon", "loss_aggregation", "loss_type", "scale_rewards", "normalize_advantages", "kl_placement"),
@@ -53,9 +48,6 @@ BESIDE = (
 
 FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "unsloth_num_chunks")
 """What GRPO notebooks set most, of what has another name here or none."""
-
-
-# --- cards ------------------------------------------------------------------------------------------------
 
 
 def card_table() -> str:
@@ -86,56 +78,15 @@ def settings() -> str:
     from rloo_kit import RLOOConfig
 
     ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
-    said = reference.in_docstring(RLOOConfig, documented)
+    said = reference.in_docstring(RLOOConfig, plain)
     default = {
         name: shown(value) + (f" (TRL: {shown(theirs[name])})" if theirs.get(name, value) != value else "")
         for name, value in ours.items()
     }
-    table = markdown_table(
-        ("setting", "default", "meaning"), [(f"`{name}`", default[name], text) for name, text in said.items()]
-    )
+    rows = [(f"`{name}`", default[name], text) for name, text in said.items()]
+    table = markdown_table(("setting", "default", "meaning"), rows)
     others = [f"`{name}` {text}" for name, text in default.items() if name not in said and "(TRL" in text]
     return f"{table}\n\nOther defaults that differ from TRL's: {', '.join(others)}."
-
-
-def own_settings() -> str:
-    """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train.own import NAMES
-
-    said = dict(documented(inspect.getdoc(RLOOConfig) or ""))
-    ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), said[name][:1].upper() + said[name][1:]) for name in NAMES]
-    return markdown_table(("setting", "default", "meaning"), rows)
-
-
-def documented(docstring: str) -> Iterator[tuple[str, str]]:
-    """The ``name: text`` entries of a docstring's indented sections, each text in one line of Markdown."""
-    for found in re.finditer(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", docstring, re.MULTILINE):
-        yield found[1], plain(found[2])
-
-
-def trl_settings() -> str:
-    """TRL's arguments that matter most, with the kit's default."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train.described import TEN
-
-    ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), text) for name, text in TEN.items()]
-    return markdown_table(("setting", "default", "meaning"), rows)
-
-
-def changed_defaults() -> str:
-    """Where ``RLOOConfig()`` differs from TRL's config as it is without unsloth."""
-    from rloo_kit import RLOOConfig
-
-    ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
-    rows = [
-        (f"`{name}`", shown(ours[name]), shown(value))
-        for name, value in theirs.items()
-        if ours[name] != value
-    ]
-    return markdown_table(("setting", "rloo-kit", "TRL"), rows)
 
 
 def old_names() -> str:
@@ -170,47 +121,22 @@ def grpo_row(row: Any) -> str:
     return "; ".join([*said, plain(f"others are {other}")])
 
 
-# --- symptoms and errors ----------------------------------------------------------------------------------
+def rloo_beside_grpo() -> str:
+    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
+    from rloo_kit import RLOOConfig
 
-MADE_UP: dict[str, list[dict[str, float]]] = {
-    "non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}],
-}
+    columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
+    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
+
+    columns.append(defaults(trls(GRPOConfig)))
+    rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
+    return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
+
+
+# --- symptoms ---------------------------------------------------------------------------------------------
+
+MADE_UP = {"non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
 """Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
-
-
-def symptoms() -> str:
-    """Every symptom: what its rule looks for, and what it says of a run that has it."""
-    from rloo_kit.watch.symptoms import SYMPTOMS
-
-    return "\n".join(section for name, rule in SYMPTOMS.items() for section in symptom(name, rule)).rstrip()
-
-
-def simulated_log(name: str) -> Log:
-    """A log that has a symptom of which no run is recorded."""
-    import foreign_logs
-
-    from rloo_kit.watch.log import Known, Log, rounds
-
-    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
-    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
-    return Log(entries, Known.guessed(entries))
-
-
-def ill_log(name: str) -> tuple[Log, str]:
-    """A log that has a symptom, and where it is from: a recorded run, else a made-up one."""
-    import health_runs
-
-    file = health_runs.file_of(f"{name}.ill")
-    if not file.exists():
-        return simulated_log(name), "a made-up log"
-    return health_runs.read(file), f"[a recorded run](../{file.relative_to(ROOT)})"
-
-
-def first_sign(rule: Callable[..., object], log: Log) -> Any:
-    """What the rule says when it first sees its symptom."""
-    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
-    return next(sign for sign in signs if sign is not None)
-
 
 OF_ONE_RUN = {
     "thought_then_answer(answer_reward)": "the reward for right answers",
@@ -225,78 +151,40 @@ OF_ONE_RUN = {
 """What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
 
 
+def ill_log(name: str) -> Log:
+    """A log that has a symptom: a recorded run's, else a made-up one."""
+    import foreign_logs
+    import health_runs
+
+    from rloo_kit.watch.log import Known, Log, rounds
+
+    file = health_runs.file_of(f"{name}.ill")
+    if file.exists():
+        return health_runs.read(file)
+    simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
+    entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
+    return Log(entries, Known.guessed(entries))
+
+
+def first_sign(rule: Callable[..., object], log: Log) -> Any:
+    """What the rule says when it first sees its symptom."""
+    signs = (rule(log.first(end)) for end in range(1, len(log) + 1))
+    return next(sign for sign in signs if sign is not None)
+
+
 def symptoms_in_short() -> str:
     """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
     from rloo_kit.watch.symptoms import SYMPTOMS
 
     rows = []
     for name, rule in SYMPTOMS.items():
-        sign = first_sign(rule, ill_log(name)[0])
+        sign = first_sign(rule, ill_log(name))
         cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
-        change = plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
-        rows.append((name, of_any_run(cause), of_any_run(f"`{sign.setting}`, {change}")))
+        change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
+        for own, placeholder in OF_ONE_RUN.items():
+            cause, change = cause.replace(own, placeholder), change.replace(own, placeholder)
+        rows.append((name, cause, change))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
-
-
-def of_any_run(text: str) -> str:
-    """The text with placeholders for what only one run has."""
-    for own, placeholder in OF_ONE_RUN.items():
-        text = text.replace(own, placeholder)
-    return text
-
-
-def rloo_beside_grpo() -> str:
-    """The defaults of the kit's RLOO, TRL's RLOO and TRL's GRPO."""
-    from rloo_kit import RLOOConfig
-
-    columns = [defaults(RLOOConfig), defaults(trls(RLOOConfig))]
-    from trl import GRPOConfig  # unsloth, which the kit imports, comes first
-
-    columns.append(defaults(trls(GRPOConfig)))
-    rows = [(f"`{name}`", *(shown(of[name]) if name in of else "-" for of in columns)) for name in BESIDE]
-    return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
-
-
-def symptom(name: str, rule: Callable[..., object]) -> list[str]:
-    """One symptom's section."""
-    log, source = ill_log(name)
-    sign, function = first_sign(rule, log), rule.func if isinstance(rule, partial) else rule
-    return [
-        f"### {name}",
-        "",
-        plain((inspect.getdoc(function) or "").split("\n\n")[0]),
-        "",
-        f"- In {source}: {plain(sign.evidence)}.",
-        f"- Likely cause: {plain(sign.cause)}.",
-        f"- Change first: `{sign.setting}`, {plain(sign.change)}.",
-        "",
-    ]
-
-
-def errors() -> str:
-    """The errors that the kit and the rewards raise on purpose."""
-    import rewards
-    from rewards import errors as reward_errors
-    from rloo_kit import errors as kit_errors
-
-    classes = [
-        (module.__name__, item)
-        for module in (kit_errors, reward_errors)
-        for item in vars(module).values()
-        if isinstance(item, type) and item.__module__ == module.__name__
-    ]
-    classes.append(("rewards", rewards.AuditFailed))
-    rows = [
-        (f"`{module}.{item.__name__}`", ", ".join(f"`{base}`" for base in builtins_of(item)), summary(item))
-        for module, item in classes
-    ]
-    return markdown_table(("error", "is also a", "raised for"), rows)
-
-
-def builtins_of(error: type) -> list[str]:
-    """The built-in errors that ``except`` may name for this one, nearest first, without the general ones."""
-    bases = [base.__name__ for base in error.__mro__ if base.__module__ == "builtins"]
-    return [name for name in bases if name not in ("Exception", "BaseException", "object", "OSError")]
 
 
 # --- architecture and public names ------------------------------------------------------------------------
@@ -309,85 +197,30 @@ def floors() -> list[list[str]]:
     return [[room.strip() for room in layer.split("|")] for layer in layers]
 
 
-def rooms() -> str:
-    """The floors as a picture in text."""
-    width = max(len(room) for floor in floors() for room in floor) + 2
-    most = max(len(floor) for floor in floors())
-    rule = "+" + "-" * (4 + width * most) + "+"
-    lines = [rule]
-    for number, floor in zip(range(len(floors()) - 1, -1, -1), floors(), strict=True):
-        names = "".join(f"{room:<{width}}" for room in floor)
-        lines += [f"| {number}  {names:<{width * most}}|", rule]
-    return "\n".join(["```text", *lines, "```"])
-
-
-def kit_names() -> str:
-    """The public names of ``rloo_kit``, of which ``tasks`` is a room with names of its own."""
-    import rloo_kit
-
-    return names_table(rloo_kit, [name for name in rloo_kit.__all__ if name != "tasks"])
-
-
-def task_names() -> str:
-    """The public names of ``rloo_kit.tasks``."""
-    from rloo_kit import tasks
-
-    return names_table(tasks, tasks.__all__)
-
-
-def reward_names() -> str:
-    """The public names of ``rewards``."""
-    import rewards
-
-    return names_table(rewards, rewards.__all__)
-
-
-def names_table(package: ModuleType, names: Sequence[str]) -> str:
-    """Names with their signature and the first sentence of their docstring."""
+def names_list(package: str) -> str:
+    """Public names with their signature and the first sentence of their docstring."""
+    found = __import__(package, fromlist=["__all__"])
     lines = []
-    for name in names:
-        file = source_of(home_of(package, name))
-        says = plain(first_sentence(docstring_of(ROOT / file, name)))
-        lines.append(reference.name_line(name, getattr(package, name), f"../{file}", says))
+    for name in (name for name in found.__all__ if name != "tasks"):  # which has a list of its own
+        module, said = home_of(found, name)
+        file = Path(*module.split("."))
+        file = file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py")
+        says = plain(first_sentence(said))
+        lines.append(reference.name_line(name, getattr(found, name), f"../{file}", says))
     return "\n".join(lines)
 
 
-def home_of(package: ModuleType, name: str) -> str:
-    """The module that defines a public name: classes and functions know theirs, a constant's is looked for."""
+def home_of(package: ModuleType, name: str) -> tuple[str, str]:
+    """The module that defines a public name, and its docstring: a constant's follows it, or is the comment above."""
     value = getattr(package, name)
     if isinstance(value, type | FunctionType):
-        return value.__module__
+        return value.__module__, inspect.getdoc(value) or ""
+    constant = rf'((?:^#.*\n)*)^{name}\b.*? = .*(?:(?:\n.+)*?\n"""([^"]*))?'
     for file in sorted(Path(package.__path__[0]).rglob("*.py")):
-        if re.search(rf"^{name}\b.*? = ", file.read_text(), re.MULTILINE):
-            return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        if match := re.search(constant, file.read_text(), re.MULTILINE):
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            return module, match[2] or re.sub(r"^#:? ?", "", match[1], flags=re.MULTILINE)
     raise LookupError(f"{package.__name__} defines no {name}")
-
-
-def source_of(module: str) -> str:
-    """A module's file, from the root."""
-    file = Path(*module.split("."))
-    return str(file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py"))
-
-
-def docstring_of(file: Path, name: str) -> str:
-    """The docstring of a class, function or constant at the top of a module.
-
-    A constant's follows it as a string; without one, the comment above it is taken.
-    """
-    text = file.read_text()
-    body = ast.parse(text).body
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-            return ast.get_docstring(node) or ""
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if name in [target.id for target in targets if isinstance(target, ast.Name)]:
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                return inspect.cleandoc(str(after.value.value))
-            above = itertools.takewhile(
-                lambda line: line.startswith("#"), text.splitlines()[node.lineno - 2 :: -1]
-            )
-            return " ".join(line.lstrip("#: ") for line in reversed(list(above)))
-    raise LookupError(f"{file} defines no {name}")
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------
@@ -402,12 +235,9 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def plain(text: str) -> str:
     """Text of a docstring or message as one line of Markdown, without Sphinx's roles."""
     text = re.sub(r":\w+:`~?([^`<]+?)(?: <[^`]*>)?`", r"`\1`", " ".join(text.split()))
-    text = text.replace("``", "`")
-    pieces = text.split("`")
-    outside = [
-        re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]
-    ]  # what Markdown would take for markup
-    return "`".join(piece for pair in zip(outside, [*pieces[1::2], ""], strict=True) for piece in pair)[:-1]
+    pieces = text.replace("``", "`").split("`")
+    pieces[::2] = [re.sub(r"([<*])", r"\\\1", piece) for piece in pieces[::2]]  # else Markdown's markup
+    return "`".join(pieces)
 
 
 def first_sentence(text: str) -> str:
@@ -416,24 +246,11 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[\w)`\]]\.) ", paragraph)[0]
 
 
-def summary(item: type) -> str:
-    """The first sentence of a class's docstring, without its full stop."""
-    return plain(first_sentence(inspect.getdoc(item) or "")).rstrip(".")
-
-
 def shown(value: object) -> str:
     """A default as a user writes it."""
-    text = (
-        f"{value:g}"
-        if isinstance(value, float)
-        else json.dumps(value)
-        if isinstance(value, str)
-        else repr(value)
-    )
-    return f"`{text}`"
+    text = json.dumps(value) if isinstance(value, str) else repr(value)
+    return f"`{value:g}`" if isinstance(value, float) else f"`{text}`"
 
-
-# --- pages ------------------------------------------------------------------------------------------------
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
@@ -444,15 +261,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "rloo beside grpo": rloo_beside_grpo,
     "layers": lambda: reference.layers(floors()),
     "files": reference.files,
-    "names of the kit": kit_names,
-    "names of tasks": task_names,
-    "names of rewards": reward_names,
+    "names of the kit": partial(names_list, "rloo_kit"),
+    "names of tasks": partial(names_list, "rloo_kit.tasks"),
+    "names of rewards": partial(names_list, "rewards"),
 }
-
-
-def generated(page: str) -> str:
-    """A page with every block written anew."""
-    return MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", page)
 
 
 def stale() -> dict[Path, str]:
@@ -460,22 +272,23 @@ def stale() -> dict[Path, str]:
     from rloo_kit import RLOOConfig
     from rloo_kit.train import described
 
-    pages = {page: generated(page.read_text()) for page in sorted([*DOCS.glob("*.md"), ROOT / "SKILL.md"])}
-    pages[SIGNATURE] = described.source(RLOOConfig)
-    return {page: text for page, text in pages.items() if not page.exists() or text != page.read_text()}
+    texts = {page: page.read_text() for page in sorted([*(ROOT / "docs").glob("*.md"), ROOT / "SKILL.md"])}
+    written = {
+        page: MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", text)
+        for page, text in texts.items()
+    }
+    written[SIGNATURE] = described.source(RLOOConfig)
+    return {page: text for page, text in written.items() if not page.exists() or text != page.read_text()}
 
 
 def main() -> int:
     """Write the pages, or check them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
     found = stale()
     for page, text in found.items():
-        print(f"{page.relative_to(ROOT)} {'is out of date' if check else 'written'}")
-        if not check:
+        print(f"{page.relative_to(ROOT)} is out of date")
+        if "--check" not in sys.argv:
             page.write_text(text)
-    return int(check and bool(found))
+    return int("--check" in sys.argv and bool(found))
 
 
 if __name__ == "__main__":

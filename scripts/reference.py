@@ -103,7 +103,8 @@ def signature(value: object) -> str:
 
 def written(parameter: inspect.Parameter) -> str:
     """A parameter with its default; dots for one that is no plain value."""
-    star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    star = next((star for kind, star in stars.items() if kind is parameter.kind), "")
     if parameter.default is parameter.empty:
         return star + parameter.name
     default = repr(parameter.default).replace("'", '"')
@@ -145,10 +146,11 @@ def explained(text: str) -> str:
     return said
 
 
-def in_docstring(config: type, entries: Callable[[str], Iterator[tuple[str, str]]]) -> dict[str, str]:
+def in_docstring(config: type, plain: Callable[[str], str]) -> dict[str, str]:
     """The fields that a configuration's docstring explains in a sentence, not those that it lists with a type alone."""
     fields = {one.name for one in dataclasses.fields(config)}
     docstring = (inspect.getdoc(config) or "").partition("The rest of TRL's")[0]
     ours, _, theirs = docstring.partition("TRL's that matter most")
-    found = [*entries(theirs), *entries(ours)]
-    return {name: explained(text) for name, text in found if name in fields}
+    entries = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", re.MULTILINE)
+    found = [*entries.findall(theirs), *entries.findall(ours)]
+    return {name: explained(plain(text)) for name, text in found if name in fields}

@@ -198,15 +198,6 @@ def test_what_a_page_sets_for_a_gpu_fits_every_size_of_card_with_the_policy_that
     assert rloo_kit.plan(policy, names["config"], card).fits == "fits"
 
 
-def test_the_short_table_of_symptoms_names_no_reward_of_the_runs_that_it_is_made_from() -> None:
-    from rloo_kit.watch.symptoms import SYMPTOMS
-
-    keys = {key for name in SYMPTOMS for entry in docs.ill_log(name)[0].entries for key in entry}
-    rewarded = {key.split("/")[1] for key in keys if key.startswith("rewards/")}
-    assert {"accuracy_reward", "right_answer"} <= rewarded
-    assert [name for name in sorted(rewarded) if name in docs.symptoms_in_short()] == []
-
-
 @pytest.mark.parametrize(
     ("page", "result", "said", "found"),
     [
