@@ -1,8 +1,8 @@
-"""Hooks for mkdocs: let the site follow links that leave docs/, and put mkdocstrings' directives in.
+"""Hooks for mkdocs: let the site follow links that leave docs/, and add mkdocstrings' directives.
 
-The pages are written for the repository, where ``../benchmarks/results/step.md`` is a file and a directive would be
-noise.  For the site each file that a page links to is added under ``repository/``, and the links are rewritten.  A link
-to a folder becomes plain text there.  Called by mkdocs alone (mkdocs.yml).
+The pages are written for the repository, where ``../benchmarks/results/step.md`` is a file.  For the site each file
+that a page links to is added under ``repository/``, and the links are rewritten.  A link to a folder becomes plain
+text there.  Called by mkdocs alone (mkdocs.yml).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = "repository/"
 LINK = re.compile(r"(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
+NAME = re.compile(r"^- \[`(?P<name>\w+)[^`]*`\]\(\.\./(?P<file>[\w/]+)\.py\)", re.MULTILINE)
+LIST = re.compile(r"(?:^- .*\n)+", re.MULTILINE)
 ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):<code>~?")
 
 
@@ -42,7 +44,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links, and take the directives out of their comments."""
+    """Rewrite links, and put below each list of public names the directives for their full docstrings."""
     uri = page.file.src_uri
     here = uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
 
@@ -56,7 +58,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         relative = posixpath.relpath(in_site, posixpath.dirname(uri) or ".")
         return f"{found['text']}({relative}{found['anchor'] or ''})"
 
-    return re.sub(r"<!-- (::: \S+) -->", r"\1", LINK.sub(rewritten, markdown))
+    if uri == "api.md":
+        markdown = LIST.sub(lambda names: names[0] + directives(names[0]), markdown)
+    return LINK.sub(rewritten, markdown)
+
+
+def directives(names: str) -> str:
+    """mkdocstrings' directives for the names of a list."""
+    return "".join(f"\n::: {row['file'].replace('/', '.')}.{row['name']}\n" for row in NAME.finditer(names))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

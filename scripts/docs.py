@@ -1,4 +1,4 @@
-"""Write the parts of docs/ that come from the code: cards, settings, symptoms, errors, rooms and public names.
+"""Write the parts of docs/ that come from the code: cards, settings, symptoms, files and public names.
 
     python scripts/docs.py            write them
     python scripts/docs.py --check    only say which pages differ; exit status 1 where one does
@@ -33,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SIGNATURE = ROOT / "rloo_kit" / "train" / "signature.pyi"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "benchmarks")]
 
+import reference  # noqa: E402
+
 MARKS = re.compile(
     r"(<!-- python scripts/docs\.py: (?P<name>[a-z -]+) -->\n).*?(^<!-- end -->)", re.DOTALL | re.MULTILINE
 )
@@ -43,6 +45,9 @@ BESIDE = (
     *("gradient_accumulation_steps", "warmup_steps", "weight_decay", "gradient_checkpointing"),
 )
 """Settings whose defaults RLOO and GRPO are compared by."""
+
+FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", "unsloth_num_chunks")
+"""What GRPO notebooks set most, of what has another name here or none."""
 
 
 def card_table() -> str:
@@ -68,59 +73,39 @@ def trls(config_class: type) -> type:
     return next(base for base in config_class.__mro__ if base.__module__.startswith("trl."))
 
 
-def settings_table(said: dict[str, str]) -> str:
-    """Settings with the kit's default and what they mean."""
-    from rloo_kit import RLOOConfig
-
-    ours = defaults(RLOOConfig)
-    rows = [(f"`{name}`", shown(ours[name]), text[:1].upper() + text[1:]) for name, text in said.items()]
-    return markdown_table(("setting", "default", "meaning"), rows)
-
-
-def own_settings() -> str:
-    """The fields that ``RLOOConfig`` adds to TRL's, with the text of its docstring."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train.validate import NAMES
-
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}\S.*)*)", inspect.getdoc(RLOOConfig) or "", re.MULTILINE)
-    said = dict(entries)
-    return settings_table({name: plain(said[name]) for name in NAMES})
-
-
-def trl_settings() -> str:
-    """TRL's arguments that matter most, with the kit's default."""
-    from rloo_kit.train.described import TEN
-
-    return settings_table(dict(TEN))
-
-
-def changed_defaults() -> str:
-    """Where ``RLOOConfig()`` differs from TRL's config as it is without unsloth."""
+def settings() -> str:
+    """Every setting that the docstring explains, TRL's first; then the other defaults that are not TRL's."""
     from rloo_kit import RLOOConfig
 
     ours, theirs = defaults(RLOOConfig), defaults(trls(RLOOConfig))
-    changed = {name: value for name, value in theirs.items() if ours[name] != value}
-    rows = [(f"`{name}`", shown(ours[name]), shown(value)) for name, value in changed.items()]
-    return markdown_table(("setting", "rloo-kit", "TRL"), rows)
+    said = reference.in_docstring(RLOOConfig, plain)
+    default = {
+        name: shown(value) + (f" (TRL: {shown(theirs[name])})" if theirs.get(name, value) != value else "")
+        for name, value in ours.items()
+    }
+    rows = [(f"`{name}`", default[name], text) for name, text in said.items()]
+    table = markdown_table(("setting", "default", "meaning"), rows)
+    others = [f"`{name}` {text}" for name, text in default.items() if name not in said and "(TRL" in text]
+    return f"{table}\n\nOther defaults that differ from TRL's: {', '.join(others)}."
 
 
 def old_names() -> str:
-    """Arguments of older recipes: those with another name today, and those that are gone."""
+    """Arguments of older recipes that have another name today."""
     from rloo_kit.train import renamed_args
 
-    renamed = {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}
-    gone = {**renamed_args.CONFIG_GONE, **renamed_args.TRAINER_GONE}
-    rows = [(f"`{old}`", f"`{new}`") for old, new in renamed.items()]
-    rows += [(f"`{old}`", f"gone; {plain(todo).removeprefix('remove it: ')}") for old, todo in gone.items()]
-    return markdown_table(("older name", "today"), rows)
+    today: dict[str, list[str]] = {}
+    for old, new in {**renamed_args.CONFIG_OLD, **renamed_args.TRAINER_OLD}.items():
+        today.setdefault(new, []).append(f"`{old}`")
+    return "\n".join(f"- `{new}`: {', '.join(old)}" for new, old in today.items())
 
 
 def grpo_names() -> str:
-    """What each field of TRL's ``GRPOConfig`` that ``RLOOConfig`` has not is here."""
+    """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
     from rloo_kit.train import renamed_args
 
-    rows = [(f"`{name}`", grpo_row(row)) for name, row in renamed_args.FIELDS.items()]
-    return markdown_table(("GRPO's", "here"), rows)
+    rows = [(name, grpo_row(renamed_args.FIELDS[name])) for name in FROM_GRPO]
+    taken = [(f"`{name}`", re.sub(r"(?<=`); others are refused.*", "", said)) for name, said in rows]
+    return markdown_table(("GRPO's", "here"), taken)
 
 
 def grpo_row(row: Any) -> str:
@@ -148,7 +133,7 @@ def rloo_beside_grpo() -> str:
     return markdown_table(("setting", "rloo-kit", "TRL's RLOO", "TRL's GRPO"), rows)
 
 
-# --- symptoms and errors ----------------------------------------------------------------------------------
+# --- symptoms ---------------------------------------------------------------------------------------------
 
 MADE_UP = {"non-finite figures": [{"step": 1, "reward": math.inf, "grad_norm": 1.0}]}
 """Logs that have a symptom of which no run is recorded under tests/data/health or simulated in foreign_logs.py."""
@@ -166,8 +151,8 @@ OF_ONE_RUN = {
 """What the run that a symptom is shown on has of its own -> what stands for it in the short table."""
 
 
-def ill_log(name: str) -> tuple[Log, str]:
-    """A log that has a symptom, and where it is from: a recorded run, else a made-up one."""
+def ill_log(name: str) -> Log:
+    """A log that has a symptom: a recorded run's, else a made-up one."""
     import foreign_logs
     import health_runs
 
@@ -175,10 +160,10 @@ def ill_log(name: str) -> tuple[Log, str]:
 
     file = health_runs.file_of(f"{name}.ill")
     if file.exists():
-        return health_runs.read(file), f"[a recorded run](../{file.relative_to(ROOT)})"
+        return health_runs.read(file)
     simulated = (foreign_logs.run(kind, seed=0) for kind in foreign_logs.SICK.values() if name in kind.named)
     entries = rounds(MADE_UP[name] if name in MADE_UP else next(simulated))
-    return Log(entries, Known.guessed(entries)), "a made-up log"
+    return Log(entries, Known.guessed(entries))
 
 
 def first_sign(rule: Callable[..., object], log: Log) -> Any:
@@ -187,55 +172,19 @@ def first_sign(rule: Callable[..., object], log: Log) -> Any:
     return next(sign for sign in signs if sign is not None)
 
 
-def symptoms() -> str:
-    """Every symptom: what its rule looks for, and what it says of a run that has it."""
-    from rloo_kit.watch.symptoms import SYMPTOMS
-
-    lines = []
-    for name, rule in SYMPTOMS.items():
-        log, source = ill_log(name)
-        sign, function = first_sign(rule, log), rule.func if isinstance(rule, partial) else rule
-        lines += [f"### {name}", "", plain((inspect.getdoc(function) or "").split("\n\n")[0]), ""]
-        lines += [f"- In {source}: {plain(sign.evidence)}.", f"- Likely cause: {plain(sign.cause)}."]
-        lines += [f"- Change first: `{sign.setting}`, {plain(sign.change)}.", ""]
-    return "\n".join(lines).rstrip()
-
-
 def symptoms_in_short() -> str:
-    """Every symptom in a row: its likely cause, and what to change first, without a run's own figures."""
+    """Every symptom in a row: its likely cause, and what to change first alone, without a run's own figures."""
     from rloo_kit.watch.symptoms import SYMPTOMS
 
     rows = []
     for name, rule in SYMPTOMS.items():
-        sign = first_sign(rule, ill_log(name)[0])
-        cause = plain(re.sub(r": \S+ -?\d.*", "", sign.cause))
-        change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)", "", sign.change))
+        sign = first_sign(rule, ill_log(name))
+        cause = reference.shortened(plain(re.sub(r": \S+ -?\d.*", "", sign.cause)))
+        change = f"`{sign.setting}`, " + plain(re.sub(r" \(now [^)]*\)|; .*", "", sign.change))
         for own, placeholder in OF_ONE_RUN.items():
             cause, change = cause.replace(own, placeholder), change.replace(own, placeholder)
         rows.append((name, cause, change))
     return markdown_table(("symptom", "likely cause", "change first"), rows)
-
-
-def errors() -> str:
-    """The errors that the kit and the rewards raise on purpose, with the built-in errors that ``except`` may name."""
-    import rewards
-    from rewards import errors as reward_errors
-    from rloo_kit import errors as kit_errors
-
-    raised = [
-        (module.__name__, item)
-        for module in (kit_errors, reward_errors)
-        for item in vars(module).values()
-        if isinstance(item, type) and item.__module__ == module.__name__
-    ]
-    rows = []
-    for module, item in [*raised, ("rewards", rewards.AuditFailed)]:
-        bases = [base.__name__ for base in item.__mro__ if base.__module__ == "builtins"]
-        general = ("Exception", "BaseException", "object", "OSError")
-        also = ", ".join(f"`{base}`" for base in bases if base not in general)
-        said = plain(first_sentence(inspect.getdoc(item) or "")).rstrip(".")
-        rows.append((f"`{module}.{item.__name__}`", also, said))
-    return markdown_table(("error", "is also a", "raised for"), rows)
 
 
 # --- architecture and public names ------------------------------------------------------------------------
@@ -248,29 +197,17 @@ def floors() -> list[list[str]]:
     return [[room.strip() for room in layer.split("|")] for layer in layers]
 
 
-def rooms() -> str:
-    """The floors as a picture in text."""
-    width = max(len(room) for floor in floors() for room in floor) + 2
-    most = max(len(floor) for floor in floors())
-    rule = "+" + "-" * (4 + width * most) + "+"
-    lines = [rule]
-    for number, floor in zip(range(len(floors()) - 1, -1, -1), floors(), strict=True):
-        names = "".join(f"{room:<{width}}" for room in floor)
-        lines += [f"| {number}  {names:<{width * most}}|", rule]
-    return "\n".join(["```text", *lines, "```"])
-
-
-def names_table(package: str) -> str:
-    """Public names with the first sentence of their docstring, and for the site mkdocstrings' directives."""
+def names_list(package: str) -> str:
+    """Public names with their signature and the first sentence of their docstring."""
     found = __import__(package, fromlist=["__all__"])
-    rows, directives = [], []
-    for name in (name for name in found.__all__ if name != "tasks"):  # which has a table of its own
+    lines = []
+    for name in (name for name in found.__all__ if name != "tasks"):  # which has a list of its own
         module, said = home_of(found, name)
         file = Path(*module.split("."))
         file = file / "__init__.py" if (ROOT / file).is_dir() else file.with_suffix(".py")
-        rows.append((f"[`{name}`](../{file})", plain(first_sentence(said))))
-        directives.append(f"<!-- ::: {module}.{name} -->")
-    return "\n\n".join([markdown_table(("name", "what it is"), rows), *directives])
+        says = plain(first_sentence(said))
+        lines.append(reference.name_line(name, getattr(found, name), f"../{file}", says))
+    return "\n".join(lines)
 
 
 def home_of(package: ModuleType, name: str) -> tuple[str, str]:
@@ -317,33 +254,64 @@ def shown(value: object) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "cards": card_table,
-    "own settings": own_settings,
-    "settings of trl": trl_settings,
-    "changed defaults": changed_defaults,
+    "settings": settings,
     "old names": old_names,
     "names of grpo": grpo_names,
-    "symptoms": symptoms,
     "symptoms in short": symptoms_in_short,
     "rloo beside grpo": rloo_beside_grpo,
-    "errors": errors,
-    "rooms": rooms,
-    "names of the kit": partial(names_table, "rloo_kit"),
-    "names of tasks": partial(names_table, "rloo_kit.tasks"),
-    "names of rewards": partial(names_table, "rewards"),
+    "layers": lambda: reference.layers(floors()),
+    "files": reference.files,
+    "names of the kit": partial(names_list, "rloo_kit"),
+    "names of tasks": partial(names_list, "rloo_kit.tasks"),
+    "names of rewards": partial(names_list, "rewards"),
 }
+
+
+SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/validate.py.
+
+Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import trl
+
+class Signature(trl.RLOOConfig):
+    """What ``RLOOConfig(...)`` can be given; it takes the names of older TRL releases and GRPO's too."""
+
+    def __init__(
+        self,
+'''
+
+
+def signature_source() -> str:
+    """The text of ``signature.pyi``, broken as the formatter breaks it."""
+    from rloo_kit import RLOOConfig
+
+    lines = []
+    for one in inspect.signature(RLOOConfig).parameters.values():
+        value = one.default
+        default = json.dumps(value) if isinstance(value, str) else repr(value)
+        simple = value is None or isinstance(value, str | int | float)
+        line = f"        {one.name}: {one.annotation} = {default if simple else '...'},"
+        if len(line) > 110:
+            line = line.replace("[", f"[\n{' ' * 12}").replace("]", f"\n{' ' * 8}]")
+        lines.append(line)
+    lines.insert(1, "        *,")
+    return SIGNATURE_HEAD + "\n".join(lines) + "\n    ) -> None: ...\n"
 
 
 def stale() -> dict[Path, str]:
     """The pages that differ from what the code gives, and the signature that type checkers read: page -> new text."""
-    from rloo_kit import RLOOConfig
-    from rloo_kit.train import described
-
     texts = {page: page.read_text() for page in sorted([*(ROOT / "docs").glob("*.md"), ROOT / "SKILL.md"])}
     written = {
         page: MARKS.sub(lambda found: f"{found[1]}\n{BLOCKS[found['name']]()}\n\n{found[3]}", text)
         for page, text in texts.items()
     }
-    written[SIGNATURE] = described.source(RLOOConfig)
+    written[SIGNATURE] = signature_source()
     return {page: text for page, text in written.items() if not page.exists() or text != page.read_text()}
 
 
