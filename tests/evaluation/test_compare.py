@@ -156,7 +156,7 @@ def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:
     ):
         with pytest.raises(DatasetError, match=f"(?s)not of the same prompts.*{said}"):
             compare(before, after)
-    with pytest.raises(ConfigError, match="n must be a whole number of at least 0"):
+    with pytest.raises(ConfigError, match="n must be greater than or equal to 0"):
         compare(a, a, n=-1)
     with pytest.raises(DatasetError, match="before is not an evaluation"):
         compare("policy", evaluation(("b", "x", 0.0)))  # type: ignore[arg-type]

@@ -173,5 +173,5 @@ def test_messages_are_taken_as_messages_and_not_as_their_python_text(write: Any)
 
 
 def test_an_argument_that_is_no_text_is_named(write: Any) -> None:
-    with pytest.raises(ConfigError, match="system must be text or None"):
+    with pytest.raises(ConfigError, match="system must be a valid string"):
         tasks.from_file(write(SUMS), system=["Be brief."])  # type: ignore[arg-type]
