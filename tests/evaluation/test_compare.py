@@ -228,7 +228,7 @@ def test_a_text_may_be_left_out_whole_and_numbers_below_0_are_refused() -> None:
         assert " … 9 characters … " in shown
         assert "x" * 9 not in shown
     for given in ({"n": -1}, {"chars": -1}):
-        with pytest.raises(ConfigError, match="must be a whole number of at least 0"):
+        with pytest.raises(ConfigError, match="must be greater than or equal to 0"):
             compare(before, after, **given)
 
 

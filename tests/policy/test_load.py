@@ -105,8 +105,8 @@ def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_o
     ("given", "says"),
     [
         ({"lora_rank": "16"}, "write lora_rank=16"),
-        ({"lora_rank": 0}, "lora_rank must be a whole number of at least 1"),
-        ({"max_seq_length": 4096.5}, "max_seq_length must be a whole number"),
+        ({"lora_rank": 0}, "lora_rank must be greater than or equal to 1"),
+        ({"max_seq_length": 4096.5}, "max_seq_length must be a valid integer"),
         ({"lora_alpha": 0}, "lora_alpha must be"),
         ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
         ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),

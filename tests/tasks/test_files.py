@@ -189,9 +189,9 @@ def test_a_question_that_is_a_list_of_something_else_is_left_out(write: Any) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"system": ["Be brief."]}, "system must be text or None"),
-        ({"question": ["question"]}, "question must be text"),
-        ({"path": SUMS}, "path must be text"),
+        ({"system": ["Be brief."]}, "system must be a valid string"),
+        ({"question": ["question"]}, "question must be a valid string"),
+        ({"path": SUMS}, "path must be a valid string"),
     ],
 )
 def test_an_argument_that_is_no_text_is_named(given: dict[str, Any], said: str, write: Any) -> None:
