@@ -107,7 +107,7 @@ WRONG = {
         "temperature must be",
         "leave temperature out",
     ),
-    "evaluate={chat_template_kwargs: thinking}": ("chat_template_kwargs must be a dict", "leave"),
+    "evaluate={chat_template_kwargs: thinking}": ("chat_template_kwargs must be a valid dict", "leave"),
     "evaluate={prompts: 3}": ("evaluate takes no prompts", "it takes"),
     "rewards=[{rewards.weighted: {rewards: task.correct}}]": (
         "rewards is a list of rewards, not 'task.correct'",
