@@ -85,7 +85,7 @@ def check_dataset(
             else f"{name}, a stream; an iterator that was read to its end gives nothing more",
             todo="give more prompts (rows may repeat), or a smaller batch or accumulation",
         )
-    prompts = dataset[:LOOKED_AT]["prompt"] if known else [row.get("prompt") for row in first[:1]]
+    prompts = dataset["prompt"][:LOOKED_AT] if known else [row.get("prompt") for row in first[:1]]
     check_prompts(prompts, tokenizer, name)
     if tokenizer is None:
         return
@@ -265,9 +265,9 @@ def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tupl
         return [0], [row["prompt"] for row in dataset.take(1)]
     sizes = _characters(dataset)
     if sizes is None:
-        sizes = numpy.array([len(str(prompt)) for prompt in dataset[:LOOKED_AT]["prompt"]])
+        sizes = numpy.array([len(str(prompt)) for prompt in dataset["prompt"][:LOOKED_AT]])
     rows = [int(row) for row in numpy.argsort(-sizes, kind="stable")[:count]]
-    return rows, [dataset[row]["prompt"] for row in rows]
+    return rows, [dataset["prompt"][row] for row in rows]
 
 
 def _characters(dataset: Dataset) -> numpy.ndarray[Any, Any] | None:

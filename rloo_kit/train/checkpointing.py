@@ -122,7 +122,6 @@ class SavingTrainer(trl.RLOOTrainer):
         return found
 
     def _largest(self, asked: int) -> int:
-        """Of all processes' numbers."""
         mine = torch.tensor([asked], device=self.accelerator.device)
         return int(self.accelerator.gather(mine).max())
 
@@ -295,7 +294,7 @@ def ours(output_dir: Path) -> list[Path]:
 
 
 def place_of(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a step goes: its own name, or the next one that is free of things of others."""
+    """Where the checkpoint of a step goes: its own name, or the next one that is free of others' things."""
     same = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) == step]
     return same[-1] if same else _free(output_dir / f"checkpoint-{step}")
 
@@ -330,8 +329,7 @@ def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = No
 
 
 def delete(folder: Path) -> None:
-    """Move a checkpoint out of its place at once, so that a run that is killed leaves no half of it there;
-    :func:`tidy` deletes it."""
+    """Move a checkpoint out of its place at once, for :func:`tidy` to delete: a killed run leaves no half there."""
     gone = folder.parent / WRITING / f"gone-{folder.name}"
     gone.parent.mkdir(exist_ok=True)
     folder.rename(_free(gone))
@@ -347,18 +345,13 @@ def tidy(output_dir: Path) -> None:
 
 
 def _free(path: Path) -> Path:
-    """The path, or with the first number that makes it free."""
     names = (path.with_name(f"{path.name}-{n}") for n in itertools.count(2))
     return next(free for free in itertools.chain([path], names) if not os.path.lexists(free))
 
 
 @contextmanager
 def explained(output_dir: Path, what: str, room_bytes: int = 0) -> Iterator[None]:
-    """Say which file could not be written, why, and which checkpoint is there to go on from.
-
-    Raises:
-        RunFolderError: the disk is full, a quota used up, or the folder is read-only.
-    """
+    """Turn an error of the disk into a RunFolderError: which file, why, and which checkpoint is there to go on from."""
     try:
         yield
     except Exception as error:
@@ -384,11 +377,7 @@ def _of_the_disk(error: Exception) -> bool:
 
 @contextmanager
 def loadable(place: Path) -> Iterator[None]:
-    """Say of which file or folder something cannot be loaded.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Turn an error into a ConfigError that says of which file or folder something cannot be loaded."""
     try:
         yield
     except Exception as error:
@@ -422,7 +411,7 @@ def make_folder(output_dir: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def run_lock(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
-    """Hold a run's folder while inside.  The system gives the lock back when the process ends, however that ends.
+    """Hold a run's folder while inside; the system gives the lock back when the process ends, however that ends.
 
     Raises:
         RunFolderError: another run has it, it cannot be written to, or one checkpoint of that size does not fit.

@@ -240,7 +240,8 @@ def _said(thing: Any, seen: tuple[object, ...] = ()) -> Any:
     try:
         source: object = inspect.getsource(called)
     except (OSError, TypeError):  # of text that was executed
-        source = called.__code__.co_code.hex()
+        code = called.__code__
+        source = [code.co_code.hex(), [one for one in code.co_consts if not isinstance(one, types.CodeType)]]
     return [name, source, _said(constants, (*seen, called))]
 
 
@@ -264,8 +265,10 @@ def importable(value: object) -> bool:
 def is_installed(module: str) -> bool:
     """Whether a module is Python's own, the kit's, or in the installation, and so found from any folder."""
     top = module.partition(".")[0]
+    if top == "__main__":
+        return False
     if top in ("rloo_kit", "rewards") or top in sys.stdlib_module_names:
-        return top != "__main__"
+        return True
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):

@@ -236,12 +236,20 @@ class RolloutTrainer(ResumableTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Works around: with ``log_completions`` TRL prints its table with every log, also where that has no new
-        completions: of a further update on the same ones, or of the run's end."""
+        completions: of a further update on the same ones, or of the run's end.  And TRL's means are of what was
+        logged since; those over tokens begin anew with them."""
         asked, self.log_completions = self.log_completions, self.log_completions and self._unprinted
         try:
             super().log(logs, start_time)
         finally:
             self.log_completions, self._unprinted = asked, False
+        if self.model.training:
+            self._token_means.clear()
+
+    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
+        sums = torch.stack([(values * mask).sum(), mask.sum().float()])
+        total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        self._metrics["train"][name] = [self._token_means.add(name, total, count)]
 
     def _totals(self, scores: torch.Tensor, num_generations: int) -> torch.Tensor:
         weights = self.reward_weights.to(scores.device)

@@ -62,24 +62,19 @@ class RLOOTrainer(RolloutTrainer):
     - Configuration, dataset and reward functions are checked before the first completion is sampled, and
       rewards again at every step (``rewards.guarded``).
     - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
-      No second copy of the LoRA is kept where the reference is the base model or beta is 0.
-    - Where all weights are trained, the reference is the policy as it is given, in its precision: stock TRL loads the
-      checkpoint again, in float32.
-    - A 4-bit policy's LoRA stays in float32 on a CPU, as it does on a GPU: stock TRL trains it in bfloat16, in which
-      most steps of a usual learning rate are rounded to none.
-    - A gradient that is not finite stops the run before it reaches a weight.
+      No second copy of the LoRA is kept where the reference is the base model or beta is 0.  Where all weights are
+      trained, the reference is the policy as it is given: stock TRL loads the checkpoint again, in float32.
+    - A 4-bit policy's LoRA stays in float32 on a CPU, as it does on a GPU: in bfloat16, stock TRL's, most steps of a
+      usual learning rate are rounded to none.  A gradient that is not finite stops the run before it reaches a weight.
     - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole, and the learning rate of this
       configuration: transformers takes the checkpoint's.
-    - Where each batch is used once, the pass for the old log-probabilities is left out: they are the new ones.
-      Completions without a signal are left out of training.  The update is the same
-      (:class:`RLOOConfig`, ``single_pass`` and ``skip_dead_groups``).
-    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.symptoms`).
-      A run that will not fit is reported before the first step, and running out of memory names the phase and what to
-      change (:mod:`rloo_kit.memory.oom`).
+    - Where each batch is used once, the pass for the old log-probabilities is left out, and completions without a
+      signal are not trained on.  The update is the same (:class:`RLOOConfig`, ``single_pass``, ``skip_dead_groups``).
+    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.symptoms`),
+      completions that are cut with a length that would do, and memory that will not do before the first step.
     - One line per logged step in place of transformers' bar, in a notebook a live plot, and the metric
       ``dead_groups``: the share of groups whose K raw rewards are all equal, or in training whose completions are all
       cut and masked, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
-    - Completions that are cut at ``max_completion_length`` are reported, with a length that would do.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one.
@@ -139,8 +134,7 @@ class RLOOTrainer(RolloutTrainer):
         distributed.as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
-            # TRL then takes the base model, with the adapter switched off, as the reference.
-            drop_reference(self.model)
+            drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         self.passes = self._passes()
         self._set_callbacks()
@@ -176,11 +170,8 @@ class RLOOTrainer(RolloutTrainer):
             self.add_callback(ProgressCallback())
         if self.own.progress and self.own.live_plot:
             self.add_callback(LivePlot())
-        self.add_callback(
-            HealthCallback(
-                self.own.handler, self._reported, judged_by(self.reward_funcs, self.reward_func_names)
-            )
-        )
+        judged = judged_by(self.reward_funcs, self.reward_func_names)
+        self.add_callback(HealthCallback(self.own.handler, self._reported, judged))
         self.add_callback(FiniteGradients(self.accelerator))
         self.add_callback(StepEnds(self))
         if isinstance(self.train_dataset, IterableDataset):
@@ -363,14 +354,3 @@ class RLOOTrainer(RolloutTrainer):
         device = self.accelerator.device
         parts = [p.sum().to(device) * 0.0 for p in model.parameters() if p.requires_grad]
         return torch.stack(parts).sum()
-
-    def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
-        sums = torch.stack([(values * mask).sum(), mask.sum().float()])
-        total, count = self.accelerator.reduce(sums, reduction="sum").tolist()
-        self._metrics["train"][name] = [self._token_means.add(name, total, count)]
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Works around: TRL's means are of what was logged since; those over tokens begin anew with them."""
-        super().log(logs, start_time)
-        if self.model.training:
-            self._token_means.clear()

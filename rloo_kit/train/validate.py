@@ -5,8 +5,6 @@ which :mod:`rloo_kit.watch` speaks; what transformers and TRL refuse themselves,
 them.  At import time neither torch nor TRL is loaded, so that a file of settings can be looked at without them.
 """
 
-# ruff: noqa: RUF009 - _set is dataclasses.field
-
 from __future__ import annotations
 
 import ast
@@ -55,36 +53,26 @@ HANDLERS: dict[str, Handler] = {}
 checkpoint, and a notebook's functions cannot be."""
 
 
-def _set(default: Any, says: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": says})
-
-
 @dataclass
 class Own:
     """The kit's own settings, as :class:`rloo_kit.RLOOConfig` describes them."""
 
-    advantage_estimator: str = _set("rloo", "rloo, grpo, dr_grpo, reinforce.")
-    kl_placement: Literal["reward", "loss"] = _set("reward", "reward or loss.")
-    kl_estimator: Literal["k1", "k2", "k3"] | None = _set(None, "k1, k2 or k3.")
+    advantage_estimator: str = "rloo"
+    kl_placement: Literal["reward", "loss"] = "reward"
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
     loss_aggregation: Literal[
         "seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
-    ] = _set("seq-mean-token-sum", "How the loss is averaged.")
-    importance_sampling_level: Literal["token", "sequence"] | None = _set(
-        None, "token or sequence; None: as loss_aggregation has it."
-    )
-    use_bias_correction_kl: bool = _set(False, "The KL term in the loss times the ratio.")
-    single_pass: bool = _set(
-        forward_passes.DEFAULTS.single_pass, "No pass for old log-probs where they are the new."
-    )
-    skip_dead_groups: bool | None = _set(None, "Train on no dead groups.")
-    fast_sampling: bool = _set(
-        forward_passes.DEFAULTS.fast_sampling, "Sample with less work, the same distribution."
-    )
-    generation_rows: Count | None = _set(None, "Completions sampled at once; None: as many as fit.")
-    progress: bool = _set(True, "A line a step; False says only what goes wrong, and draws nothing.")
-    live_plot: bool = _set(True, "In a notebook, draw the run while it trains.")
-    on_unhealthy: str = _set("warn", "warn or stop.")
-    reward_limit: Annotated[float, Gt(0), INFINITE] = _set(1e6, "Largest magnitude a reward may have.")
+    ] = "seq-mean-token-sum"
+    importance_sampling_level: Literal["token", "sequence"] | None = None
+    use_bias_correction_kl: bool = False
+    single_pass: bool = forward_passes.DEFAULTS.single_pass
+    skip_dead_groups: bool | None = None
+    fast_sampling: bool = forward_passes.DEFAULTS.fast_sampling
+    generation_rows: Count | None = None
+    progress: bool = True
+    live_plot: bool = True
+    on_unhealthy: str = "warn"
+    reward_limit: Annotated[float, Gt(0), INFINITE] = 1e6
 
     @staticmethod
     def of(args: trl.RLOOConfig) -> Own:

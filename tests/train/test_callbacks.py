@@ -52,6 +52,13 @@ def lora_of(model: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten().float() for p in model.parameters() if p.requires_grad])
 
 
+def test_a_gradient_that_is_not_finite_never_reaches_a_weight(make_trainer: Any, policy: Any) -> None:
+    trainer, before = make_trainer(reward_funcs=every_other), lora_of(policy.model)
+    with infinite_gradient(policy.model), pytest.raises(NonFiniteError, match="step 1"):
+        trainer.train()
+    assert torch.equal(lora_of(policy.model), before)
+
+
 def test_an_overflow_halves_the_scale_and_moves_no_weight(in_half: Any) -> None:
     trainer = in_half(max_steps=3)
     before = lora_of(trainer.model)

@@ -77,17 +77,6 @@ def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_lim
     assert content(elsewhere) == {"mine.txt": b"mine"}
 
 
-def test_later_steps_than_the_one_that_is_resumed_by_name_are_set_aside(
-    make_trainer: Any, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that is then killed would otherwise resume from a step that it has not taken."""
-    make_trainer(max_steps=3, save_total_limit=None, **{**SAVING}).train()
-    monkeypatch.chdir(run.parent)
-    make_trainer(max_steps=2, **SAVING, output_dir="run").train(resume_from_checkpoint="run/checkpoint-1")
-    assert sorted(p.name for p in (run / "_earlier-1").iterdir()) == ["checkpoint-2", "checkpoint-3"]
-    assert "checkpoints of later steps are now in" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("limit", "best", "left"),
     [
@@ -190,18 +179,6 @@ def test_a_checkpoint_of_plain_trl_is_resumed_and_a_damaged_one_passed_over_wher
         trainer.train(resume_from_checkpoint=True)
     assert (run / "checkpoint-3" / "optimizer.pt").stat().st_size == 1000
     assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
-
-
-def test_what_was_saved_without_the_optimizer_is_not_resumed_from_and_not_called_broken(
-    make_trainer: Any, run: Path
-) -> None:
-    make_trainer(max_steps=1, save_only_model=True, **SAVING).train()
-    trainer = make_trainer(max_steps=1, **SAVING)
-    with pytest.raises(ConfigError, match="it has no optimizer state"):
-        trainer.train(resume_from_checkpoint=str(run / "checkpoint-1"))
-    with pytest.warns(UserWarning, match="checkpoint-1: it has no optimizer state"):
-        trainer.train(resume_from_checkpoint=True)
-    assert (run / "_earlier-1" / "checkpoint-1" / "adapter_model.safetensors").is_file()
 
 
 def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
@@ -367,16 +344,6 @@ def unguarded(trainer: Any, **settings: float) -> Any:
 
     trainer.add_callback(Spoil())
     return trainer
-
-
-def test_a_step_that_makes_weights_nan_ends_the_run_before_it_is_saved(
-    make_trainer: Any, fresh_policy: Any, run: Path
-) -> None:
-    with pytest.raises(
-        NonFiniteError, match=r"(?s)of 42 trained tensors are not finite.*step 1.*start again"
-    ):
-        unguarded(make_trainer(model=fresh_policy), eps=0.0).train()
-    assert list(run.glob("checkpoint-*")) == []
 
 
 def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:

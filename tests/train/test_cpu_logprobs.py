@@ -117,6 +117,31 @@ def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing() -> None:
     torch.testing.assert_close(entropy.double(), exact_entropy, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda h, w: {"softcap": 30.0}, "a cap on the logits"),
+        (lambda h, w: {"bias": torch.zeros(len(w))}, "a bias"),
+        (lambda h, w: {"outputs": (*BOTH, "is_top1")}, "an output that tiles do not compute"),
+        (lambda h, w: {"weight": w.clone().requires_grad_()}, "a matrix that is trained"),
+        (lambda h, w: {"weight": w.bfloat16(), "hidden": h.detach().bfloat16()}, "16 bit"),
+        (lambda h, w: {"hidden": h[:0]}, "no position is scored"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_where_tiles_are_not_exact_unsloths_path_is_taken(change: Any, why: str, taken: list[bool]) -> None:
+    hidden, weight, targets = drawn(4, 700)
+    given = {"hidden": hidden, "weight": weight} | change(hidden, weight)
+    targets = targets[: len(given["hidden"])]
+    expected = fused(targets=targets, **given)
+    with in_tiles(entropy=True):
+        found = fused(targets=targets, **given)
+    assert taken == [False], why
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None) == (theirs is None)
+        assert mine is None or torch.equal(mine, theirs)
+
+
 def test_no_entropy_is_computed_where_none_is_asked_for_and_no_gradient_without_grad() -> None:
     hidden, weight, targets = drawn(4, 700)
     with in_tiles(entropy=False), torch.no_grad():

@@ -71,17 +71,6 @@ def test_a_path_that_is_no_checkpoint_is_refused_with_those_that_are(
         trainer.train(resume_from_checkpoint=str(cut_off))
 
 
-def test_a_whole_checkpoint_under_another_name_is_taken(make_trainer: Any, tmp_path: Path) -> None:
-    make_trainer(save_strategy="steps", save_steps=1).train()
-    best = (tmp_path / "run" / "checkpoint-1").rename(tmp_path / "best")
-    trainer = make_trainer(max_steps=2)
-    trainer.train(resume_from_checkpoint=str(best))
-    assert trainer.state.global_step == 2
-    assert make_trainer(max_steps=1).train(resume_from_checkpoint=str(best)).global_step == 1, (
-        "nothing is left"
-    )
-
-
 def test_a_resumed_runs_weights_are_those_of_one_that_was_not_stopped(make_trainer: Any) -> None:
     """To the bit: precision, optimizer, schedule and draws are those of the checkpoint."""
 
@@ -217,18 +206,6 @@ def test_a_reward_whose_source_or_constants_have_changed_is_another_one() -> Non
     assert digest(together[0]) == digest(together[1]) != digest(together[2])
 
 
-def test_a_mistyped_output_dir_is_answered_with_the_neighbour_that_has_checkpoints(
-    make_trainer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_trainer(random_rewards, output_dir=str(tmp_path / "first-run"), **SAVED).train()
-    for name in ("frist-run", "another"):
-        make_trainer(output_dir=str(tmp_path / name)).train(resume_from_checkpoint=True)
-    said = capsys.readouterr().out
-    start = "no whole checkpoint: starting at step 0"
-    assert f"{start}; did you mean {tmp_path / 'first-run' / 'checkpoint-2'}?\n" in said
-    assert f"{start}\n" in said, "what is not alike is not suggested"
-
-
 @pytest.fixture
 def stopped(make_trainer: Any) -> Any:
     """A checkpoint of a run on the tiny policy."""
@@ -286,17 +263,6 @@ def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
         ConfigError, match=r"(?s)base is another one: a copy \w{16} in 4 bit, and the checkpoint's was \w+"
     ):
         make_trainer(random_rewards, model=other, **SAVED).train(resume_from_checkpoint=True)
-
-
-def test_a_base_is_the_same_in_every_precision_that_holds_it() -> None:
-    torch.manual_seed(0)
-    stored = torch.nn.Linear(300, 300).requires_grad_(False).bfloat16()
-    digests = {
-        fingerprints.weights(stored.to(kind)) for kind in (torch.bfloat16, torch.float32, torch.float16)
-    }
-    assert len(digests) == 1
-    stored.weight[0, 0] += 0.1
-    assert fingerprints.weights(stored) not in digests
 
 
 CHANGES_NOTHING = """
@@ -501,6 +467,17 @@ def test_a_damaged_or_foreign_pickle_is_the_kits_error_and_nothing_of_it_runs(
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
     assert "checkpoint" in str(caught.value)
     assert not trap.exists()
+
+
+@pytest.mark.parametrize("told", [{"version": 1}, [1]])
+def test_a_record_that_was_tampered_with_is_the_kits_error(
+    saved_run: Path, make_trainer: Any, tmp_path: Path, told: object
+) -> None:
+    folder = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1")
+    (folder / checkpoint.MANIFEST).unlink()
+    checkpoint.seal(folder, {"run": told})
+    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{checkpoint.MANIFEST}"):
+        make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A rollout: padding, references, and scores that are checked."""
 
+import math
 import os
 import re
 import warnings
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import trl
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from rloo_kit.errors import RunFolderError
+from rloo_kit.errors import RewardError, RunFolderError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
@@ -114,6 +116,19 @@ def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_ref
 
 
 # --- scores -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf])
+def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(
+    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, scores = make_trainer(), torch.tensor([[0.5], [1.0]])
+    trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
+    monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda self, inputs: scores)
+    assert trainer._calculate_rewards([]) is scores
+    scores[1] = score
+    with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
+        trainer._calculate_rewards([])
 
 
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:

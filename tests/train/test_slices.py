@@ -9,8 +9,6 @@ import torch
 import trl.trainer.rloo_trainer
 from transformers import AutoModelForCausalLM
 
-import rloo_kit
-from rloo_kit.errors import ConfigError
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.meter import Meter
 from rloo_kit.policy import generate
@@ -149,52 +147,3 @@ def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(
     assert calls == [8, 4] + [2] * 8, "the first step's is not tried again in the second"
     assert trainer.state.global_step == 2
     assert trainer.model.training
-
-
-LIMITED = """
-import resource, warnings
-from pathlib import Path
-import rloo_kit
-
-ROWS, K = 384, 4
-policy = rloo_kit.load_policy("tiny")
-task = rloo_kit.tasks.addition(n_train=ROWS // K, n_held_out=8)
-batch = dict(per_device_train_batch_size=K, gradient_accumulation_steps=ROWS // K, generation_rows=ROWS)
-config = rloo_kit.RLOOConfig(
-    OUT, num_generations=K, max_steps=1, max_completion_length=4, beta=0.0, save_strategy="no", **batch
-)
-trainer = rloo_kit.RLOOTrainer(policy, lambda completions, **_: [0.0] * len(completions), config, task.train)
-totals = trainer.memory_plan.totals
-room = 3 * (totals["generate"] - totals["load"]) // 4
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room, hard))
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    trainer.train()
-found = [str(one.message) for one in said if "ran out" in str(one.message)]
-print(trainer.state.global_step, len(found), *found, sep=" | ")
-"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(__import__("os"), "sched_getaffinity"), reason="Linux limits address space")
-def test_a_real_allocator_that_refuses_halves_the_slice(script: Any, tmp_path: Any) -> None:
-    said = script(LIMITED.replace("OUT", repr(str(tmp_path / "run")))).stdout.splitlines()[-1]
-    assert said.startswith("1 | 1 | Memory ran out with 384 completions sampled at once, step 1"), said
-
-
-# --- other engines, and resuming --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("engine", ["use_vllm", "use_transformers_continuous_batching"])
-def test_engines_that_schedule_their_completions_themselves_take_no_slices(engine: str) -> None:
-    with pytest.raises(ConfigError, match=f"remove generation_rows, or {engine}"):
-        rloo_kit.RLOOConfig(generation_rows=2, **{engine: True})
-
-
-def test_a_batch_of_a_vision_model_stays_whole(make_trainer: Any, rows_of_calls: list[int]) -> None:
-    trainer = make_trainer(generation_rows=1)
-    prompts = [row[-4:] for row in prompts_of(trainer, 4)]
-    trainer._generate_single_turn(prompts, None, {"position_ids": [[0, 1, 2, 3]] * 4})
-    assert rows_of_calls == [4]

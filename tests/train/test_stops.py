@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -158,21 +157,6 @@ def test_a_handler_of_the_users_is_called_after_the_run_has_saved(make_trainer: 
     assert called == [tmp_path / "run" / "checkpoint-1"]
 
 
-def test_a_run_on_another_thread_leaves_signals_alone(make_trainer: Any) -> None:
-    found: list[Any] = []
-    before = signal.getsignal(signal.SIGTERM)
-
-    def watched(completions: Any, **kwargs: Any) -> list[float]:
-        found.append(signal.getsignal(signal.SIGTERM))
-        return random_rewards(completions, **kwargs)
-
-    trainer = make_trainer(max_steps=1, reward_funcs=watched)
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join()
-    assert found == [before]
-
-
 def test_a_signal_that_is_ignored_stays_ignored_and_one_handled_elsewhere_is_left() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -231,39 +215,19 @@ def test_the_stop_button_shows_one_line_in_ipython_and_stays_keyboard_interrupt_
     assert shown.count("\n") == 4, "that, the run before, a header and a step"
 
 
-CELLS = (
-    """
-import os, signal
-import rloo_kit
-policy, task = rloo_kit.load_policy("tiny", seed=0), rloo_kit.tasks.addition(n_train=64, n_held_out=8, seed=0)
-sizes = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
-config = rloo_kit.RLOOConfig("run", max_steps=3, max_completion_length=8, **sizes)
-
-def reward(completions, trainer_state, **kwargs):
-    if trainer_state.global_step == stops_at:
-        os.kill(os.getpid(), signal.SIGINT)
-    return [float(len(one[0]["content"])) for one in completions]
-""",
-    "stops_at = None\nrloo_kit.RLOOTrainer(policy, reward, config, task.train).train();",
-    "stops_at = 2\nrloo_kit.RLOOTrainer(policy, reward, config, task.train).train();",
-)
-
-
-@pytest.mark.long
-def test_in_a_real_kernel_a_run_is_one_output_and_a_stopped_one_has_one_line_more(tmp_path: Path) -> None:
-    import nbformat
-    from nbclient import NotebookClient
-
-    cells = [nbformat.v4.new_code_cell(code.strip()) for code in CELLS]
-    cells[-1].metadata["tags"] = ["raises-exception"]
-    book = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(book, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    (ran,) = [output for output in cells[1].outputs if output.get("name") != "stderr"]
-    assert (ran.output_type, ran.data["text/plain"].count("\n")) == ("display_data", 3)
-    assert '<img src="data:image/png' in ran.data["text/html"]
-    _, stopped = [output for output in cells[2].outputs if output.get("name") != "stderr"]
-    way_on = "train(resume_from_checkpoint=True) goes on"
-    assert stopped.traceback == [f"stopped: step 2 of 3 is saved in run/checkpoint-2; {way_on}"]
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork has the handlers of its parent")
+def test_a_fork_of_a_run_that_is_terminated_saves_nothing(tmp_path: Path) -> None:
+    with Stops().listening():
+        if not (process := os.fork()):
+            try:
+                send()
+                signal.pause()
+            finally:
+                (tmp_path / "unwound").touch()
+                os._exit(0)
+        _, status = os.waitpid(process, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+    assert not (tmp_path / "unwound").exists()
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -293,16 +257,3 @@ def test_an_error_of_a_reward_keeps_the_steps_before_it(
     trainer = make_trainer(**SETTINGS | {"reward_funcs": failing(at=0, error=down)})
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 4
-
-
-def test_an_error_between_two_steps_is_raised_also_where_nothing_can_be_saved(
-    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise OSError("No space left on device")
-
-    trainer = make_trainer(**SETTINGS | {"reward_funcs": failing(at=2, error=ConnectionError("refused"))})
-    monkeypatch.setattr(trainer, "_save_checkpoint", full)
-    with pytest.raises(RewardCallError, match="refused"):
-        trainer.train()
-    assert "could not be saved, OSError: No space left on device" in capsys.readouterr().out

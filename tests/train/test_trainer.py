@@ -109,17 +109,6 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_pa
     assert trainer.state.global_step == 1
 
 
-def test_a_tokenizer_that_is_not_given_is_the_models_own(policy: Any, task: Any, tmp_path: Path) -> None:
-    trainer = rloo_kit.RLOOTrainer(
-        model=policy.model,
-        reward_funcs=random_rewards,
-        args=rloo_kit.RLOOConfig(output_dir=str(tmp_path)),
-        train_dataset=task.train,
-        processing_class=None,
-    )
-    assert trainer.processing_class.eos_token_id == policy.tokenizer.eos_token_id
-
-
 def test_two_rewards_of_one_name_are_logged_apart(make_trainer: Any) -> None:
     trainer = make_trainer(
         reward_funcs=[lambda completions, **kwargs: [0.0] * 4, lambda completions, **kwargs: [1.0] * 4]
@@ -157,21 +146,6 @@ def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any
     last = [entry for entry in trainer.state.log_history if "reward" in entry][-1]
     assert last["dead_groups"] == last["frac_reward_zero_std"] == 1.0
     assert last["kl"] != 0.0, "which in stock TRL gives them a spread"
-
-
-def test_a_reward_may_log_a_metric_under_any_name(make_trainer: Any) -> None:
-    """One of the trainer's own names keeps the trainer's figure."""
-
-    def reward(completions: Any, log_metric: Any, **kwargs: Any) -> list[float]:
-        log_metric("entropy", 99.0)
-        log_metric("digits", 3.0)
-        return [float(index % 2) for index in range(len(completions))]
-
-    trainer = make_trainer(reward_funcs=reward, max_steps=2)
-    trainer.train()
-    log = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert [entry["digits"] for entry in log] == [3.0, 3.0]
-    assert all(0 < entry["entropy"] < 20 for entry in log)
 
 
 def test_rewards_see_the_users_columns_in_an_evaluation_on_the_training_prompts_too(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset, IterableDataset
 
 from tests.train.bad_inputs.case import Bad
 
@@ -67,19 +67,14 @@ DATASETS = {
     "no prompt column": given("'prompt'", QUESTIONS, "question", "rename_column"),
     "a dataset without rows": given("dataset", Dataset.from_list([]), "has 0"),
     "an empty prompt": given("prompt", dataset("a", " ", "b"), "empty", "train_dataset[1]"),
-    "a prompt of no messages": given("prompt", dataset(QUESTION, [], QUESTION), "train_dataset[1]"),
     "a prompt that is None": given("prompt", dataset("a", None, "b"), "NoneType", "train_dataset[1]"),
     "a prompt that is a number": rows("prompt", 1, "string or a list of messages", "train_dataset[0]"),
     "a prompt that is one message": rows("prompt", QUESTION[0], "not a dict"),
-    "prompts in a further list": rows("prompt", [QUESTION], "train_dataset[0]"),
-    "bytes": rows("prompt", b"What", "not a bytes"),
     "fewer prompts than a generation batch": given(
         "dataset", dataset(QUESTION, QUESTION), "takes 4 prompts", "has 2", per_device_train_batch_size=8
     ),
     "a prompt that leaves no room": given("prompt", dataset(QUESTION, LONG), "train_dataset[1] has 6010"),
     "a list for a dataset": given("train_dataset", [row()] * 4, "from_list"),
-    "all splits at once": given("train_dataset", DatasetDict(train=FOUR), "dataset['train']"),
-    "a DataFrame": given("train_dataset", FOUR.to_pandas(), "from_pandas"),
     "no dataset": given("train_dataset", None),
     "a column completions": column("completions", "rename_column"),
     "a column self": column("self"),
@@ -87,13 +82,9 @@ DATASETS = {
     "a column of images": given("image", dataset(*[QUESTION] * 4, image="x")),
     "a message without a role": rows("role", [{"content": "What is 1 + 2?"}], "train_dataset[0]"),
     "a message of an unknown role": rows("role", [{"role": "usr", "content": "What is 1 + 2?"}], "'usr'"),
-    "a message in parts": rows("content", PARTS, "is a list", "join"),
     "a message without content": rows("content", [{"role": "user", "content": None}]),
     "numpy's format": given("format", FOUR.with_format("numpy"), "with_format(None)"),
-    "torch's format": given("format", dataset([1, 2], [1, 2]).with_format("torch")),
     "an empty stream": streamed("stream", stream(), "has 0"),
-    "a stream that was read to its end": streamed("stream", used_up(0)),
-    "a stream shorter than a batch": streamed("stream", stream(row())),
     "a stream that ends before the run": streamed("stream", used_up(12), steps=9, when="warned"),
     "a stream without the column": streamed("prompt", stream(*[{"question": "1"}] * 4), "rename_column"),
     "a stream with a None in the middle": streamed(
@@ -105,5 +96,4 @@ DATASETS = {
     "a stream without max_steps": streamed("max_steps", stream(*[row()] * 4), steps=-1),
     "a list to evaluate on": evaluated([row()]),
     "nothing to evaluate on": evaluated(FOUR.select([])),
-    "an evaluation set without prompts": evaluated(QUESTIONS),
 }
