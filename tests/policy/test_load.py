@@ -185,7 +185,7 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
         ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
         ({"rank": 8}, "did you mean lora_rank"),
         ({"name": 5}, "name must be text"),
-        ({"lora_dropout": 0.1}, "starts as its reference"),
+        ({"lora_dropout": 0.1}, "dropout makes the ratio differ"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules must be"),
         ({"target_modules": "q_proj"}, "a list of some of"),
         ({"load_in_8bit": True}, "load_in_4bit=True takes less memory"),
