@@ -141,6 +141,7 @@ HINTS: Arguments = {
     "revision": str | None,
 }
 ADVICE = {
+    **{name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")},
     "name": "a name such as 'qwen3-4b', a hub id, or a folder",
     "target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven",
     "dtype": "torch.bfloat16, torch.float16 or torch.float32, or leave it out: the device decides",
@@ -242,7 +243,7 @@ def _refuse_unknown(given: Arguments) -> None:
             if value == IDLE[name] or value in (False, None, {}):
                 continue
             todo = (
-                "leave it out: the LoRA is plain and starts at 0, so that the policy starts as its reference"
+                "leave it out: dropout makes the ratio differ from 1, and other LoRAs start off the reference"
             )
             if name.startswith("load_in"):
                 todo = "load_in_4bit=True takes less memory, load_in_16bit=True loses nothing"

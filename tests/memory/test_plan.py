@@ -69,14 +69,18 @@ def test_every_change_that_is_advised_makes_it_fit(card: Any) -> None:
         config = SimpleNamespace(**{**vars(LARGE), **change.config})
         after = rloo_kit.plan(change.policy.get("name", "qwen3-4b"), config, card)
         assert after.fits == change.fits != "does not fit", change
-        assert config.num_generations > 1
-        if change.knob == "generation batch":
-            micro, accumulation = config.per_device_train_batch_size, config.gradient_accumulation_steps
-            assert micro * accumulation == 32, "completions per update"
-            steps = getattr(config, "steps_per_generation", accumulation)
-            assert accumulation % steps == 0, "whole generation batches in an update"
-            assert micro * steps % LARGE.num_generations == 0, "whole groups in a batch"
-        assert after.peak_bytes == change.peak_bytes
+
+
+def test_smaller_batches_leave_updates_and_groups_whole_and_k_ends_at_two() -> None:
+    asked = Settings(num_generations=4, batch_rows=16, micro_rows=8, accumulation=4)
+    smaller = list(planning.KNOBS["generation batch"](asked))
+    for settings in smaller:
+        assert settings.micro_rows * settings.accumulation == 32, "completions per update"
+        assert settings.batch_rows % 4 == 0, "whole groups"
+        assert 32 % settings.batch_rows == settings.batch_rows % settings.micro_rows == 0, "whole batches"
+    assert {settings.batch_rows for settings in smaller} == {16, 8, 4}
+    found = [settings.num_generations for settings in planning.KNOBS["K"](asked)]
+    assert found == [3, 2]
 
 
 def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> None:
