@@ -53,19 +53,3 @@ def test_a_release_outside_is_warned_of_once_and_its_contract_test_named(
     assert f"{package} {release} is outside {versions.ranges()[package]}" in str(one.message)
     assert str(one.message).endswith(contract)
     assert (ROOT / contract.removeprefix("pytest ")).is_file()
-
-
-def test_what_is_not_installed_is_not_warned_of(
-    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed["bitsandbytes"] = "missing"
-    assert versions.outside() == {}
-
-    def missing(name: str) -> list[str]:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    installed["torch"] = "1.0"
-    monkeypatch.setattr(importlib.metadata, "requires", missing)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        versions.warn_once()
