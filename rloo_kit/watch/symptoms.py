@@ -13,21 +13,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rloo_kit.watch import rules
-from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Figures, Log, term
+from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
 from rloo_kit.watch.rules import ENOUGH, FEW, REACHED, SURE, Sign, lower, surely_above, worsened
 
 Rule = Callable[[Log], Sign | None]
 LENGTH = "completions/mean_length"
-
-# Thresholds; see those of :mod:`.rules`.
 
 DEAD = 0.5
 """Share of dead groups: more than half of what is sampled then teaches nothing.  With few completions per prompt chance
 alone leads there, and :func:`dead_by_chance` takes its place."""
 
 DEAD_MARGIN = 0.15
-"""Share of dead groups by which what chance does must be passed: how much the completions of a prompt are alike,
-:data:`.log.ALIKE`, is assumed, and many entries would find out that it is not quite so."""
+"""Share by which what chance does must be passed: :data:`.log.ALIKE` is assumed, and many entries would find out that
+it is not quite so."""
 
 CUT = 0.2  # share of truncated completions; healthy runs of tests/data/health stay below 0.13 in every step
 
@@ -181,22 +179,9 @@ def _surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log
     for size, threshold in ((2 * WINDOW, few), (MEMORY, many)):
         window = log.last(size)
         values, share = window.values(metric), window.mean(metric)
-        if surely_above(share, count(window), threshold) or _surely_above_by_entries(values, threshold):
+        if surely_above(share, count(window), threshold) or rules.surely_above_by_entries(values, threshold):
             return window
     return None
-
-
-def _surely_above_by_entries(shares: Figures, threshold: float) -> bool:
-    """By how much the shares of many entries vary, where how many completions each has is not known.
-
-    Student's t, by its expansion about the normal quantile (Abramowitz and Stegun 1972, 26.7.5).
-    """
-    if shares.size < LONG:
-        return False
-    free = shares.size - 1
-    quantile = SURE + (SURE**3 + SURE) / (4 * free) + (5 * SURE**5 + 16 * SURE**3 + 3 * SURE) / (96 * free**2)
-    error = shares.std(ddof=1) / math.sqrt(shares.size)
-    return bool(shares.mean() > threshold + quantile * error)
 
 
 # --- standing still ---------------------------------------------------------------------------------------
