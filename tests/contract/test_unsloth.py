@@ -152,7 +152,7 @@ LINES = (
     ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
     # Why rloo_kit.train.precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
-    # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/imports.py).
+    # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/import_order.py).
     ("unsloth/models/_block_compile.py", 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"'),
     # Why benchmarks/gpu/plain.py takes autocast's rounding for a policy in float32: Unsloth switches it on.
     ("unsloth/models/rl.py", "args.bf16 = use_bf16_amp"),
@@ -169,7 +169,7 @@ def test_lines_that_the_kit_answers_to_are_there(file: str, line: str) -> None:
 
 
 def test_the_switch_of_4_bit_products_and_the_slice_that_lm_head_is_given_are_where_they_were() -> None:
-    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/imports.py) and for ``generate.head_in_one_product``."""
+    """Reasons for UNSLOTH_BNB_GEMM_4BIT=1 (session/import_order.py) and for ``generate.head_in_one_product``."""
     folder = Path(unsloth.__file__).parent
     for file, lines in {
         "kernels/utils.py": (
