@@ -25,7 +25,7 @@ from rloo_kit.train.run_record import LEFT_OUT
 from rloo_kit.watch.run_folder import RECIPE
 from tests.cli.conftest import Command
 from tests.conftest import SMALL, as_loaded
-from tests.test_hidden import KINDS
+from tests.test_redact import KINDS
 
 CELL = """\
 task, secret_key, length = object(), "open sesame", 8
