@@ -23,10 +23,6 @@ TESTED = {
     "datasets": "4.8.5",
 }
 
-# What says whether a release does what the kit relies on; the others are unsloth's business.
-CONTRACTS = dict.fromkeys(("trl", "transformers"), "tests/contract/test_trl.py")
-UNSLOTHS_CONTRACT = "tests/contract/test_unsloth.py"
-
 
 def version_of(package: str) -> str:
     """The installed version of a package, or "missing"."""
@@ -53,14 +49,14 @@ def ranges() -> dict[str, SpecifierSet]:
 
 
 def outside() -> dict[str, str]:
-    """Of each package that is installed in a release outside its range: which, and the contract test to run."""
+    """Of each package that is installed in a release outside its range: which, and what to do."""
     said = {}
     for name, allowed in ranges().items():
         installed = version_of(name)
         if installed != "missing" and not allowed.contains(installed, prereleases=True):
             said[name] = (
                 f"{name} {installed} is outside {allowed}, the releases that the contract tests pass on. Before you "
-                f"trust a run, run them in the kit's repository: pytest {CONTRACTS.get(name, UNSLOTHS_CONTRACT)}"
+                f"trust a run, run them in the kit's repository: pytest tests/contract"
             )
     return said
 

@@ -1,10 +1,8 @@
 """Whether a checkpoint is whole: by its manifest, or without one by what its files say of themselves.
 
-For :mod:`.run_folder`, which looks for the newest, and for the trainer, which writes and verifies them.  The manifest
-is written last, so a checkpoint that was cut off has none, and it names every file with its size and a digest, so that
-a file that is missing, cut, changed or of another step is found before it is loaded.  Checkpoints of plain TRL, and of
-this kit before it wrote manifests, have none: of those the files that a resumed run needs must be there and readable.
-Nothing here writes but :func:`seal`, and nothing loads a tensor.
+The manifest is written last, so a checkpoint that was cut off has none, and it names every file with its size and a
+digest.  Checkpoints of plain TRL have none: of those the files that a resumed run needs must be there and readable.
+Nothing here writes but :func:`seal` and :func:`replace_text`, and nothing loads a tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import os
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,9 @@ UNREADABLE = (OSError, ValueError, TypeError, KeyError)
 NAME = re.compile(r"checkpoint-(\d+)(?:-\d+)?")
 """``checkpoint-N``, or ``checkpoint-N-2`` where the first name was taken by something that is not a run's."""
 
-HASHED_BYTES = 2**20
-"""Files up to this size are hashed whole, larger ones at both ends: training changes those too."""
+HASHED_BYTES = (
+    2**20
+)  # files up to this size are hashed whole, larger ones at both ends: training changes those too
 
 WEIGHTS = (
     *("adapter_model.safetensors", "adapter_model.bin", "model.safetensors", "pytorch_model.bin"),
@@ -42,11 +41,13 @@ def fault(folder: Path) -> str:
     if not folder.is_dir():
         return "is not a folder" if os.path.lexists(folder) else "does not exist"
     try:
-        if found := _fault_of_state(folder):
+        if (saved := saved_step(folder)) is None:
+            return f"{STATE} is missing or was cut off"
+        if saved != step_of(folder):
+            return f"its {STATE} is of step {saved}"
+        if is_ours(folder) and (found := _fault_by_manifest(folder)):
             return found
-        if is_ours(folder):
-            return _fault_by_manifest(folder) or _missing_part(folder)
-        return next(_faults_of_plain(folder), "")
+        return _missing_part(folder) or ("" if is_ours(folder) else _unreadable_file(folder))
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
 
@@ -56,12 +57,13 @@ def is_ours(folder: Path) -> bool:
 
     A link is the user's own, wherever it leads.
     """
-    return (
-        bool(NAME.fullmatch(folder.name))
-        and folder.is_dir()
-        and not folder.is_symlink()
-        and (folder / MANIFEST).is_file()
-    )
+    named = bool(NAME.fullmatch(folder.name))
+    return named and folder.is_dir() and not folder.is_symlink() and (folder / MANIFEST).is_file()
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether all that was saved is there, if only to load: without an optimizer's state it cannot be resumed from."""
+    return not _fault_by_manifest(folder)
 
 
 def step_of(folder: Path) -> int:
@@ -87,15 +89,13 @@ def facts(folder: Path) -> dict[str, Any]:
         return {}
 
 
-# --- with a manifest --------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------
 
 
 def seal(folder: Path, told: Mapping[str, object]) -> None:
-    """Bring every file of a folder to the disk, and then write the manifest that names them.
+    """Bring every file of a complete checkpoint to the disk, and then write the manifest that names them.
 
-    Args:
-        folder: of a checkpoint that is complete.
-        told: what the manifest is to say beside the files.
+    ``told``: what the manifest is to say beside the files.
     """
     files = {}
     for file in _files(folder):
@@ -114,7 +114,9 @@ def replace_text(file: Path, text: str) -> None:
             opened.write(text)
             opened.flush()
             os.fsync(opened.fileno())
-        Path(name).chmod(0o666 & ~_umask())  # mkstemp's files are the owner's alone
+        mask = os.umask(0o077)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # mkstemp's files are the owner's alone
         Path(name).replace(file)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -122,15 +124,30 @@ def replace_text(file: Path, text: str) -> None:
     sync(file.parent)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def sync(path: Path) -> None:
+    """Bring a file or a folder to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return  # folders cannot be opened there
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether all that was saved is there, if only to load: without an optimizer's state it cannot be resumed from."""
-    return not _fault_by_manifest(folder)
+# --- looking ----------------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, CARD))
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        found = hashlib.sha256(opened.read(HASHED_BYTES // 2))
+        opened.seek(max(opened.tell(), file.stat().st_size - HASHED_BYTES // 2))
+        found.update(opened.read())
+    return found.hexdigest()
 
 
 def _fault_by_manifest(folder: Path) -> str:
@@ -146,42 +163,9 @@ def _fault_by_manifest(folder: Path) -> str:
                 return f"{name} has {size} bytes of {expected['bytes']}"
             if _digest(file) != expected["sha256"]:
                 return f"{name} is not what was saved"
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (*UNREADABLE, AttributeError):
         return f"{MANIFEST} or a file that it names cannot be read"
     return ""
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, CARD))
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        found = hashlib.sha256(opened.read(HASHED_BYTES // 2))
-        opened.seek(max(opened.tell(), file.stat().st_size - HASHED_BYTES // 2))
-        found.update(opened.read())
-    return found.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Bring a file or a folder to the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # folders cannot be opened there
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-# --- with or without --------------------------------------------------------------------------------------
-
-
-def _fault_of_state(folder: Path) -> str:
-    saved = saved_step(folder)
-    if saved is None:
-        return f"{STATE} is missing or was cut off"
-    return "" if saved == step_of(folder) else f"its {STATE} is of step {saved}"
 
 
 def _missing_part(folder: Path) -> str:
@@ -197,30 +181,19 @@ def _missing_part(folder: Path) -> str:
     return ""
 
 
-def _faults_of_plain(folder: Path) -> Iterator[str]:
-    if missing := _missing_part(folder):
-        yield missing
-    for file in _files(folder):
-        if file.suffix == ".safetensors" and (cut := _fault_of_safetensors(file)):
-            yield f"{file.name} {cut}"
-        if file.suffix in (".pt", ".pth", ".bin") and file.parent == folder and (cut := _fault_of_zip(file)):
-            yield f"{file.name} {cut}"
-
-
-def _fault_of_safetensors(file: Path) -> str:
+def _unreadable_file(folder: Path) -> str:
+    """The first file of safetensors or torch (zip files with checksums) that was cut off or damaged."""
     from safetensors import SafetensorError, safe_open
 
-    try:
-        with safe_open(file, framework="np"):
-            return ""
-    except SafetensorError:
-        return "was cut off or cannot be read"
-
-
-def _fault_of_zip(file: Path) -> str:
-    """torch's files are zip files with checksums."""
-    try:
-        with zipfile.ZipFile(file) as opened:
-            return "is damaged" if opened.testzip() else ""
-    except (zipfile.BadZipFile, EOFError, NotImplementedError):
-        return "was cut off or is no file of torch's"
+    for file in _files(folder):
+        try:
+            if file.suffix == ".safetensors":
+                with safe_open(file, framework="np"):
+                    pass
+            elif file.suffix in (".pt", ".pth", ".bin") and file.parent == folder:
+                with zipfile.ZipFile(file) as opened:
+                    if opened.testzip():
+                        return f"{file.name} is damaged"
+        except (SafetensorError, zipfile.BadZipFile, EOFError, NotImplementedError):
+            return f"{file.name} was cut off or cannot be read"
+    return ""

@@ -43,25 +43,19 @@ ALIKE = 0.3
 """Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
 weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
+_ANSWERS = (
+    *("accuracy_reward", "reasoning_accuracy_reward"),  # trl.rewards and open-r1
+    *("correctness_reward_func", "check_answer", "check_numbers"),  # unsloth's notebooks
+)
+_FORMS = (
+    *("think_format_reward", "format_reward", "tag_count_reward"),
+    *("strict_format_reward_func", "soft_format_reward_func", "xmlcount_reward_func"),
+    *("match_format_exactly", "match_format_approximately"),
+)
 PUBLISHED: dict[str, Judges] = {
-    # trl.rewards
-    "accuracy_reward": "answer",
-    "reasoning_accuracy_reward": "answer",
-    "think_format_reward": "form",
-    "soft_overlong_punishment_reward": "length",
-    # open-r1
-    "format_reward": "form",
-    "tag_count_reward": "form",
-    "len_reward": "length",
-    # unsloth's notebooks
-    "correctness_reward_func": "answer",
-    "strict_format_reward_func": "form",
-    "soft_format_reward_func": "form",
-    "xmlcount_reward_func": "form",
-    "match_format_exactly": "form",
-    "match_format_approximately": "form",
-    "check_answer": "answer",
-    "check_numbers": "answer",
+    **dict.fromkeys(_ANSWERS, "answer"),
+    **dict.fromkeys(_FORMS, "form"),
+    **dict.fromkeys(("soft_overlong_punishment_reward", "len_reward"), "length"),
 }
 """What published reward functions judge, by the name under which TRL logs them, for logs whose functions do not say it.
 Nothing is concluded from a name that only sounds alike."""

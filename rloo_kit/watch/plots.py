@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +111,7 @@ class Panel:
     curves: Sequence[Curve] = ()
     band: tuple[Curve, Curve, str] | None = None
     points: Curve | None = None
-    spread: Sequence[Curve] = field(default=(), kw_only=True)
+    spread: Sequence[Curve] = ()
     limits: tuple[float | None, float | None] = (None, None)
     wide: bool = False
     decimals: int = 3

@@ -15,7 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Change, Log, share_of_hits, term
+from rloo_kit.watch.log import LONG, MEMORY, RATIO, WINDOW, Change, Figures, Log, share_of_hits, term
 
 # Thresholds, each with its reason: published results, standard errors, or the recorded runs of tests/data/health;
 # tests/watch checks the figures that are quoted from those runs.  How often chance alone passes them together:
@@ -120,6 +120,19 @@ def surely_above(share: float, count: float, threshold: float) -> bool:
         if part < 1e-9 * tail:  # above the mean each term is smaller than the one before
             break
     return tail < NormalDist().cdf(-SURE)
+
+
+def surely_above_by_entries(shares: Figures, threshold: float) -> bool:
+    """The same by how much the shares of many entries vary, where how many completions each has is not known.
+
+    Student's t, by its expansion about the normal quantile (Abramowitz and Stegun 1972, 26.7.5).
+    """
+    if shares.size < LONG:
+        return False
+    free = shares.size - 1
+    quantile = SURE + (SURE**3 + SURE) / (4 * free) + (5 * SURE**5 + 16 * SURE**3 + 3 * SURE) / (96 * free**2)
+    error = shares.std(ddof=1) / math.sqrt(shares.size)
+    return bool(shares.mean() > threshold + quantile * error)
 
 
 def worsened(log: Log) -> Change | None:

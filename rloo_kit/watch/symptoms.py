@@ -1,9 +1,8 @@
 """The table of symptoms, which one hides which, and how long one lasts; with the rules for lost sampling.
 
-Those are for no reward, one that never differs, completions cut off, dead groups, and runs that stand still; the other
-rules are in :mod:`.rules`.  Shares are judged twice: against what chance does to so many completions, and, over many
-entries, against how much the share itself varies, which a log alone tells.  Standing still is told where a rise that is
-worth having would have been seen, and not earlier.  Nothing here changes a setting; the user decides.
+The other rules are in :mod:`.rules`.  Shares are judged twice: against what chance does to so many completions, and,
+over many entries, against how much the share itself varies.  Standing still is told where a rise that is worth having
+would have been seen, and not earlier.  Nothing here changes a setting; the user decides.
 """
 
 from __future__ import annotations
@@ -14,46 +13,37 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rloo_kit.watch import rules
-from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Figures, Log, term
+from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
 from rloo_kit.watch.rules import ENOUGH, FEW, REACHED, SURE, Sign, lower, surely_above, worsened
 
 Rule = Callable[[Log], Sign | None]
 LENGTH = "completions/mean_length"
-
-# Thresholds; see those of :mod:`.rules`.
 
 DEAD = 0.5
 """Share of dead groups: more than half of what is sampled then teaches nothing.  With few completions per prompt chance
 alone leads there, and :func:`dead_by_chance` takes its place."""
 
 DEAD_MARGIN = 0.15
-"""Share of dead groups by which what chance does must be passed: how much the completions of a prompt are alike,
-:data:`.log.ALIKE`, is assumed, and many entries would find out that it is not quite so."""
+"""Share by which what chance does must be passed: :data:`.log.ALIKE` is assumed, and many entries would find out that
+it is not quite so."""
 
-CUT = 0.2
-"""Share of truncated completions: one in five cannot be right whatever it says.  The healthy runs of tests/data/health
-stay below 0.13 in every step."""
+CUT = 0.2  # share of truncated completions; healthy runs of tests/data/health stay below 0.13 in every step
 
 EQUAL = 1e-6  # difference of two means of one constant, as float32 sums it
 
-LEAST = 40
-"""Completions from which a reward is said to be constant: of a policy that is right once in ten, none of so many is
-right with a chance of one in 70."""
+LEAST = 40  # completions of a constant reward: of a policy right once in ten none is right with a chance of 1 in 70
 
 ALL_CUT = 0.9  # share of truncated completions that explains by itself why none is right
 
 PATIENCE = 100
-"""Entries after which a rise should have been seen.  It is :data:`WORTH` from the first third to the last, so that
-fewer entries would ask for a faster rise; 100 ask for one more right answer in 100 every five steps."""
+"""Entries after which a rise, of :data:`WORTH` from the first third to the last, should have been seen: of one more
+right answer in 100 every five steps."""
 
-WORTH = 0.25
-"""A rise worth having, in standard deviations of single completions: about Cohen's (1988) small effect.  A log too
-noisy to have shown it is not judged."""
+WORTH = 0.25  # a rise worth having, in standard deviations of single completions: Cohen's (1988) small effect
 
 STILL, STILL_SURE = 60, 2.5
 """Entries in which what has risen no longer does, and the standard errors by which its gain must be below what is worth
-having, now and LONG entries ago.  For the reward that is :data:`WORTH` in MEMORY entries, so much less in fewer: a rise
-of one more right answer in 100 every five steps is slow, and no plateau."""
+having, now and LONG entries ago: for the reward :data:`WORTH` in MEMORY entries, and so much less in fewer."""
 
 RATE_LEFT = (
     0.1  # share of its highest value below which the learning rate explains that nothing more is learned
@@ -189,22 +179,9 @@ def _surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log
     for size, threshold in ((2 * WINDOW, few), (MEMORY, many)):
         window = log.last(size)
         values, share = window.values(metric), window.mean(metric)
-        if surely_above(share, count(window), threshold) or _surely_above_by_entries(values, threshold):
+        if surely_above(share, count(window), threshold) or rules.surely_above_by_entries(values, threshold):
             return window
     return None
-
-
-def _surely_above_by_entries(shares: Figures, threshold: float) -> bool:
-    """By how much the shares of many entries vary, where how many completions each has is not known.
-
-    Student's t, by its expansion about the normal quantile (Abramowitz and Stegun 1972, 26.7.5).
-    """
-    if shares.size < LONG:
-        return False
-    free = shares.size - 1
-    quantile = SURE + (SURE**3 + SURE) / (4 * free) + (5 * SURE**5 + 16 * SURE**3 + 3 * SURE) / (96 * free**2)
-    error = shares.std(ddof=1) / math.sqrt(shares.size)
-    return bool(shares.mean() > threshold + quantile * error)
 
 
 # --- standing still ---------------------------------------------------------------------------------------
@@ -416,6 +393,12 @@ class Finding:
     first_step: int
     last_step: int
 
+    @classmethod
+    def of(cls, symptom: str, sign: Sign) -> Finding:
+        """A sign under its symptom's name, over the steps of its window."""
+        steps = sign.window.entries[0]["step"], sign.window.entries[-1]["step"]
+        return cls(symptom, sign.evidence, sign.cause, sign.setting, sign.change, *steps)
+
     def __str__(self) -> str:
         return f"{self.symptom}: {self.evidence}. Likely: {self.cause}. Change first: {self.setting}, {self.change}."
 
@@ -430,17 +413,9 @@ def judged(log: Log) -> list[Finding]:
         asked = {name: rule for name, rule in tier.items() if name not in SELDOM or not len(log) % WINDOW}
         signs = {name: sign for name, rule in asked.items() if (sign := rule(log))}
         if signs:
-            return [
-                _finding(name, sign)
-                for name, sign in signs.items()
-                if not signs.keys() & {*BETTER.get(name, ())}
-            ]
+            told = [name for name in signs if not signs.keys() & {*BETTER.get(name, ())}]
+            return [Finding.of(name, signs[name]) for name in told]
     return []
-
-
-def _finding(name: str, sign: Sign) -> Finding:
-    first, last = sign.window.entries[0]["step"], sign.window.entries[-1]["step"]
-    return Finding(name, sign.evidence, sign.cause, sign.setting, sign.change, first, last)
 
 
 class Episodes:

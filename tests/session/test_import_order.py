@@ -18,15 +18,6 @@ def test_import_rloo_kit_loads_nothing_heavy_and_a_look_up_gets_the_true_answer(
     assert first_cells.shown["look-up"].strip() == "True True False"
 
 
-def test_the_hook_takes_each_library_that_unsloth_patches_and_no_other() -> None:
-    hook = import_order._UnslothFirst()
-    for name in (*import_order.PATCHED_BY_UNSLOTH, "unsloth"):
-        spec = hook.find_spec(name)
-        assert spec is not None
-        assert spec.loader is hook, name
-    assert hook.find_spec("torch") is None
-
-
 @pytest.mark.parametrize("first", ["unsloth", "transformers"])
 def test_whichever_library_is_imported_first_unsloth_comes_before_it(first: str, children: Any) -> None:
     said, result = children[first].values()

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +14,6 @@ from rloo_kit.session import output, processes
 from rloo_kit.session.output import is_noise, quiet
 
 ROWS = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]]
-
-
-def test_a_size_is_in_gib_from_one_gib_on() -> None:
-    assert (output.scale_of(output.GIB - 1)[1], output.scale_of(output.GIB)[1]) == ("MiB", "GiB")
 
 
 def test_a_long_name_keeps_its_beginning_and_its_end() -> None:
@@ -40,20 +35,6 @@ def test_a_text_table_without_a_total_has_one_rule_and_an_html_table_escapes_its
     assert "a &lt; b" in table
     assert "<th>12.5</th>" in table
     assert "<th>12.5</th>" not in output.html_table(ROWS)
-
-
-def test_a_figure_is_an_image_in_a_notebook_and_text_elsewhere() -> None:
-    figure = output.shown_figure("Plan", lambda: "a table", figsize=(1, 1), layout="tight")
-    assert figure._repr_png_().startswith(b"\x89PNG")
-    assert (repr(figure), str(figure)) == ("Plan", "a table")
-    assert str(output.shown_figure("Plan", figsize=(1, 1), layout="tight")) == "Plan"
-    assert "matplotlib.pyplot" not in type(figure).__module__
-
-
-def test_a_notebook_is_known_by_its_shells_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    for shell, notebook in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
-        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
-        assert (output.running_shell(), output.in_notebook()) == (shell, notebook)
 
 
 # --- the one output of a cell ---
@@ -134,27 +115,6 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
     assert notebook.sent < 1 + 11 * output.BYTES_PER_SECOND / 133_000
     assert notebook.sent > 20
     assert notebook.outputs[0]["text/plain"].endswith("step 99")
-
-
-def test_slow_steps_are_shown_as_they_come_with_what_is_said_after_them(notebook: Cell) -> None:
-    with output.one_output():
-        output.show(b"p" * 100_000)
-        for number in range(20):
-            notebook.now += 1.0
-            processes.say(f"step {number}")
-            processes.say("held out")
-            assert notebook.outputs[0]["text/plain"].endswith("held out")
-
-
-def test_of_very_many_lines_the_first_and_the_last_are_shown(notebook: Cell) -> None:
-    with output.one_output():
-        for number in range(1000):
-            notebook.now += 1.0
-            processes.say(f"step {number}")
-    lines = notebook.outputs[0]["text/plain"].split("\n")
-    assert lines[0] == "step 0"
-    assert lines[output.FIRST] == f"... {1000 - output.FIRST - output.LAST} lines ..."
-    assert lines[-output.LAST] == f"step {1000 - output.LAST}"
 
 
 LIVE_CELL = """

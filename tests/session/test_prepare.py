@@ -185,10 +185,6 @@ def test_another_encoding_is_named_without_the_files_bytes(encoding: str, tmp_pa
     assert VALUE not in "".join(traceback.format_exception(raised.value))
 
 
-def test_utf_8_is_read_with_a_mark_and_with_accents(tmp_path: Path) -> None:
-    assert prepare._read(dotenv(tmp_path, "A=é\nB\n".encode("utf-8-sig"))) == {"A": "é"}
-
-
 def test_a_config_shows_and_stores_no_token_and_no_value_of_the_file(tmp_path: Path) -> None:
     """As a cell's last line, and in the training_args.bin that a checkpoint has and people publish."""
     import torch

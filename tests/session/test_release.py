@@ -197,40 +197,11 @@ import sys, rloo_kit
 rloo_kit.shutdown_kernel()
 model = [1]
 print(rloo_kit.release(model), "torch" in sys.modules, "IPython" in sys.modules, "model" in globals())
-
-from pathlib import Path
-from rloo_kit.session import release
-
-def resident():
-    return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
-
-if sys.platform == "linux":
-    blocks = [bytearray(100 * 2**10) for _ in range(3000)]
-    on_top = bytearray(100 * 2**10)
-    del blocks
-    kept = resident()
-    release.release()
-    print(kept >> 20, resident() >> 20)
 """
 
 
-def test_without_torch_none_is_loaded_and_memory_that_the_process_keeps_goes_back(script: Any) -> None:
-    released, *resident = script(WITHOUT_TORCH).stdout.splitlines()
-    assert released == "Released 0 MiB; 0 MiB still held. False False False"
-    assert len(resident) == (sys.platform == "linux")
-    for line in resident:  # with glibc's allocator
-        kept, left = map(int, line.split())
-        assert kept > 200, "nothing was kept, so this shows nothing"
-        assert left < 50
-
-
-def test_the_text_is_in_whole_mib_so_that_it_repeats_and_fits_on_a_screen() -> None:
-    assert str(Released(5 * MIB + 1000, 100, ())) == "Released 5 MiB; <1 MiB still held."
-    result = Released(3 * 1024 * MIB, 700 * MIB, tuple((f"name{i}", 99 * MIB) for i in range(99)))
-    head, first, *_, last = lines = str(result).splitlines()
-    assert (head, first) == ("Released 3072 MiB; 700 MiB still held.", "     99 MiB  name0")
-    assert (len(lines), last) == (10, "  and 91 more in .holders")
-    assert repr(result) == str(result)
+def test_without_torch_none_is_loaded(script: Any) -> None:
+    assert script(WITHOUT_TORCH).stdout == "Released 0 MiB; 0 MiB still held. False False False\n"
 
 
 # --- who holds what ---

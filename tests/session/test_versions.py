@@ -32,17 +32,9 @@ def test_every_package_has_a_range_and_what_the_tests_ran_on_is_within(installed
     assert versions.outside() == {}, "a build of it"
 
 
-@pytest.mark.parametrize(
-    ("package", "release", "contract"),
-    [
-        ("trl", "1.16.0", "pytest tests/contract/test_trl.py"),
-        ("transformers", "5.18.0", "pytest tests/contract/test_trl.py"),
-        ("peft", "0.17.1", "pytest tests/contract/test_unsloth.py"),
-        ("torch", "2.15.0+cu130", "pytest tests/contract/test_unsloth.py"),
-    ],
-)
-def test_a_release_outside_is_warned_of_once_and_its_contract_test_named(
-    package: str, release: str, contract: str, installed: dict[str, str]
+@pytest.mark.parametrize(("package", "release"), [("trl", "1.16.0"), ("torch", "2.15.0+cu130")])
+def test_a_release_outside_is_warned_of_once_with_what_to_do(
+    package: str, release: str, installed: dict[str, str]
 ) -> None:
     installed[package] = release
     with warnings.catch_warnings(record=True) as told:
@@ -51,21 +43,4 @@ def test_a_release_outside_is_warned_of_once_and_its_contract_test_named(
         versions.warn_once()
     (one,) = told
     assert f"{package} {release} is outside {versions.ranges()[package]}" in str(one.message)
-    assert str(one.message).endswith(contract)
-    assert (ROOT / contract.removeprefix("pytest ")).is_file()
-
-
-def test_what_is_not_installed_is_not_warned_of(
-    installed: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed["bitsandbytes"] = "missing"
-    assert versions.outside() == {}
-
-    def missing(name: str) -> list[str]:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    installed["torch"] = "1.0"
-    monkeypatch.setattr(importlib.metadata, "requires", missing)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        versions.warn_once()
+    assert str(one.message).endswith("pytest tests/contract")

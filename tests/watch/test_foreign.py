@@ -9,7 +9,7 @@ from benchmarks.foreign_logs import HEALTHY, MORE_HEALTHY, MORE_SICK, SICK, Kind
 from rloo_kit.watch.log import Known, Log, rounds, told_completions
 from rloo_kit.watch.symptoms import SYMPTOMS, episodes
 from tests.watch import logs
-from tests.watch.logs import KNOWN, from_step, history, symptoms, terms
+from tests.watch.logs import KNOWN, from_step, history, symptoms
 from tests.watch.test_symptoms import FOREIGN
 
 SEEDS = 2  # of ten in health_alarms.md
@@ -77,13 +77,6 @@ def test_a_plateau_has_the_schedule_for_its_cause_where_the_rate_is_gone() -> No
         entries = rounds(history(130, **half, learning_rate=rate))
         (finding,) = episodes(Log(entries, KNOWN)).found
         assert (finding.symptom, finding.setting) == ("plateau", setting)
-
-
-def test_a_penalty_that_is_never_due_is_no_reward_that_stands_still() -> None:
-    entries = history(
-        130, **terms(right=(lambda step: min(0.9, 0.3 + 0.01 * step), 0.4), overlong=(0.0, 0.0))
-    )
-    assert "one reward stands still" not in symptoms(entries)
 
 
 def test_sixty_per_cent_of_dead_groups_are_found_where_they_last() -> None:

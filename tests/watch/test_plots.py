@@ -152,14 +152,6 @@ def panel_of(history: list[Entry], title: str) -> plots.Panel:
     return next(panel for panel in plots.panels(history) if panel.title.startswith(title))
 
 
-def test_a_run_has_seven_panels_with_their_units_and_shares_in_per_cent() -> None:
-    assert titles(LOG) == TITLES
-    units = "reward/mean, unweighted/% of groups/nats per token/nats per token/tokens/% of completions"
-    assert [panel.unit for panel in plots.panels(LOG)] == units.split("/")
-    assert set(panel_of(LOG, "Dead").curves[0].values) == {25.0}
-    assert set(panel_of(LOG, "Cut").curves[0].values) == {5.0}
-
-
 @pytest.mark.parametrize(
     ("missing", "gone"),
     [

@@ -52,13 +52,6 @@ def test_a_large_figure_gives_up_decimals_and_not_its_blank(name: str, value: fl
     assert len(line.split()) == len(callbacks.header().split())
 
 
-@pytest.mark.parametrize("max_steps", [30, 9999, 10_000, 1_000_000])
-def test_the_column_of_steps_is_as_wide_as_the_last_one(max_steps: int) -> None:
-    line = callbacks.line(max_steps, max_steps, USUAL, 0)
-    assert len(line) == len(callbacks.header(max_steps))
-    assert line.startswith((" ", f"{max_steps}/{max_steps} "))
-
-
 @pytest.mark.parametrize(
     ("logs", "printed"),
     [

@@ -45,18 +45,3 @@ def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> 
     fallen = Log(rounds(history(40, reward=from_step(30, 0.9, 0.1))), KNOWN)
     assert "more than chance; a collapse is 4.8" in str(course_of(fallen))
     assert "reward collapse" in [one.symptom for one in episodes(fallen).found]
-
-
-def test_the_figures_of_a_report_stand_in_columns_whatever_the_names_and_sizes() -> None:
-    usual = str(rloo_kit.diagnose(history(9))).splitlines()
-    assert usual[-9].startswith(f"  {'':<28}    first     last")
-    long = "thought_then_answer(answer_reward_of_the_form_number_in_a_box_or_in_prose)"
-    entries = history(9, **{f"rewards__{long}__mean": 123456789.0, f"rewards__{long}__std": 1.0})
-    head, *rows = str(rloo_kit.diagnose(entries)).splitlines()[-10:]
-    ends = [head.index(word) + len(word) for word in ("first", "last")]
-    for row in rows:
-        name, first, last = row.rsplit(maxsplit=2)
-        assert (len(row), row[: ends[0]].endswith(f" {first}")) == (ends[1], True), row
-        assert row.endswith(f" {last}")
-        assert len(name) <= 50
-    assert rows[-1].split()[0].startswith("rewards/thought_then")

@@ -150,13 +150,6 @@ def test_a_collapse_at_the_first_update_is_seen_against_the_only_entry_before_it
     assert "reward collapse" in symptoms(history(8, reward=from_step(2, 0.7, 0.05), reward_std=0.4))
 
 
-def test_less_is_advised_of_the_reward_that_judges_length() -> None:
-    entries = history(30, **LONGER, **terms(correct=(0.3, 0.45), characters=(0.2, 0.2)))
-    known = Known(32, 4, judges={"correct": "answer", "characters": "length"})
-    (found,) = episodes(Log(rounds(entries), known)).found
-    assert found.change.startswith("more on correct and less on characters, or")
-
-
 @pytest.mark.parametrize(("prompts", "k"), [(4, 2), (2, 4), (1, 8), (4, 8)])
 def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prompts: int, k: int) -> None:
     known = Known(prompts * k, prompts, (1.0,))
@@ -197,11 +190,3 @@ def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() ->
 )
 def test_dead_groups_count_against_chance(k: int, share: float, right: float, found: list[str]) -> None:
     assert symptoms(history(40, reward=right, reward_std=0.45, dead_groups=share), Known(8 * k, 8)) == found
-
-
-@pytest.mark.parametrize(("temperature", "setting"), [(0.2, "temperature"), (1.0, "num_generations")])
-def test_a_low_temperature_is_raised_before_num_generations(temperature: float, setting: str) -> None:
-    entries = history(30, reward=0.5, reward_std=0.5, dead_groups=0.9)
-    known = Known(32, 4, args=logs.trl_config(temperature=temperature))
-    (found,) = episodes(Log(rounds(entries), known)).found
-    assert found.setting == setting

@@ -225,4 +225,4 @@ def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is
         assert [one.symptom for one in report.findings] == ["truncation"], source
         assert "assumed" not in str(report)
     known = Known.of(run_folder.settings_of(tmp_path))
-    assert (known.completions, known.groups, known.weights) == (256, 32, (0.8, 0.2))
+    assert (known.completions, known.groups, known.batches, known.weights) == (256, 32, 1, (0.8, 0.2))

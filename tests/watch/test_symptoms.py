@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.health_runs import DATA, ROOT, file_of, read
+from benchmarks.health_runs import ROOT, file_of, read
 from rloo_kit.watch.log import WINDOW, Known, Log
 from rloo_kit.watch.rules import median_norm
 from rloo_kit.watch.symptoms import SYMPTOMS, episodes
@@ -73,11 +73,6 @@ def test_what_a_wrecked_policy_brings_along_is_not_named_beside_its_cause() -> N
     found = symptoms(history(12, **rewards, **shares, kl=from_step(4, 0.01, 8.0)))
     assert found[0] == "KL explosion"
     assert not {"truncation", "dead groups, too hard"} & set(found)
-
-
-def test_a_recorded_run_says_what_made_it() -> None:
-    for file in DATA.glob("*.json"):
-        assert json.loads(file.read_text())["made_by"].startswith(("benchmarks/", "notebooks/")), file.name
 
 
 def test_thresholds_stand_as_far_from_healthy_runs_as_they_say() -> None:

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 import trl
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rloo_kit.watch.callbacks import BATCHES, KNOWN, REACH, TruncationWatch, length_for
+from rloo_kit.watch.callbacks import BATCHES, KNOWN, TruncationWatch, length_for
 from tests.conftest import random_rewards
 
 MEDIAN = 500
@@ -58,15 +56,6 @@ def test_where_a_length_cannot_be_known_none_is_given(ended: list[int], cut: int
     assert length_for(ended, cut) is None
 
 
-@given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(0, 100_000))
-def test_a_length_is_a_multiple_of_64_in_reach_and_grows_with_what_is_cut(ended: list[int], cut: int) -> None:
-    fewer, more = length_for(ended, cut), length_for(ended, cut + 5)
-    assert fewer is None or more is None or fewer <= more
-    if fewer is not None:
-        assert fewer % 64 == 0
-        assert 0 < fewer < REACH * max(ended) + 64
-
-
 def feed(watch: TruncationWatch, batches: int, ended: int, cut: int) -> list[str | None]:
     """Batches of completions of which some end after 10, 11, ... tokens and some are cut."""
     lengths = [10 + i for i in range(ended)] + [watch.limit] * cut
@@ -84,16 +73,6 @@ def test_it_warns_once_where_more_than_half_of_the_last_batches_were_cut() -> No
     watch = TruncationWatch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
     assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], "two of three, then once"
-
-
-def test_a_length_that_would_be_enough_is_named() -> None:
-    watch = TruncationWatch(limit=500, masked=False)
-    for seed in range(BATCHES):
-        lengths = log_normal(64, 0.5, seed)
-        said = watch.see([min(length, 400) for length in lengths], [length > 400 for length in lengths])
-    assert said is not None
-    named = int(said.split("max_completion_length=")[1].split()[0])
-    assert named == pytest.approx(quantile(0.5, 0.9), rel=0.25)
 
 
 @pytest.mark.parametrize(
