@@ -75,7 +75,9 @@ class Document:
         try:
             yield
         except RLOOKitError as error:
-            self.faults.append(ConfigError(error.what, where=self.where(key), todo=error.todo))
+            inner = (*key, error.where)  # an argument of a call
+            where = self.where(inner if inner in self.places else key)
+            self.faults.append(ConfigError(error.what, where=where, todo=error.todo))
 
     def end(self) -> None:
         """Raise all faults, if there are any."""

@@ -102,13 +102,18 @@ def arguments(function: Callable[..., Any] | None, given: Any, name: str, folder
     parameters.pop("policy", None)  # the kit gives it
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     named = {key: one for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
-    for key in given:
-        if not (takes_any and isinstance(key, str)):
-            check_known(key, named, f"{name} takes no")
     for key, one in named.items():
         if one.default is one.empty and key not in given:
             raise ConfigError(f"{name} needs {key}", todo=f"write {name}: {{{key}: ...}}")
-    return {key: argument(value, hints.get(key), key, folder) for key, value in given.items()}
+    made = {}
+    for key, value in given.items():
+        try:
+            if not takes_any:
+                check_known(key, named, f"{name} takes no")
+            made[key] = argument(value, hints.get(key), key, folder)
+        except ConfigError as error:
+            raise ConfigError(error.what, where=key, todo=error.todo) from None
+    return made
 
 
 def argument(value: Any, hint: Any, name: str, folder: Path) -> Make:

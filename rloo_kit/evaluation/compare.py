@@ -223,8 +223,8 @@ def _check_settings(before: Evaluation, after: Evaluation) -> None:
         {"greedy": one.greedy, "samples": one.samples, **one.settings} for one in (before, after)
     )
     for name in [name for name in first if name in second]:
-        if name == "rewards" and not (first[name] and second[name]):
-            continue  # without reward functions there is no reward to compare
+        if name in ("rewards", "correct") and not (first[name] and second[name]):
+            continue  # without functions there is nothing to compare
         if first[name] != second[name]:
             raise ConfigError(
                 f"the two evaluations differ in {name}, so that their difference would not be the policy's",

@@ -142,7 +142,7 @@ def test_all_faults_of_a_file_are_said_at_once_each_with_its_line(folder: Path) 
     assert places == [
         "Where: mine.yaml, line 15, trainer.learning_rte.",
         "Where: mine.yaml, line 17, trainer.beta.",
-        "Where: mine.yaml, line 4, task.addition.",
+        "Where: mine.yaml, line 4, task.addition.n_trin.",
         "Where: mine.yaml, line 6, rewards[0].",
     ]
 

@@ -16,6 +16,7 @@ import yaml
 import rloo_kit
 from rloo_kit.cli import run
 from rloo_kit.cli.app import VERBS
+from rloo_kit.cli.config import load_config
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import load
 from tests.cli.conftest import Command
@@ -148,7 +149,7 @@ def test_what_is_evaluated_is_what_is_trained(
     assert len(asked) == (2 if verb == "train" else 1)
 
 
-def test_greedy_evaluation_takes_the_template_alone(
+def test_greedy_evaluation_takes_the_template_and_the_weights_alone(
     command: Command, folder: Path, asked: list[dict[str, Any]]
 ) -> None:
     result = command("evaluate", "mine.yaml", "-n", "1", "--set", THINKING_OFF, *WARM)
@@ -156,6 +157,8 @@ def test_greedy_evaluation_takes_the_template_alone(
     (how,) = asked
     assert how["chat_template_kwargs"] == {"enable_thinking": False}
     assert "temperature" not in how
+    measured = run.assembled(load_config("mine.yaml")).measure(n=1)
+    assert list(measured.settings["rewards"].values()) == [1, 0.5], "weighed as in training"
 
 
 def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
