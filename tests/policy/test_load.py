@@ -21,7 +21,6 @@ from rloo_kit.policy import load as loading
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.tokenizer import complete
-from rloo_kit.session import environment
 from tests.conftest import random_rewards
 from tests.policy.conftest import moved
 
@@ -177,14 +176,14 @@ def test_a_published_recipes_arguments_load_what_they_say_and_are_planned() -> N
     ("given", "says"),
     [
         ({"r": 16, "lora_rank": 8}, "two names of one setting"),
-        ({"r": 0}, "lora_rank must be a whole number of at least 1"),
+        ({"r": 0}, "lora_rank must be greater than or equal to 1"),
         ({"lora_rank": "16"}, "write lora_rank=16"),
-        ({"max_seq_length": 4096.5}, "max_seq_length must be a whole number"),
+        ({"max_seq_length": 4096.5}, "max_seq_length must be a valid integer"),
         ({"load_in_4bit": "yes"}, "write load_in_4bit=True"),
         ({"gradient_checkpointing": "unsloht"}, "gradient_checkpointing='unsloth'\\?"),
         ({"max_sequence_length": 4096}, "did you mean max_seq_length"),
         ({"rank": 8}, "did you mean lora_rank"),
-        ({"name": 5}, "name must be text"),
+        ({"name": 5}, "name must be a valid string"),
         ({"lora_dropout": 0.1}, "dropout makes the ratio differ"),
         ({"target_modules": ["q_proj", "lm_head"]}, "target_modules must be"),
         ({"target_modules": "q_proj"}, "a list of some of"),

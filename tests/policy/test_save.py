@@ -120,7 +120,9 @@ def test_a_card_that_the_user_wrote_stays(policy: Policy, tmp_path: Path) -> Non
 @pytest.mark.parametrize("place", [None, b"adapter"])
 def test_what_names_no_place_is_refused(place: Any, policy: Policy) -> None:
     for save in (policy.save, policy.save_merged, policy.save_gguf):
-        with pytest.raises((ConfigError, PolicyNotFoundError), match=r"place must be text|llama.cpp"):
+        with pytest.raises(
+            (ConfigError, PolicyNotFoundError), match=r"place must be a valid string|llama.cpp"
+        ):
             save(place)
 
 
