@@ -21,6 +21,7 @@ from rloo_kit.policy import load as loading
 from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.tokenizer import complete
+from rloo_kit.session import prepare
 from tests.conftest import random_rewards
 from tests.policy.conftest import moved
 
@@ -268,7 +269,7 @@ def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_firs
     def from_pretrained(**kwargs: Any) -> Any:
         return SimpleNamespace(asked={name: kwargs[name] for name in kwargs if "dtype" in name}), None
 
-    monkeypatch.setattr(environment, "compute_dtype", lambda: "float32")
+    monkeypatch.setattr(prepare, "compute_dtype", lambda: "float32")
     monkeypatch.setattr(unsloth.FastLanguageModel, "from_pretrained", from_pretrained)
     assert load(on_gpu=False) == load(on_gpu=False, dtype=None) == {"dtype": torch.float32}
     assert load(on_gpu=False, torch_dtype="auto") == {"dtype": "auto"}
