@@ -278,7 +278,7 @@ BEFORE: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a template's name": (
         {"chat_template_kwargs": "thinking"},
         ConfigError,
-        "chat_template_kwargs must be a dict",
+        "chat_template_kwargs must be a valid dict",
     ),
     "an empty prompt": ({"dataset": [{"prompt": ""}]}, DatasetError, r"prompt is empty[\s\S]*dataset\[0\]"),
     "no prompt": (
