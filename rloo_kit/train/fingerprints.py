@@ -246,9 +246,19 @@ def _said(thing: Any, seen: tuple[object, ...] = ()) -> Any:
 
 
 def used_by(function: types.FunctionType) -> dict[str, Any]:
-    """What a function takes from outside, by name: of its module, and of a function around it."""
-    used = inspect.getclosurevars(function)
-    return {**used.globals, **used.nonlocals}
+    """What a function takes from outside, by name: of its module, and of a function around it.
+
+    ``inspect.getclosurevars`` does not look into comprehensions and inner functions, before Python 3.13.
+    """
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    around = {name: cell.cell_contents for name, cell in cells}
+    names = sorted(_names(function.__code__))
+    return {name: function.__globals__[name] for name in names if name in function.__globals__} | around
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def importable(value: object) -> bool:
