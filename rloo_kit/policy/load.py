@@ -91,38 +91,11 @@ def load_policy(
     given = dict(locals())
     asked = settled({**given.pop("kwargs"), **given})
     import_unsloth()
-    from rloo_kit.policy.policy import Policy
-
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
-    of_use = found.checkpoint is None or found.checkpoint.four_bit
-    if asked.four_bit and not of_use:
-        what = f"{asked.name} is too small for 4 bit: it then says nothing of use"
-        where, todo = "load_policy(load_in_4bit=True)", "leave load_in_4bit out, and it is loaded in 16 bit"
-        raise ConfigError(what, where=where, todo=todo)
-    four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
     if found.is_adapter:
         _check_adapter(found, asked)
-    with (
-        resolve.portable(found) as path,
-        _out_of_memory_explained(found.checkpoint, found.path, four_bit),
-        quiet(),
-        without_bars(),
-        _uncut(),
-    ):
-        with resolve.explained(found.base, "load_policy"):
-            longest = _longest(resolve.trained_length(found, asked.further), asked)
-            model, of_text = _load(path, longest, four_bit, asked)
-        if found.is_adapter:
-            _check_loaded(model, Path(found.path))
-        checkpoint = found.checkpoint or replace(
-            resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
-        )
-        tokenizer.complete(model, of_text)
-        if not found.is_adapter and asked.lora is not None:
-            model = _with_lora(model, asked.lora, asked)
-        tokenizer.without_dropout(model)
-    return Policy(model, of_text, checkpoint)
+    return _loaded(found, asked)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------
@@ -307,6 +280,37 @@ def _check_engine(given: Arguments) -> None:
 
 
 # --- loading ----------------------------------------------------------------------------------------------
+
+
+def _loaded(found: Source, asked: Asked) -> Policy:
+    from rloo_kit.policy.policy import Policy
+
+    of_use = found.checkpoint is None or found.checkpoint.four_bit
+    if asked.four_bit and not of_use:
+        what = f"{asked.name} is too small for 4 bit: it then says nothing of use"
+        where, todo = "load_policy(load_in_4bit=True)", "leave load_in_4bit out, and it is loaded in 16 bit"
+        raise ConfigError(what, where=where, todo=todo)
+    four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
+    with (
+        resolve.portable(found) as path,
+        _out_of_memory_explained(found.checkpoint, found.path, four_bit),
+        quiet(),
+        without_bars(),
+        _uncut(),
+    ):
+        with resolve.explained(found.base, "load_policy"):
+            longest = _longest(resolve.trained_length(found, asked.further), asked)
+            model, of_text = _load(path, longest, four_bit, asked)
+        if found.is_adapter:
+            _check_loaded(model, Path(found.path))
+        checkpoint = found.checkpoint or replace(
+            resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
+        )
+        tokenizer.complete(model, of_text)
+        if not found.is_adapter and asked.lora is not None:
+            model = _with_lora(model, asked.lora, asked)
+        tokenizer.without_dropout(model)
+    return Policy(model, of_text, checkpoint)
 
 
 def _longest(trained: int | None, asked: Asked) -> int:
