@@ -182,9 +182,10 @@ def _value(loader: _Loader, node: yaml.Node, key: Key, place: str, places: dict[
             places[(*key, index)] = f"{place}, line {item.start_mark.line + 1}"
             found.append(_value(loader, item, (*key, index), place, places))
         return found
+    is_first = vars(node).setdefault("first", key) == key  # an alias has its merged names twice
     for name, _ in node.value:
         inner, line = (*key, str(name.value)), f"{place}, line {name.start_mark.line + 1}"
-        if inner in places:
+        if inner in places and is_first:
             what = f"{_dotted(inner)} is written twice, first on {places[inner].rpartition(', ')[2]}"
             raise ConfigError(what, where=line, todo="keep one of them")
         places[inner] = line

@@ -169,9 +169,14 @@ def test_what_is_no_configuration_is_said_with_its_line(text: str, folder: Path)
 
 
 def test_an_alias_is_a_copy_and_a_merge_is_overwritten(folder: Path) -> None:
-    Path("mine.yaml").write_text("a: &a {x: 1, y: 2}\nb: *a\nc: {<<: *a, y: 3}\n")
+    Path("mine.yaml").write_text("a: &a {x: 1, y: 2}\nb: *a\nc: &c {<<: *a, y: 3}\nd: *c\n")
     found = document.read("mine.yaml", ["a.x=5"]).data
-    assert found == {"a": {"x": 5, "y": 2}, "b": {"x": 1, "y": 2}, "c": {"x": 1, "y": 3}}
+    assert found == {
+        "a": {"x": 5, "y": 2},
+        "b": {"x": 1, "y": 2},
+        "c": {"x": 1, "y": 3},
+        "d": {"x": 1, "y": 3},
+    }
 
 
 def test_a_missing_file_names_those_that_are_there(folder: Path, command: Command) -> None:
