@@ -46,6 +46,7 @@ DEFAULT_EVAL_BATCH = 4
 """At least; a multiple of an evaluation's K."""
 
 PRECISION = "ACCELERATE_MIXED_PRECISION"
+ASKED = os.environ.get(PRECISION, "no").lower()  # before unsloth's trainer for GPUs writes it
 """Where bf16 and fp16 are both False transformers takes this variable's (training_args.py, ``__post_init__``)."""
 
 TEN = (
@@ -272,20 +273,24 @@ def _whole_groups(values: Mapping[str, Any]) -> int:
 
 
 def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """The device's 16-bit type, unless the configuration names one; a CPU computes in what its policy is in."""
+    """The device's 16-bit type, unless the user names one: in the configuration, or on a GPU by the variable."""
     on_gpu = torch.cuda.is_available()
     named = next((name for name in ("bf16", "fp16") if given.get(name)), "")
+    chosen = bool(named) or given.get("bf16") is not None  # command lines always pass fp16=False
     taken = "float32"
-    if on_gpu:
+    if on_gpu and not (chosen and not named):
         taken = named or ("bf16" if unsloth.is_bfloat16_supported() else "fp16")
     if named and not on_gpu:
         processes.warn(f"{named}=True of RLOOConfig has no effect on a CPU. What to do: leave it out.")
-    elif (asked := os.environ.get(PRECISION, "no").lower()) not in ("no", taken):
+    elif ASKED not in ("no", taken):
+        if on_gpu and not chosen and ASKED in ("bf16", "fp16"):
+            taken, said = ASKED, f"decides: the run computes in {ASKED}"
+        else:
+            said = f"has no effect: the run computes in {taken}"
         processes.warn(
-            f"{PRECISION}={asked} has no effect: the run computes in {taken}. "
-            "What to do: unset it; on a GPU RLOOConfig(bf16=True) or RLOOConfig(fp16=True) chooses."
+            f"{PRECISION}={ASKED} {said}. What to do: unset it; RLOOConfig(bf16=True) chooses on a GPU."
         )
-    if given.get("bf16") is not None or named:  # command lines always pass fp16=False
+    if chosen:
         return {}
     return {name: taken == name for name in ("bf16", "fp16")}
 

@@ -239,15 +239,17 @@ def test_an_evaluations_batch_holds_whole_groups_where_none_was_asked_for() -> N
         ("", "no", {"fp16": True}, "", "fp16=True of RLOOConfig has no effect on a CPU"),
         ("bf16", "no", {}, "bf16", ""),  # accelerate launch sets it where it was told nothing
         ("fp16", "no", {}, "fp16", ""),
-        ("bf16", "bf16", {}, "bf16", ""),  # also where unsloth's trainer has written it
-        ("bf16", "fp16", {}, "bf16", "=fp16 has no effect: the run computes in bf16"),
+        ("bf16", "bf16", {}, "bf16", ""),
+        ("bf16", "fp16", {}, "fp16", "=fp16 decides: the run computes in fp16"),
+        ("bf16", "fp8", {}, "bf16", "=fp8 has no effect: the run computes in bf16"),
+        ("bf16", "fp16", {"bf16": False}, "", "=fp16 has no effect: the run computes in float32"),
         ("bf16", "bf16", {"fp16": True}, "", "=bf16 has no effect: the run computes in fp16"),
     ],
 )
-def test_the_device_decides_about_the_precision_or_the_configuration_and_no_variable(
+def test_the_device_decides_about_the_precision_or_the_configuration_or_on_a_gpu_the_variable(
     gpu: str, variable: str, given: dict[str, Any], expected: str, said: str, monkeypatch: Any, recwarn: Any
 ) -> None:
-    monkeypatch.setenv(config.PRECISION, variable)
+    monkeypatch.setattr(config, "ASKED", variable)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(gpu))
     monkeypatch.setattr(unsloth, "is_bfloat16_supported", lambda: gpu == "bf16")
     found = config._precision(given)
@@ -256,6 +258,7 @@ def test_the_device_decides_about_the_precision_or_the_configuration_and_no_vari
 
 
 def test_a_cpu_computes_in_float32_whatever_the_variable_says(make_trainer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(config, "ASKED", "bf16")
     monkeypatch.setenv(config.PRECISION, "bf16")
     with pytest.warns(UserWarning, match="ACCELERATE_MIXED_PRECISION=bf16 has no effect"):
         settings = rloo_kit.RLOOConfig(max_steps=1)
