@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -346,11 +347,32 @@ def exported(recipe: dict[str, Any], run: Path, functions: Path) -> tuple[str, s
 # --- the program ------------------------------------------------------------------------------------------
 
 
+WORDS = {
+    r"(?:rloo_kit\.release\(\), )?load the policy anew, (and|or) ": "",
+    r"train\(resume_from_checkpoint=[^)]*\)": "--resume",
+    r"call train\(\) without it": "leave --resume out",
+    r",? and call prepare\(\) before (?:importing it|any other import)": "",
+    r"\b([Rr])estart the (?:kernel|process)(?: and make `import rloo_kit` its first line)?": r"\1un it again",
+    r"\b(?:call )?prepare\(offline=False\) in a fresh kernel": "run it again with HF_HUB_OFFLINE=0",
+    r"\band start a fresh kernel": "and run it again",
+    r"\b(write|use|mean) ([a-z_]+)=('?)([\w.+-]+)\3": r"\1 \2: \4",
+}
+"""What a notebook is told, and what to say here: of the process, and of a value in YAML."""
+
+
+def here(text: str) -> str:
+    """A message in the words of the command line."""
+    for notebook, said in WORDS.items():
+        text = re.sub(notebook, said, text)
+    return text
+
+
 def explained(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        processes.reword = here
         try:
             with _short_warnings():
                 return verb(*args, **kwargs)
@@ -360,8 +382,10 @@ def explained(verb: Callable[P, R]) -> Callable[P, R]:
             found = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             if not all(isinstance(one, RLOOKitError) or "\nWhat to do: " in str(one) for one in found):
                 raise  # it was not raised on purpose, by the kit or by rewards
-            typer.echo("\n\n".join(map(str, found)), err=True)
+            typer.echo(here("\n\n".join(map(str, found))), err=True)
             raise typer.Exit(FAULTY) from None
+        finally:
+            processes.reword = str
 
     return run
 
@@ -375,7 +399,7 @@ def _short_warnings() -> Iterator[None]:
     ) -> str:
         place = f"{filename}, line {lineno}: " if filename.endswith((".yaml", ".yml")) else ""
         place = f"{filename}: " if filename.startswith("--set") else place
-        return f"warning: {place}{' '.join(str(message).split())}\n"
+        return f"warning: {place}{here(' '.join(str(message).split()))}\n"
 
     before, warnings.formatwarning = warnings.formatwarning, short
     try:

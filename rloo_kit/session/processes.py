@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,10 +74,14 @@ def folder() -> Path:
 # --- what is said -----------------------------------------------------------------------------------------
 
 
+reword: Callable[[str], str] = str
+"""What is said goes through it: the command line has other words for what a notebook is told to do."""
+
+
 def say(text: object) -> None:
     """Print, on the main process alone; in a notebook that trains, a line of the cell's one output."""
     if is_main():
-        output.say(str(text))
+        output.say(reword(str(text)))
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
