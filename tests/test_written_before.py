@@ -92,7 +92,7 @@ def test_a_stopped_run_resumes_with_its_weights_and_optimizer_and_says_what_is_n
         callbacks=[Start()],
     )
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "whether base, dataset, rewards and settings are the same is not known" in capsys.readouterr().out
+    assert "does not say what its run was made of, so nothing is compared" in capsys.readouterr().out
     assert (begun, trainer.state.global_step) == ([2], 3)
     assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
 

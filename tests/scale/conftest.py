@@ -4,12 +4,13 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rloo_kit.session.processes import Machines, command
+from rloo_kit.session.processes import MODULES, Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
 
 collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests
@@ -28,7 +29,7 @@ def start(
     env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **made.environment}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
-    return subprocess.Popen(made.argv, env=env, **how)
+    return subprocess.Popen([sys.executable, "-m", MODULES[made.launcher], *made.arguments], env=env, **how)
 
 
 def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:
