@@ -81,6 +81,7 @@ class Settings:
         batch_rows: completions of a generation batch, micro_rows x ``steps_per_generation``.
         generation_rows: the most completions sampled at once; None takes as many as fit.
         iterations, steps: ``num_iterations``, and ``max_steps`` of the run, 0 where the data decides.
+        groupwise, normalized: whether the advantage estimator needs one group at a time, ``normalize_advantages``.
         reference_copy: whether the reference is a second LoRA (a continued policy) or the base model.
         processors: those of :data:`PROCESSORS` that are switched on, in their order.
         dtype_bytes: of activations, cache and whatever is not quantised.
@@ -98,6 +99,9 @@ class Settings:
     iterations: int = DEFAULTS.num_iterations
     steps: int = 0
     beta: float = DEFAULTS.beta
+    kl_placement: str = "reward"
+    groupwise: bool = True
+    normalized: bool = False
     reference_copy: bool = False
     fast_sampling: bool = DEFAULTS.fast_sampling
     processors: tuple[str, ...] = ()
@@ -134,6 +138,9 @@ class Settings:
             steps_per_generation=self.batch_rows // self.micro_rows,
             iterations=self.iterations,
             single_pass=self.single_pass,
+            kl_placement=self.kl_placement,
+            groupwise=self.groupwise,
+            normalized=self.normalized,
         )
 
 
@@ -172,11 +179,22 @@ def settings_of(
         iterations=values["num_iterations"],
         steps=max(0, values.get("max_steps", 0)),
         beta=values["beta"],
+        kl_placement=values.get("kl_placement", "reward"),
+        groupwise=_is_groupwise(values.get("advantage_estimator", "rloo")),
+        normalized=values.get("normalize_advantages", False),
         fast_sampling=values["fast_sampling"] and not sampling,
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
         single_pass=values["single_pass"],
         optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
+
+
+def _is_groupwise(estimator: str) -> bool:
+    if estimator == "rloo":  # a plan for a named GPU does not import torch
+        return True
+    from rloo_kit import advantages
+
+    return advantages.find(estimator).groupwise
 
 
 def device_settings(device: Device) -> dict[str, Any]:
@@ -339,7 +357,7 @@ def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[st
 
 
 def _adapter_config(name: str | os.PathLike[str]) -> dict[str, Any]:
-    file = Path(name) / "adapter_config.json"
+    file = Path(name).expanduser() / "adapter_config.json"
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
@@ -362,7 +380,7 @@ def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
 
 def _config_file(name: str) -> Path | None:
     """The config.json of a folder, or of a repository in the hub's cache."""
-    folder = Path(name)
+    folder = Path(name).expanduser()
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

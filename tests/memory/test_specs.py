@@ -130,3 +130,21 @@ def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch
     kept = [card.projections[name] for name in ("gate_proj", "up_proj", "down_proj", "q_proj")]
     extra = sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in kept)
     assert (known.linear_bytes, known.kept_bytes) == (plain + extra, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "single"),
+    [
+        ({}, True),
+        ({"advantage_estimator": "reinforce"}, False),
+        ({"normalize_advantages": True}, False),
+        ({"per_device_train_batch_size": 2}, False),
+        ({"per_device_train_batch_size": 2, "kl_placement": "loss"}, True),
+    ],
+)
+def test_a_plan_counts_the_passes_that_the_trainer_runs(
+    given: dict[str, Any], single: bool, tmp_path: Path
+) -> None:
+    batch = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05} | given
+    config = rloo_kit.RLOOConfig(str(tmp_path), **batch)
+    assert specs.settings_of(config).passes.single is single
