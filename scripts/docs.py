@@ -52,9 +52,9 @@ FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", 
 
 def card_table() -> str:
     """What fits which card, with the rule that the table follows."""
-    from rloo_kit.memory import cards
+    from rloo_kit.memory import fit
 
-    return cards.table()
+    return fit.table()
 
 
 # --- settings ---------------------------------------------------------------------------------------------

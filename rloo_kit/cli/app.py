@@ -28,8 +28,8 @@ from rloo_kit.session import processes
 from rloo_kit.session.processes import Machines, check_installed, command, deepspeed_file
 
 if TYPE_CHECKING:
+    from rloo_kit.cli.assemble import Run
     from rloo_kit.cli.config import Config
-    from rloo_kit.cli.run import Run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -69,9 +69,9 @@ def _assembled(checked: Config, saves: bool = False) -> Run:
     rloo_kit.prepare()
     if saves:
         check_place(checked)
-    from rloo_kit.cli import run
+    from rloo_kit.cli import assemble
 
-    return run.assembled(checked)
+    return assemble.assembled(checked)
 
 
 def doctor() -> None:
@@ -94,7 +94,7 @@ def cards(card: Annotated[str | None, _card] = None) -> None:
 
     And how long its completions may be: computed, not measured.
     """
-    from rloo_kit.memory.cards import table
+    from rloo_kit.memory.fit import table
 
     typer.echo(rloo_kit.fit(card) if card else table())
 
@@ -108,9 +108,9 @@ def plan(
     not fit.
     """
     checked = _checked(config, set_)
-    from rloo_kit.cli import run
+    from rloo_kit.cli import assemble
 
-    found = run.planned(checked, card, prompt_tokens)
+    found = assemble.planned(checked, card, prompt_tokens)
     typer.echo(found)
     if found.fits != "fits":
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ Its sections::
 
     policy:    load_policy's arguments
     task:      a name of rloo_kit.tasks with its arguments, or a file of questions and answers
-    rewards:   a list, each entry in one of the forms of rloo_kit.cli.grammar
+    rewards:   a list, each entry in one of the forms of rloo_kit.cli.callables
     trainer:   RLOOConfig's fields
     evaluate:  evaluate's n, samples, greedy, temperature, ...; measures before and after training
     save:      the adapter's folder
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rloo_kit import tasks, values
-from rloo_kit.cli import grammar
+from rloo_kit.cli import callables
 from rloo_kit.cli.document import Document, Key, check_known, read, written
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.policy import load
@@ -80,7 +80,7 @@ class Config:
     policy: dict[str, Any]
     task: str
     task_arguments: dict[str, Any]
-    rewards: list[grammar.Make]
+    rewards: list[callables.Make]
     evaluate: dict[str, Any] | None
     save: str | None
 
@@ -98,12 +98,13 @@ class Config:
         for index, entry in enumerate(document.data["rewards"]):
             with document.noted(("rewards", index)):
                 mapped(
-                    entry, lambda text: grammar.IN_FILE.fullmatch(text) and grammar.function_of(text, folder)
+                    entry,
+                    lambda text: callables.IN_FILE.fullmatch(text) and callables.function_of(text, folder),
                 )
         given = dict(document.data.get("trainer") or {})
         for name in filter(lambda name: names_function(name, given.get(name)), FUNCTIONS):
             with document.noted(("trainer", name)):
-                given[name] = grammar.function_of(given[name], folder)
+                given[name] = callables.function_of(given[name], folder)
         with document.noted(("evaluate",)):
             check_asked(**self.evaluate or {})
         document.end()
@@ -135,7 +136,7 @@ class Config:
         """The configuration as YAML, with what ``--set`` changed, whole paths of what it reads, and no secret."""
         data = {name: self.document.data[name] for name in SECTIONS if name in self.document.data}
         for name in {"rewards", "trainer"} & data.keys():
-            data[name] = mapped(data[name], lambda text: grammar.whole(text, self.document.folder))
+            data[name] = mapped(data[name], lambda text: callables.whole(text, self.document.folder))
         data |= {"policy": self.policy, "task": {self.task: self.task_arguments}}
         for name in {"policy", "trainer"} & data.keys():
             given = (data[name] or {}).items()
@@ -179,7 +180,7 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
             raise ConfigError("rewards are a list", todo="begin each with '- ', as in '- task.correct'")
     for index, entry in enumerate(entries):
         with document.noted(("rewards", index)):
-            rewards.append(grammar.reward(entry, folder))
+            rewards.append(callables.reward(entry, folder))
     with document.noted(("save",)):
         if not isinstance(data.get("save"), str | None):
             raise ConfigError("save is a folder", todo="write save: out/adapter")
@@ -215,7 +216,7 @@ def _trainer(given: dict[str, Any], folder: Path) -> None:
     known = validate.written_down()
     for name, value in given.items():
         if names_function(name, value):
-            grammar.check_defined(value, folder)
+            callables.check_defined(value, folder)
         elif name in CHOSEN and (choices := _choices(name)) and isinstance(value, str):
             check_known(value, choices, f"there is no {name}")
         elif known and len(given) == 1:  # together they are checked when the settings are made
@@ -250,7 +251,7 @@ def _check_task(given: Any, folder: Path) -> None:
         raise ConfigError("a task is one name with its arguments", todo="write 'addition: {n_train: 500}'")
     for name, arguments in (given or {}).items():
         check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
-        grammar.arguments(TASKS[name], arguments, f"tasks.{name}", folder)
+        callables.arguments(TASKS[name], arguments, f"tasks.{name}", folder)
 
 
 def _beside(arguments: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, Any]:

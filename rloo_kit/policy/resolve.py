@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.memory import cards
+from rloo_kit.memory import fit
 from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find, nearest
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.session.prepare import within
@@ -74,7 +74,7 @@ def resolve(
         import torch
 
         on_gpu = torch.cuda.is_available()
-        name = cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if on_gpu else "tiny"
+        name = fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if on_gpu else "tiny"
     folder = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises for an unknown user
     if folder.is_dir():
         return _of_folder(folder)

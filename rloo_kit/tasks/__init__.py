@@ -9,7 +9,7 @@ from rloo_kit.tasks.files import from_file
 from rloo_kit.tasks.gsm8k import gsm8k
 from rloo_kit.tasks.gym import reasoning_gym
 from rloo_kit.tasks.task import Task
-from rloo_kit.tasks.words import word_sums
+from rloo_kit.tasks.word_sums import word_sums
 
 __all__ = ["LEVELS", "PassRate", "Problem", "Task", "addition", "arithmetic", "from_file", "gsm8k"]
 __all__ += ["reasoning_gym", "word_sums"]

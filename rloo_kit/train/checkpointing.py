@@ -1,7 +1,7 @@
 """What a run writes, and when: whole checkpoints of finite weights, at the end of a step and of no half of one.
 
 For :mod:`.resume`, which goes on from them.  transformers writes the files; here they are written aside, sealed with a
-manifest (:mod:`rloo_kit.watch.checkpoint`) and moved into place.  Only what a run of the kit's wrote is ever moved, and
+manifest (:mod:`rloo_kit.watch.manifest`) and moved into place.  Only what a run of the kit's wrote is ever moved, and
 nothing is deleted but by ``save_total_limit``: a user's folder may be called ``checkpoint-notes``, or be a copy of
 another run's.
 """
@@ -30,8 +30,8 @@ from rloo_kit.policy.save import check_finite
 from rloo_kit.session import processes
 from rloo_kit.session.output import scale_of
 from rloo_kit.train import fingerprints, run_record
-from rloo_kit.train.callbacks import Stops
-from rloo_kit.watch import checkpoint
+from rloo_kit.train.stops import Stops
+from rloo_kit.watch import manifest
 from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
 
 if TYPE_CHECKING:
@@ -172,13 +172,13 @@ class SavingTrainer(trl.RLOOTrainer):
         if self.state.best_global_step == step and self.state.best_model_checkpoint:
             # transformers has noted where it was written.
             self.state.best_model_checkpoint = str(Path(self.args.output_dir) / place.name)
-            self.state.save_to_json(str(written / checkpoint.STATE))
+            self.state.save_to_json(str(written / manifest.STATE))
         told = {"step": step, "optimizer": optimizer_name(self.optimizer), "run": self._made_of}
-        checkpoint.seal(written, told)
+        manifest.seal(written, told)
         if place.exists():
             delete(place)
         written.rename(place)
-        checkpoint.sync(folder)
+        manifest.sync(folder)
         self._saved_step = step
         keep_newest(folder, self.args.save_total_limit, self._best(folder))
         tidy(folder)
@@ -207,7 +207,7 @@ class SavingTrainer(trl.RLOOTrainer):
         finally:
             self._aside = False
         best = self._best(self.folder)
-        if self.args.should_save and best and self.args.save_total_limit == 1 and checkpoint.is_ours(best):
+        if self.args.should_save and best and self.args.save_total_limit == 1 and manifest.is_ours(best):
             for folder in ours(self.folder):
                 if folder != best:
                     delete(folder)
@@ -220,7 +220,7 @@ class SavingTrainer(trl.RLOOTrainer):
         state = self.state
         if not (step := state.best_global_step):
             return
-        if found := [one for one in ours(self.folder) if checkpoint.step_of(one) == step]:
+        if found := [one for one in ours(self.folder) if manifest.step_of(one) == step]:
             state.best_model_checkpoint = self.shown(found[-1])
             return
         state.best_global_step, state.best_metric, state.best_model_checkpoint = None, None, None
@@ -245,10 +245,10 @@ class SavingTrainer(trl.RLOOTrainer):
     def save_state(self) -> None:
         """Works around: the file is written in place, and a run killed meanwhile has no log."""
         if self.is_world_process_zero():
-            unfinished = self.folder / f".{checkpoint.STATE}"
-            with explained(self.folder, checkpoint.STATE):
+            unfinished = self.folder / f".{manifest.STATE}"
+            with explained(self.folder, manifest.STATE):
                 self.state.save_to_json(str(unfinished))
-                unfinished.replace(self.folder / checkpoint.STATE)
+                unfinished.replace(self.folder / manifest.STATE)
 
     def create_model_card(self, *args: object, **kwargs: object) -> None:
         """Works around: TRL writes its card over a README.md of the user's, and says in it nothing of the run."""
@@ -258,7 +258,7 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _write_card(self, folder: Path) -> None:
         self._remember()
-        checkpoint.replace_text(folder / CARD, run_record.card(self))
+        manifest.replace_text(folder / CARD, run_record.card(self))
 
     def _remember(self) -> None:
         """The model keeps what its card is to say: the user may save it without the trainer."""
@@ -290,12 +290,12 @@ def optimizer_name(optimizer: Optimizer) -> str:
 
 def ours(output_dir: Path) -> list[Path]:
     """The checkpoints in a run's folder that runs of the kit's wrote there, by step."""
-    return [folder for folder in checkpoints(output_dir) if checkpoint.is_ours(folder)]
+    return [folder for folder in checkpoints(output_dir) if manifest.is_ours(folder)]
 
 
 def place_of(output_dir: Path, step: int) -> Path:
     """Where the checkpoint of a step goes: its own name, or the next one that is free of others' things."""
-    same = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) == step]
+    same = [folder for folder in ours(output_dir) if manifest.step_of(folder) == step]
     return same[-1] if same else _free(output_dir / f"checkpoint-{step}")
 
 
@@ -305,7 +305,7 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
     Returns:
         The folder where they are now, or None where there were none.
     """
-    folders = [folder for folder in ours(output_dir) if checkpoint.step_of(folder) > after]
+    folders = [folder for folder in ours(output_dir) if manifest.step_of(folder) > after]
     place = next(p for n in itertools.count(1) if not os.path.lexists(p := output_dir / f"_earlier-{n}"))
     for folder in folders:
         place.mkdir(exist_ok=True)

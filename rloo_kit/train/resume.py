@@ -1,7 +1,7 @@
 """A run twice, stopped anywhere, and resumed.
 
 For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What a run writes is :mod:`.checkpointing`'s, and which
-checkpoint is whole :mod:`rloo_kit.watch.checkpoint`'s.
+checkpoint is whole :mod:`rloo_kit.watch.manifest`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rloo_kit.memory import oom
 from rloo_kit.session import output, processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.watch import checkpoint, run_folder
+from rloo_kit.watch import manifest, run_folder
 
 import_unsloth()
 
@@ -30,9 +30,9 @@ from transformers import TrainerState, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noqa: E402
 
-from rloo_kit.train import callbacks, checkpointing, fingerprints, run_record  # noqa: E402
-from rloo_kit.train.callbacks import Terminated  # noqa: E402
+from rloo_kit.train import checkpointing, fingerprints, run_record, stops  # noqa: E402
 from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
+from rloo_kit.train.stops import Terminated  # noqa: E402
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -86,7 +86,7 @@ class ResumableTrainer(SavingTrainer):
             raise
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
-        if folder and 0 < self.args.max_steps <= checkpoint.step_of(folder):
+        if folder and 0 < self.args.max_steps <= manifest.step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
         if self.args.should_save:
@@ -137,8 +137,8 @@ class ResumableTrainer(SavingTrainer):
         for folder, reason in passed_over:
             processes.warn(f"passed over {folder.name}: {reason}")
         for other in run_folder.checkpoints(self.folder):
-            later = found and checkpoint.step_of(other) > checkpoint.step_of(found)
-            if found and later and not checkpoint.is_ours(other) and not checkpoint.fault(other):
+            later = found and manifest.step_of(other) > manifest.step_of(found)
+            if found and later and not manifest.is_ours(other) and not manifest.fault(other):
                 processes.warn(
                     f"passed over {other.name}, a link or a copy that no run of the kit's wrote there, for "
                     f"{found.name}. What to do: train(resume_from_checkpoint={self.shown(other)!r}) takes it."
@@ -152,7 +152,7 @@ class ResumableTrainer(SavingTrainer):
     def _set_others_aside(self, resumed: Path | None) -> None:
         """What is of another run, or of steps that this one will take again, must not be resumed from later."""
         inside = resumed is not None and resumed.parent == self.folder
-        after = checkpoint.step_of(resumed) if resumed and inside else -1
+        after = manifest.step_of(resumed) if resumed and inside else -1
         if moved := checkpointing.set_aside(self.folder, after):
             what = "of later steps" if inside else "of an earlier run"
             processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
@@ -165,8 +165,8 @@ class ResumableTrainer(SavingTrainer):
         _check_lora(folder, self.model)
         if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
             _check_adapter(folder, self.model)
-        with loadable(folder / checkpoint.MANIFEST):
-            then = checkpoint.facts(folder).get("run") or {}
+        with loadable(folder / manifest.MANIFEST):
+            then = manifest.facts(folder).get("run") or {}
             if then.get("version") != fingerprints.VERSION:  # of plain TRL, or of another version of the kit
                 processes.say(
                     f"{self.shown(folder)} does not say what its run was made of, so nothing is compared"
@@ -190,7 +190,7 @@ class ResumableTrainer(SavingTrainer):
         super()._start_afresh()
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
-        callbacks.reset_loss_scale(self.accelerator)
+        stops.reset_loss_scale(self.accelerator)
 
     def _keep_what_is_done(self) -> str:
         """Works around: a run that is stopped loses all steps since the last checkpoint.
@@ -227,10 +227,10 @@ class ResumableTrainer(SavingTrainer):
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        step, steps = checkpoint.step_of(folder), self.args.max_steps
+        step, steps = manifest.step_of(folder), self.args.max_steps
         processes.say(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
         self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / checkpoint.STATE))
+        self.state = TrainerState.load_from_json(str(folder / manifest.STATE))
         return TrainOutput(self.state.global_step, 0.0, {})
 
     # --- what is loaded -----------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class ResumableTrainer(SavingTrainer):
         if folder is None:
             super()._load_optimizer_and_scheduler(folder)
             return
-        saved, mine = checkpoint.facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
+        saved, mine = manifest.facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
         if saved not in (None, mine):
             raise ConfigError(
                 f"the checkpoint's optimizer is another one: {saved}, not {mine}",

@@ -31,7 +31,7 @@ from rloo_kit.train import fingerprints
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.validate import ESTIMATORS, HANDLERS, PLAIN
 from rloo_kit.values import is_secret
-from rloo_kit.watch.checkpoint import replace_text
+from rloo_kit.watch.manifest import replace_text
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
 if TYPE_CHECKING:

@@ -31,11 +31,11 @@ from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
-from rloo_kit.train import checkpointing, distributed, run_record, trainer_args  # noqa: E402
-from rloo_kit.train.callbacks import FiniteGradients, StepEnds, StreamEnds  # noqa: E402
+from rloo_kit.train import check_arguments, checkpointing, distributed, run_record  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
+from rloo_kit.train.stops import FiniteGradients, StepEnds, StreamEnds  # noqa: E402
 from rloo_kit.train.validate import Own, refused_as_ours  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
 from rloo_kit.watch.diagnose import judged_by  # noqa: E402
@@ -112,11 +112,11 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: PeftConfig | None = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in trainer_args.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         dataset = given.get("train_dataset")
         processes.folder()
-        given = trainer_args.completed(given)
+        given = check_arguments.completed(given)
         self._asked = run_record.Asked.of(given, dataset)
         drop_reference(given["model"])
         if given["args"].should_save:

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch.checkpoint import NAME, STATE, UNREADABLE, facts, fault, is_ours, saved_step, step_of
 from rloo_kit.watch.log import Entry, is_step
+from rloo_kit.watch.manifest import NAME, STATE, UNREADABLE, facts, fault, is_ours, saved_step, step_of
 
 if TYPE_CHECKING:
     import trl

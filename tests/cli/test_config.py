@@ -15,8 +15,8 @@ import yaml
 import rloo_kit
 from rewards.thinking import ThinkTokens
 from rloo_kit import advantages
+from rloo_kit.cli import assemble, callables, document
 from rloo_kit.cli import config as configuration
-from rloo_kit.cli import document, grammar, run
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING
 from rloo_kit.train import validate
@@ -283,7 +283,7 @@ except NameError:
 def test_what_a_file_defines_is_a_reward(entry: str, folder: Path, shared: rloo_kit.Policy) -> None:
     Path("mine.py").write_text(HONEST)
     settings = [f"rewards=[{entry}]", "trainer.reward_weights=[1]"]
-    made = run.assembled(configuration.load_config("mine.yaml", settings))
+    made = assemble.assembled(configuration.load_config("mine.yaml", settings))
     assert callable(made.rewards[0])
 
 
@@ -320,7 +320,7 @@ def test_an_estimator_of_a_file_is_trained_with(folder: Path, shared: rloo_kit.P
     found = configuration.load_config("mine.yaml", ["trainer.advantage_estimator=mine.py:halved"])
     assert found.trainer.advantage_estimator in advantages.ESTIMATORS
     assert f"advantage_estimator: {folder / 'mine.py'}:halved" in found.resolved()
-    trainer = run.assembled(found).trainer()
+    trainer = assemble.assembled(found).trainer()
     assert trainer._estimator.function.__name__ == "halved"
 
 
@@ -356,10 +356,10 @@ def test_what_evaluate_takes_of_a_configuration_is_what_evaluate_takes() -> None
 def test_tokens_and_tokenizer_may_be_the_policys_or_written_out() -> None:
     known = {"task.correct": max, "policy.tokenizer": "tokenizer", "policy.tokens": ThinkTokens(1, 2)}
     entry: Any = {"rewards.answer_reward": {"tokens": "policy.tokens", "tokenizer": "policy.tokenizer"}}
-    made = grammar.reward(entry, Path())(known)
+    made = callables.reward(entry, Path())(known)
     assert (made.tokens, made.tokenizer) == (ThinkTokens(1, 2), "tokenizer")
     written = {"open_id": 3, "close_id": 4, "eos_ids": [5]}
     entry = {"rewards.thought_then_answer": {"tokens": written, "correct": "task.correct"}}
-    other = grammar.reward(entry, Path())(known)
+    other = callables.reward(entry, Path())(known)
     assert other.rewards[0] is max
     assert other.rewards[1].tokens.eos_ids == (5,)

@@ -17,7 +17,7 @@ import yaml
 import rewards
 import rloo_kit
 from rewards.made import made_by
-from rloo_kit.cli import grammar
+from rloo_kit.cli import callables
 from rloo_kit.cli.config import load_config
 from rloo_kit.train import run_record
 from rloo_kit.train.run_record import LEFT_OUT
@@ -147,11 +147,11 @@ def test_a_reward_that_a_configuration_makes_of_a_files_factory_is_recorded_as_t
         "def bound():\n    return Judge().score\n"
     )
     recipe, name = run_record.Recipe(), f"{folder / 'mine.py'}:make"
-    made = grammar.reward({"mine.py:make": {"limit": 8}}, folder)({})
+    made = callables.reward({"mine.py:make": {"limit": 8}}, folder)({})
     assert run_record._reward(recipe, made, None) == {name: {"limit": 8}}
     assert recipe.functions == {}
-    assert callable(grammar.reward({"mine.py:bound": {}}, folder)({})), "which remembers nothing"
-    secret = grammar.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder)({})
+    assert callable(callables.reward({"mine.py:bound": {}}, folder)({})), "which remembers nothing"
+    secret = callables.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder)({})
     with pytest.raises(run_record.CannotBeWrittenError, match="api_key is left out"):
         run_record._reward(recipe, secret, None)
 
@@ -264,8 +264,8 @@ def test_every_factory_of_rewards_remembers_its_call(cell: dict[str, Any]) -> No
     entry: Any = run_record._reward(run_record.Recipe(), made, None)
     inner = {"kind": "exact", "tokens": {"open_id": 1, "close_id": 2, "eos_ids": [3], "prompt_opens": False}}
     assert entry == {"rewards.only_for": {"reward": {"rewards.answer_reward": inner}, "level": [1, 2]}}
-    for name in grammar.FACTORIES:
-        assert hasattr(grammar.FACTORIES[name], "__wrapped__"), name
+    for name in callables.FACTORIES:
+        assert hasattr(callables.FACTORIES[name], "__wrapped__"), name
     assert made_by(functools.partial(made)) is None
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import rloo_kit
-from rloo_kit.cli import run
+from rloo_kit.cli import assemble
 from rloo_kit.cli.app import VERBS
 from rloo_kit.cli.config import load_config
 from rloo_kit.errors import ConfigError
@@ -158,7 +158,7 @@ def test_greedy_evaluation_takes_the_template_and_the_weights_alone(
     (how,) = asked
     assert how["chat_template_kwargs"] == {"enable_thinking": False}
     assert "temperature" not in how
-    measured = run.assembled(load_config("mine.yaml")).measure(n=1)
+    measured = assemble.assembled(load_config("mine.yaml")).measure(n=1)
     assert list(measured.settings["rewards"].values()) == [1, 0.5], "weighed as in training"
 
 
@@ -183,7 +183,7 @@ def test_what_the_trainer_refuses_is_said_before_anything_is_measured(
 def test_a_place_that_the_adapter_cannot_take_is_refused_before_the_run(
     place: str, says: str, command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "load_policy", lambda **given: pytest.fail("it was loaded"))
+    monkeypatch.setattr(assemble, "load_policy", lambda **given: pytest.fail("it was loaded"))
     result = command("train", "mine.yaml", "--set", f"save={place}")
     assert result.exit_code == 2
     assert says in result.stderr

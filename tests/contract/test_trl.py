@@ -19,8 +19,8 @@ from transformers import GenerationMixin, Trainer, TrainingArguments
 from rewards.signature import TRL_KEYWORDS
 from rloo_kit.session import output
 from rloo_kit.train import config, renamed_args
+from rloo_kit.train.check_arguments import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer
-from rloo_kit.train.trainer_args import ARGUMENTS
 from rloo_kit.watch import callbacks
 
 Stock = trl.trainer.rloo_trainer.RLOOTrainer
@@ -129,7 +129,7 @@ LINES = {
         "folder_path=output_dir",
         'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
     ),
-    # rloo_kit.train.callbacks reads gradients in that hook.
+    # rloo_kit.train.stops reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
     # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.
     Utils.add_fused_lm_head: ("mask = labels != -100", "hidden_states[mask]"),

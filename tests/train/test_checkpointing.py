@@ -19,7 +19,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
 from rloo_kit.train import checkpointing
 from rloo_kit.train.checkpointing import LOCK, run_lock
-from rloo_kit.watch.checkpoint import MANIFEST, fault
+from rloo_kit.watch.manifest import MANIFEST, fault
 from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
 
@@ -190,7 +190,7 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
         raise ZeroDivisionError
 
     make_trainer(max_steps=1, **SAVING).train()
-    monkeypatch.setattr("rloo_kit.watch.checkpoint.seal", dies)
+    monkeypatch.setattr("rloo_kit.watch.manifest.seal", dies)
     with pytest.raises(ZeroDivisionError):
         make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     monkeypatch.undo()

@@ -19,7 +19,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train import fingerprints
-from rloo_kit.watch import checkpoint, run_folder
+from rloo_kit.watch import manifest, run_folder
 from tests.conftest import SMALL, as_loaded, random_rewards
 
 # --- which checkpoint is taken ----------------------------------------------------------------------------
@@ -459,10 +459,10 @@ def test_a_damaged_or_foreign_pickle_is_the_kits_error_and_nothing_of_it_runs(
 ) -> None:
     folder, trap = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1"), tmp_path / "trap"
     damage(folder / file, trap)
-    told = checkpoint.facts(folder)
-    (folder / checkpoint.MANIFEST).unlink()
+    told = manifest.facts(folder)
+    (folder / manifest.MANIFEST).unlink()
     if sealed:
-        checkpoint.seal(folder, told)
+        manifest.seal(folder, told)
     with pytest.raises(ConfigError) as caught:
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
     assert "checkpoint" in str(caught.value)
@@ -474,9 +474,9 @@ def test_a_record_that_was_tampered_with_is_the_kits_error(
     saved_run: Path, make_trainer: Any, tmp_path: Path, told: object
 ) -> None:
     folder = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1")
-    (folder / checkpoint.MANIFEST).unlink()
-    checkpoint.seal(folder, {"run": told})
-    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{checkpoint.MANIFEST}"):
+    (folder / manifest.MANIFEST).unlink()
+    manifest.seal(folder, {"run": told})
+    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{manifest.MANIFEST}"):
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
 
 

@@ -11,9 +11,9 @@ import pytest
 import rloo_kit
 from rewards import RewardCallError
 from rloo_kit.train import resume
-from rloo_kit.train.callbacks import Stops, Terminated
-from rloo_kit.watch import checkpoint
-from rloo_kit.watch.checkpoint import fault
+from rloo_kit.train.stops import Stops, Terminated
+from rloo_kit.watch import manifest
+from rloo_kit.watch.manifest import fault
 from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
 
@@ -94,8 +94,8 @@ def test_while_saving_a_signal_waits_and_another_one_too(
         original(folder, told)
         sealed.append(folder.name)
 
-    original = checkpoint.seal
-    monkeypatch.setattr(checkpoint, "seal", seal)
+    original = manifest.seal
+    monkeypatch.setattr(manifest, "seal", seal)
     with pytest.raises(Terminated):
         make_trainer(**{**SETTINGS, "save_steps": 2}).train()
     assert sealed == ["checkpoint-2"], "it is not written twice"

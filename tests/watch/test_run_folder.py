@@ -11,8 +11,8 @@ import pytest
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.watch import run_folder
-from rloo_kit.watch.checkpoint import MANIFEST, fault, is_ours, seal
 from rloo_kit.watch.log import Known
+from rloo_kit.watch.manifest import MANIFEST, fault, is_ours, seal
 from rloo_kit.watch.run_folder import read_history
 from tests.watch.logs import LOG, history
 

@@ -25,7 +25,7 @@ from .conftest import run_kernel
 
 GONE_WITHIN_SECONDS = 20.0  # a hung thread takes 5.4 s by design, a busy machine more
 HUNG_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()"
-SHUT_DOWN = "from rloo_kit.session.kernel import shutdown_kernel\nshutdown_kernel()"
+SHUT_DOWN = "from rloo_kit.session.shutdown import shutdown_kernel\nshutdown_kernel()"
 
 
 pytestmark = pytest.mark.usefixtures("jupyter")
@@ -246,7 +246,7 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
     assert printed == ["", "below\n", "and below\n"]
     assert seconds_until(lambda: gone(page.pid), 2) >= 2
 
-    shown = "import rloo_kit.session.kernel as k; s = k._find_server(); print(s, repr(s), vars(s).keys())"
+    shown = "import rloo_kit.session.shutdown as k; s = k._find_server(); print(s, repr(s), vars(s).keys())"
     (text,) = page.run(shown)
     assert "token" in text
     assert server.token not in text
@@ -260,7 +260,7 @@ def test_cells_below_cancel_it_and_a_frontends_own_code_does_not(server: Server)
 def test_a_server_that_refuses_loses_the_process_all_the_same_and_the_cell_says_so(server: Server) -> None:
     page = server.open_page()
     page.run(
-        "import dataclasses, rloo_kit.session.kernel as k; real = k._find_server()",
+        "import dataclasses, rloo_kit.session.shutdown as k; real = k._find_server()",
         "k._find_server = lambda: dataclasses.replace(real, token='wrong')",
     )
     assert page.run(SHUT_DOWN) == [""]

@@ -12,9 +12,9 @@ import rewards
 import rloo_kit
 from rewards.signature import Reward
 from rloo_kit import Plan, data_checks, tasks
+from rloo_kit.cli.callables import CORRECT
 from rloo_kit.cli.config import Config
 from rloo_kit.cli.document import Key
-from rloo_kit.cli.grammar import CORRECT
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
 from rloo_kit.memory.hardware import device_of
