@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import rloo_kit
-from rloo_kit.session.processes import deepspeed_file
+from rloo_kit.session.launch import deepspeed_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/scale.md"

@@ -25,7 +25,7 @@ import typer
 import rloo_kit
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.session import processes
-from rloo_kit.session.processes import Machines, check_installed, command, deepspeed_file
+from rloo_kit.session.launch import Machines, check_installed, command, deepspeed_file
 
 if TYPE_CHECKING:
     from rloo_kit.cli.assemble import Run

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from rloo_kit.errors import ConfigError, DatasetError, VersionError
 from rloo_kit.memory.hardware import sleeps
-from rloo_kit.session import processes
+from rloo_kit.session import launch
 from rloo_kit.session.versions import version_of
 from rloo_kit.train import fingerprints
 
@@ -37,9 +37,9 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
         ConfigError: the launch asked for something else than there is.
         DatasetError: the processes have different rows.
     """
-    state, wanted = accelerator.state, processes.asked(args.deepspeed, args.fsdp)
+    state, wanted = accelerator.state, launch.asked(args.deepspeed, args.fsdp)
     kind, on_cpu = str(state.distributed_type.value), accelerator.device.type == "cpu"
-    if error := processes.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
+    if error := launch.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
         check_same(gather_object([fingerprints.rows(dataset)]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.session.processes import MODULES, Machines, command
+from rloo_kit.session.launch import MODULES, Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
 
 collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests

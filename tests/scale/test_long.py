@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rloo_kit.session.processes import Machines
+from rloo_kit.session.launch import Machines
 from tests.conftest import CLEAN_ENVIRONMENT
 from tests.scale.conftest import PATIENCE, ROOT, finish, problems, seen, start
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import processes
-from rloo_kit.session.processes import CONFIGS, ENGINES, Machines, asked, command, deepspeed_file, downgrade
+from rloo_kit.session import launch, processes
+from rloo_kit.session.launch import CONFIGS, ENGINES, Machines, asked, command, deepspeed_file, downgrade
 
-LAUNCH = {processes.BY_LAUNCH: "False", "ACCELERATE_MIXED_PRECISION": "no"}
+LAUNCH = {launch.BY_LAUNCH: "False", "ACCELERATE_MIXED_PRECISION": "no"}
 CPU, DEEPSPEED, FSDP = (
-    {processes.CPU: "True"},
+    {launch.CPU: "True"},
     {"ACCELERATE_USE_DEEPSPEED": "true"},
     {"ACCELERATE_USE_FSDP": "true"},
 )
@@ -107,7 +107,7 @@ def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
 def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(
     make_trainer: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv(processes.BY_LAUNCH, "False")
+    monkeypatch.setenv(launch.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ValueError, match="the launch asked for several processes") as caught:
         make_trainer()

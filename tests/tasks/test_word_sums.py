@@ -10,7 +10,7 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks import word_sums
+from rloo_kit.tasks.word_sums import FEWER, MORE, NAMES, THINGS
 
 
 def sum_in(row: dict[str, Any]) -> tuple[int, ...]:
@@ -45,11 +45,11 @@ def test_no_sum_is_on_both_sides_in_any_wording_or_seed(task: tasks.Task) -> Non
 
 def test_every_wording_is_on_both_sides(task: tasks.Task) -> None:
     def wordings(side: Any) -> set[str]:
-        names, things = "|".join(word_sums.NAMES), "|".join(word_sums.THINGS)
+        names, things = "|".join(NAMES), "|".join(THINGS)
         return {re.sub(rf"\d+|{names}|{things}", "_", text) for text in side["problem"]}
 
     assert wordings(task.train) == wordings(task.held_out)
-    assert len(wordings(task.train)) == len(word_sums.MORE) + len(word_sums.FEWER)
+    assert len(wordings(task.train)) == len(MORE) + len(FEWER)
 
 
 FORMS = [
