@@ -211,17 +211,10 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
     """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``.
 
     Raises:
-        ArgumentError: an argument of earlier releases.
         ConfigError: a number out of range, or one that has no effect beside greedy.
     """
     from rloo_kit.policy.policy import check_sampling
 
-    if "answer_of" in generate:
-        raise ArgumentError(
-            "evaluate grades with a reward",
-            where="evaluate(answer_of=...)",
-            todo="pass correct=rewards.answer_reward(...), or a function that returns 1.0 for a right completion",
-        )
     values.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
     if greedy and samples > 1:
         raise ConfigError(

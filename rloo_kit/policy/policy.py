@@ -87,11 +87,6 @@ class Policy:
         return iter((self.model, self.tokenizer))
 
     @property
-    def card(self) -> Checkpoint:
-        """The old name of ``checkpoint``."""
-        return self.checkpoint
-
-    @property
     def has_lora(self) -> bool:
         """Whether a LoRA is trained, and not all weights."""
         return hasattr(self.model, "peft_config")

@@ -61,11 +61,6 @@ def is_ours(folder: Path) -> bool:
     return named and folder.is_dir() and not folder.is_symlink() and (folder / MANIFEST).is_file()
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether all that was saved is there, if only to load: without an optimizer's state it cannot be resumed from."""
-    return not _fault_by_manifest(folder)
-
-
 def step_of(folder: Path) -> int:
     """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
     named = NAME.fullmatch(folder.name)
