@@ -67,3 +67,10 @@ def test_triton_is_for_make_test_alone_in_the_release_that_torch_pins() -> None:
     }
     assert [name for name, said in planned.items() if "--triton" in said] == ["pytest"]
     assert b".triton" in FILES[".gitignore"].splitlines()
+
+
+def test_every_planted_bug_still_fits_its_place_and_names_tests_that_are_there() -> None:
+    """What tests/mutants.py puts in; it takes a minute a bug, so it is not run here."""
+    for bug in tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())["mutant"]:
+        assert (ROOT / bug["file"]).read_text().count(bug["old"]) == 1, bug["why"]
+        assert all((ROOT / path).exists() for path in bug["tests"].split(" -")[0].split()), bug["why"]
