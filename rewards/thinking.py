@@ -7,6 +7,7 @@ not end a thought.  Whether the answer is right is for ``rewards.answers``.
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -160,7 +161,8 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
     In decoded text a closing token looks like the same letters typed.  The ids give the number of tokens; if the text
-    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.
+    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.  So
+    it is with ids that have no marker while the text has: they may be another tokenizer's.
 
     Args:
         text: the decoded completion.
@@ -170,13 +172,33 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     closed = typed > 0 if thought is None else thought.closed
     if not closed:
         unfinished = tokens.prompt_opens or (OPEN in text if thought is None else thought.opened)
-        return [(text.replace(OPEN, ""), "")] if unfinished else [("", text)]
+        if unfinished:
+            return [(text.replace(OPEN, ""), "")]
+        marked = thought is not None and (typed or OPEN in text)
+        return [("", text), *(split_text(text, None, tokens) if marked else [])]
     if not typed:  # a chat parser has taken the thought out of the text
         return [("", text)]
     n_close = typed if thought is None else thought.n_close
     parts = text.split(CLOSE)
     candidates = range(1, max(1, typed - n_close + 1) + 1)
-    return [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
+    pairs = [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
+    again = thought is None or tokens.open_id in thought.answer
+    return [(first, _LATER.sub("", answer) if again else answer) for first, answer in pairs]
+
+
+# From a later thought's first marker to the last one: a marker within it may be typed.
+_LATER = re.compile(rf"{OPEN}(?:.*{CLOSE}|.*)", re.DOTALL)
+
+
+def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
+    """The answer's ids without later thoughts."""
+    kept, inside = [], False
+    for i in thought.answer:
+        inside = inside or i == tokens.open_id
+        if not inside:
+            kept.append(i)
+        inside = inside and i != tokens.close_id
+    return kept
 
 
 @dataclass
