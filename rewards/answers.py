@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, get_args
 from rewards.errors import check_choice, invalid
 from rewards.free_text import guessed
 from rewards.made import recorded
-from rewards.math import Pair, equal, equals, pair
+from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
-from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
+from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 
 # ------------------------------------------------------------------------------------------ forms
 
@@ -132,7 +132,8 @@ def folded(text: str) -> str:
     >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
     True
     """
-    text = re.sub(r"\s+", " ", plain(unicodedata.normalize("NFC", readable(text))).replace("$", ""))
+    text = re.sub(r"\\([%&#_$])", r"\1", unicodedata.normalize("NFC", readable(text)))
+    text = re.sub(r"\s+", " ", plain(text).replace("$", ""))
     text = re.sub("[‘’]", "'", text.strip()).casefold()
     text = re.sub(rf"^(?:(?!\.\d){_OUTER})+|{_OUTER}+$", "", text) or text
     return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
@@ -144,13 +145,21 @@ _WORDS = re.compile(r"(?!(?:sin|cos|tan|log|exp)\b)[^\W\d_]{3,}(?:,? [^\W\d_]+)*
 _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
-def _pair(value: str, gold: str) -> Pair | None:
-    """What algebra should judge of a gold answer and an answer; of words, the same ones or nothing."""
+def _pairs(value: str, gold: str) -> list[Pair]:
+    """What algebra should judge of a gold answer and an answer, all of it; of words, the same ones or nothing."""
     gold = readable(gold).strip(" .")
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
-        return (gold, gold) if same else None
-    return pair(value, gold)
+        return [(gold, gold)] if same else []
+    asked = [pair(one, gold) for one in (value, *equal_sides(value, gold))]
+    return [one for one in asked if one] if all(asked) else []
+
+
+def _other_name(value: str, gold: str) -> bool:
+    """Whether an answer names a variable that the gold answer has not, which names its own: y = 2 for x = 2."""
+    texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
+    mine, golds = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
+    return bool(mine and golds and mine[1] not in texts[1] and golds[1] not in texts[0])
 
 
 def _numeric(gold: str) -> bool:
@@ -166,7 +175,15 @@ _OF_OTHERS = re.compile(
     re.IGNORECASE,
 )
 _CHOICE_LABEL = re.compile(r"^(?:(?:option|choice|answer)\b|答案[是为]?|选)", re.IGNORECASE)
-_DENIED = re.compile(r"(?:\b(?:not|but|than|except)|\\n\w+|¬|!)\W*[A-J]\b")
+_DENIED = re.compile(
+    r"(?:(?i:\b(?:not|but|than|except))|\\n\w+|¬|!)\W*[A-J]\b|\b[A-J]\W+(?:is|was)(?:n['’]t|\s+(?:not|wrong|incorrect|false))\b"
+)
+# A letter with its mark, and the option's text, in which capitals are no choices: "B. vitamin C".
+_MARKED = re.compile(r"\W*([A-J])\W*(?:(?<=\W)-|[).:\]])\W*(.*)", re.DOTALL)
+_ANOTHER = re.compile(
+    r"[A-J](?:\W*$|\s*[,/;]|\s+(?:and|or)\s+[A-J]\b)|(?:.*\W)?(?:[A-J]\s*[):\]]|[A-J]\.\s+\S)|(?:.*\W)?(?:or|also|maybe|perhaps)\s+\W*[A-J]\b",
+    re.DOTALL,
+)
 
 
 def _letters(value: str, alone: bool) -> set[str]:
@@ -174,7 +191,10 @@ def _letters(value: str, alone: bool) -> set[str]:
     text = _CHOICE_LABEL.sub("", plain(value).strip(" $"))
     if one := re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text):
         return {one[1].upper()}
-    if _DENIED.search(text) or (alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)):
+    denied = _DENIED.search(text)
+    if (one := _MARKED.match(text)) and not denied and not _ANOTHER.match(one[2]):
+        return {one[1]}
+    if denied or (alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)):
         return set()
     return {match[1] or match[2] for match in _CHOICE.finditer(text)}
 
@@ -221,9 +241,11 @@ def is_right(
     alone = form == "whole"
 
     def same(value: str) -> bool:
+        if kind in ("number", "math") and _other_name(value, gold):
+            return False
         if kind == "math":
-            asked = _pair(value, gold)
-            return asked is not None and equal(*asked)
+            asked = _pairs(value, gold)
+            return bool(asked) and all(equal(*one) for one in asked)
         if kind == "choice":
             return _letters(value, alone) == {re.sub(r"\W", "", gold).upper()}
         if kind == "exact":
@@ -269,8 +291,8 @@ class _AnswerReward:
         verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
-            pairs = (_pair(v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = equals([pair for pair in pairs if pair], self.timeout)
+            said = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
+            verdicts = equals([pair for one in said for pair in _pairs(*one)], self.timeout)
         return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
 
     def _accepted(self, gold: Any) -> list[Any]:
@@ -304,9 +326,11 @@ class _AnswerReward:
         thought = None if ids is None else split_thinking(ids, self.tokens)
         # After a tool call the ids span several turns; the answer is in the last message.
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
-        if thought is not None and self.tokenizer is not None and turns <= 1:
-            return [str(self.tokenizer.decode(thought.answer, skip_special_tokens=True))]
         text = completion_text(completion, thought=True)
+        if thought is not None and self.tokenizer is not None and turns <= 1:
+            text = str(self.tokenizer.decode(visible(thought, self.tokens), skip_special_tokens=True))
+            if thought.opened or thought.closed or self.tokens.prompt_opens:
+                return [text]
         return [answer for _, answer in split_text(text, thought if turns <= 1 else None, self.tokens)]
 
 

@@ -39,7 +39,7 @@ KEPT = 20_000  # verdicts in the cache
 # Certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
 _DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_NAME = re.compile(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
+_NAME = re.compile(r"^(?!\\pi\b)(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
 _MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
 _DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
@@ -102,6 +102,23 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     if "," in gold and "=" not in gold and len(parts) == len(names) and len(set(names)) == 1:
         return ", ".join(part[2].strip() for part in parts if part)
     return value
+
+
+_KNOWN = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|left|right|pi|pm)(?![A-Za-z])")
+
+
+def equal_sides(value: str, gold: str) -> list[str]:
+    """The sides of an answer's equation that have to be the gold answer too: all without a letter of their own, which
+    would name something, as in f(x) = x + 1."""
+    if "=" in gold or "," in value or _INEQUALITY.search(value):
+        return []
+    *sides, last = _bare(value).split("=")
+    unknown = _letters(last)
+    return [side for side in sides if _letters(side) <= unknown and not _NAME.match(side + "=")]
+
+
+def _letters(text: str) -> set[str]:
+    return set(re.findall("[A-Za-z]", _KNOWN.sub("", text)))
 
 
 def _ends(text: str) -> str:

@@ -87,6 +87,31 @@ PLACES = {
     "the end is only typed": ("<think>x</think>The answer is 42.", [151667, 1, 2, 3], 0.0),
     "typed in the thought, wrong after it": ("<think>a</think>42</think>41", [151667, 1, 151668, 2], 0.0),
     "no thought at all": ("The answer is 42.", [2, 151645], 1.0),
+    "another tokenizer's markers": (r"<think>\boxed{42}</think> unknown", [151648, 5, 6, 151649, 7], 0.0),
+    "another tokenizer's, opened in the prompt": (r"\boxed{42}</think> unknown", [5, 6, 151649, 7], 0.0),
+    "another tokenizer's, never closed": (r"<think> \boxed{42}", [151648, 5, 6], 0.0),
+    "another tokenizer's, right after it": (r"<think>so</think>\boxed{42}", [151648, 5, 151649, 7], 1.0),
+    "a second thought": (
+        r"<think>a</think><think>b \boxed{42}</think>",
+        [151667, 1, 151668, 151667, 2, 151668],
+        0.0,
+    ),
+    "a tag in it": ("<think>a</think><think><answer>42</answer>", [151667, 1, 151668, 151667, 2], 0.0),
+    "a line in it": (
+        "<think>a</think><think>\n#### 42\n</think>",
+        [151667, 1, 151668, 151667, 2, 151668],
+        0.0,
+    ),
+    "a marker typed in it": (
+        r"<think>a</think><think>b</think> \boxed{42}</think>",
+        [151667, 1, 151668, 151667, 2, 3, 4, 151668],
+        0.0,
+    ),
+    "an answer beside it": (
+        r"<think>a</think><think>b</think> \boxed{42}",
+        [151667, 1, 151668, 151667, 2, 151668, 3],
+        1.0,
+    ),
 }
 
 
