@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 from rewards.errors import check_choice, invalid
 from rewards.free_text import guessed
+from rewards.guard import as_score
 from rewards.made import recorded
 from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
-from rewards.text import completion_text
-from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
+from rewards.text import completion_text, rows_of
+from rewards.thinking import QWEN3, ThinkTokens, check_tokens, split_text, split_thinking, visible
 
 # ------------------------------------------------------------------------------------------ forms
 
@@ -283,17 +284,17 @@ class _AnswerReward:
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
         golds = column_in({**kwargs, "completions": completions}, self.column, self.__name__)
-        ids = completion_ids if completion_ids is not None else [None] * len(completions)
+        said = rows_of(self.__name__, completions, completion_ids)
         rows = [
             (self.answers_of(completion, row_ids), self._accepted(gold))
-            for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
+            for (completion, row_ids), gold in zip(said, golds, strict=True)
         ]
         verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
-            said = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = equals([pair for one in said for pair in _pairs(*one)], self.timeout)
-        return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
+            each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
+            verdicts = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
+        return [self._one(i, *row, verdicts) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
         given = [gold] if callable(self.kind) else accepted(gold)
@@ -309,7 +310,9 @@ class _AnswerReward:
         choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
         return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
-    def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]) -> float:
+    def _one(
+        self, sample: int, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]
+    ) -> float | None:
         if not callable(self.kind):
             how = (self.kind, self.tolerance, self.form, lambda *pair: verdicts[pair])
             found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
@@ -319,7 +322,11 @@ class _AnswerReward:
             if "" in texts:
                 return self.wrong
         given = [self.kind(text, golds[0]) for text in texts]
-        return min((self.right if v else self.wrong) if isinstance(v, bool) else float(v) for v in given)
+        paid = (
+            (self.right if value else self.wrong) if isinstance(value, bool) else value for value in given
+        )
+        scores = [as_score(value, sample, self.__name__) for value in paid]
+        return None if None in scores else min(score for score in scores if score is not None)
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""
@@ -396,6 +403,7 @@ def answer_reward(
     if not callable(kind):
         check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
     check_choice(form, FORMS, "form", "answer_reward")
+    check_tokens(tokens, "answer_reward")
     limits = (tolerance, timeout)
     if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
         raise invalid(

@@ -210,7 +210,7 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
         what = f"It returned {number} values for {count} completions"
         todo = "return one number or None per completion, in their order"
         raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
-    return [_as_score(value, index, name, limit) for index, value in enumerate(scores)]
+    return [as_score(value, index, name, limit) for index, value in enumerate(scores)]
 
 
 def _scalar(value: Any) -> Any:
@@ -218,7 +218,8 @@ def _scalar(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
-def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
+def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
+    """One score as a float or None; RewardValueError if it cannot be one."""
     if value is None:
         return None
     number = _scalar(value)

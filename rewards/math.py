@@ -10,6 +10,7 @@ import the caller's script again and so start a second training, or fork a proce
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -212,6 +213,9 @@ class _Server:
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout) if self.process else ():
+            with contextlib.suppress(OSError):  # what was not sent
+                pipe.close()
         if self.errors is not None:
             self.errors.seek(0)
             self.said = (self.errors.read().strip().splitlines() or [""])[-1]

@@ -112,9 +112,11 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
         todo = f"add the column, or tell {reward} another; the dataset has {held}"
         raise RewardValueError(f"The dataset has no column '{column}'", reward_name=reward, todo=todo)
     values, count = kwargs[column], count_of((), kwargs)
-    if count is not None and hasattr(values, "__len__") and len(values) != count:
+    single = isinstance(values, str)
+    if single or (count is not None and hasattr(values, "__len__") and len(values) != count):
+        has = f"is one text, {shown(values)}," if single else f"has {len(values)} values"
         raise RewardValueError(
-            f"The column '{column}' has {len(values)} values for {count} completions",
+            f"The column '{column}' {has} for {count} completions",
             reward_name=reward,
             todo=f"pass a list with one value per completion: {column}=[...]",
         )

@@ -16,7 +16,7 @@ from rewards.compose import gated
 from rewards.errors import invalid
 from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
-from rewards.text import completion_text, prompt_text
+from rewards.text import completion_text, prompt_text, rows_of
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -70,6 +70,13 @@ class ThinkTokens:
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
 #: ``dataclasses.replace(QWEN3, prompt_opens=True)``.
 QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
+
+
+def check_tokens(tokens: object, where: str) -> None:
+    """Raise TypeError for what is no ThinkTokens."""
+    if not isinstance(tokens, ThinkTokens):
+        todo = "pass rewards.QWEN3, or rewards.ThinkTokens.from_tokenizer(tokenizer)"
+        raise invalid("tokens must be ThinkTokens", f"{where}(tokens={tokens!r})", todo, kind=TypeError)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -215,7 +222,7 @@ class _ThinkingReward:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], **kwargs: Any
     ) -> list[float]:
-        return [self._one(text, ids) for text, ids in zip(completions, completion_ids, strict=True)]
+        return [self._one(text, ids) for text, ids in rows_of(self.__name__, completions, completion_ids)]
 
     def _one(self, completion: Any, ids: Any) -> float:
         thought = split_thinking(ids, self.tokens)
@@ -255,6 +262,7 @@ def thinking_reward(
     >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
     [1.1]
     """
+    check_tokens(tokens, "thinking_reward")
     starts = [start for start, _ in bands]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         where, todo = (
@@ -282,8 +290,9 @@ class _ThoughtThenAnswer:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
     ) -> list[float]:
-        asked = prompts if prompts is not None else [""] * len(completions)
-        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
+        rows = rows_of(self.__name__, completions, completion_ids)
+        asked = prompts if prompts is not None else [""] * len(rows)
+        return [self._one(*row, prompt) for row, prompt in zip(rows, asked, strict=True)]
 
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
         thought = split_thinking(ids, self.tokens)
@@ -365,6 +374,7 @@ def thought_then_answer(
     >>> reward(completions=["<think>...</think>42", "<think>hmm hmm</think>"], completion_ids=ids)
     [1.0, 0.0]
     """
+    check_tokens(tokens, "thought_then_answer")
     if not tokens.eos_ids:
         todo = "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))"
         raise invalid(

@@ -242,3 +242,27 @@ def test_every_integer_is_right_in_every_usual_form(value):
     for text in (f"{value}", f"{value:,}", rf"\boxed{{{value}}}", f"The answer is {value}.", f"{value}.0"):
         assert is_right(text, str(value)), text
         assert not is_right(text, str(value + 1)), text
+
+
+MISCALLED = {
+    "one text for a column": ({"completions": ["1", "2"], "answer": "12"}, "'answer' is one text, '12'"),
+    "no completion": ({"completions": ["1", None], "answer": ["1", "2"]}, "sample 1, value None"),
+    "one message": ({"completions": [{"role": "assistant"}], "answer": ["1"]}, "sample 0, value {'role'"),
+    "ids missing": (
+        {"completions": ["1", "2"], "completion_ids": [[1]], "answer": ["1", "2"]},
+        "1 completion_ids for 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), MISCALLED.values(), ids=MISCALLED)
+def test_what_a_call_lacks_is_named_with_its_sample_and_value(given, says):
+    with pytest.raises(rewards.RewardValueError, match=says):
+        answer_reward()(**given)
+
+
+def test_tokens_and_the_score_of_an_own_comparison_are_checked():
+    with pytest.raises(TypeError, match=r"answer_reward\(tokens=5\)"):
+        answer_reward(tokens=5)
+    with pytest.raises(rewards.RewardValueError, match="sample 1, value 'yes'"):
+        answer_reward(lambda text, gold: gold)(completions=["1", "1"], answer=[0.5, "yes"])
