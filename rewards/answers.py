@@ -363,7 +363,8 @@ def answer_reward(
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers; other gold answers by math-verify.
+    - ``"math"``: the same for numbers; other gold answers by math-verify.  Where the gold answer is a number, an
+      expression such as 2^6 earns nothing, since else the question itself would be paid.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or with a box, a line or a
@@ -372,22 +373,20 @@ def answer_reward(
     The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
 
     - ``"boxed"``: what stands in ``\boxed{}``; boxes that differ earn nothing.
-    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind.
+    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind; a heading "#### Final Answer" is no answer.
     - ``"whole"``: all that follows the thought, which has to be the value, with its unit; no sentence around it.
     - ``"auto"``, or ``"prose"``: where no form is asked for, the box if there is one, else a last line after ####, else
       the tag, else a guess: "the answer is" in English, else the last sentence if it has one number.  The guess refuses
       in doubt, and reads no other language.
 
-    Of a form that is named the words around it are not read, in any language: a denial beside an own box earns nothing
-    extra.
+    Of a form that is named the words around it are not read: a denial beside an own box earns nothing extra.
 
     Args:
-        kind: see above.
-        form: see above.  Ask for one in the prompt, and name it here: then nothing is guessed.
+        form: ask for one in the prompt, and name it here: then nothing is guessed.
         column: the dataset's column of gold answers.
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
         tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
-            ids do, the answer must be right from every place where it may begin.
+            ids do, the answer must be right from every place where it may begin; so with ids without markers.
         tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
         timeout: seconds on a core for one answer's algebra, after which it is not equal.
@@ -406,10 +405,8 @@ def answer_reward(
     check_tokens(tokens, "answer_reward")
     limits = (tolerance, timeout)
     if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
-        raise invalid(
-            "tolerance must be a number from 0, and timeout one above 0",
-            f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})",
-            "pass tolerance=0.01 for one percent, and timeout in seconds",
-        )
+        where = f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})"
+        todo = "pass tolerance=0.01 for one percent, and timeout in seconds"
+        raise invalid("tolerance must be a number from 0, and timeout one above 0", where, todo)
     scores = map(float, (right, wrong, timeout))
     return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)

@@ -109,8 +109,7 @@ _KNOWN = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|left|right|pi|pm)(?![A-Za-z
 
 
 def equal_sides(value: str, gold: str) -> list[str]:
-    """The sides of an answer's equation that have to be the gold answer too: all without a letter of their own, which
-    would name something, as in f(x) = x + 1."""
+    """The sides of an answer's equation that have to be the gold answer too: all that name nothing, as f(x) would."""
     if "=" in gold or "," in value or _INEQUALITY.search(value):
         return []
     *sides, last = _bare(value).split("=")
@@ -176,12 +175,11 @@ class _Server:
                 return self._ask(pairs, timeout)
             except (OSError, ValueError) as error:
                 failed = error
-        raise RewardCallError(
-            f"The process that runs math-verify ended without an answer: {self.said or failed}",
-            reward_name="answer_reward",
-            todo="see that memory is free and that a new Python process can import math_verify, "
-            "then train(resume_from_checkpoint=True)",
-        ) from failed
+        what = f"The process that runs math-verify ended without an answer: {self.said or failed}"
+        todo = (
+            "see that memory is free and that a new process can import math_verify, then resume the training"
+        )
+        raise RewardCallError(what, reward_name="answer_reward", todo=todo) from failed
 
     def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         try:
@@ -238,9 +236,7 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     # Imports and parser tables, which no child then pays for.  A parser that fails reads nothing, and raises nothing.
     if not _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"):
-        sys.exit(
-            "math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2] anew"
-        )
+        sys.exit("math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2]")
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
         verdicts: list[bool | None] = [None] * len(pairs)

@@ -280,7 +280,7 @@ def _with_unit(
         low,
         low.removesuffix("s"),
         "" if word[0].isascii() else word[0],
-    )  # the scale of 42万元 is 万
+    )  # 42万元 has the scale 万
     scale = next((_SCALES[name] for name in names if name in _SCALES), 0)
     if scale:
         return Number(value * scale, unit=currency)
