@@ -182,7 +182,7 @@ _DENIED = re.compile(
 # A letter with its mark, and the option's text, in which capitals are no choices: "B. vitamin C".
 _MARKED = re.compile(r"\W*([A-J])\W*(?:(?<=\W)-|[).:\]])\W*(.*)", re.DOTALL)
 _ANOTHER = re.compile(
-    r"[A-J](?:\W*$|\s*[,/;]|\s+(?:and|or)\s+[A-J]\b)|(?:.*\W)?(?:[A-J]\s*[):\]]|[A-J]\.\s+\S)|(?:.*\W)?(?:or|also|maybe|perhaps)\s+\W*[A-J]\b",
+    r"[A-J](?:\W*$|\s*[,/;]|\s+(?:and|or)\s+[A-J]\b)|(?:.*\W)?(?:[A-J]\s*[):\]]|[A-J]\.\s+\S)|(?:.*\W)?(?:or|also|maybe|perhaps|(?i:no|wait|actually|rather))\W+[A-J]\b",
     re.DOTALL,
 )
 

@@ -23,7 +23,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from rewards.errors import RewardCallError
 
@@ -213,7 +213,7 @@ class _Server:
             self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout) if self.process else ():
             with contextlib.suppress(OSError):  # what was not sent
-                pipe.close()
+                cast(IO[str], pipe).close()
         if self.errors is not None:
             self.errors.seek(0)
             self.said = (self.errors.read().strip().splitlines() or [""])[-1]
