@@ -62,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOMES, *globals()})
+    return sorted({*__all__, *_HOMES, *(name for name in globals() if name.startswith("__"))})

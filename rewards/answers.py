@@ -16,12 +16,13 @@ from typing import Any, ClassVar, Literal, get_args
 
 from rewards.errors import check_choice, invalid
 from rewards.free_text import guessed
+from rewards.guard import as_score
 from rewards.made import recorded
-from rewards.math import Pair, equal, equals, pair
+from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
-from rewards.text import completion_text
-from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking
+from rewards.text import completion_text, rows_of
+from rewards.thinking import QWEN3, ThinkTokens, check_tokens, split_text, split_thinking, visible
 
 # ------------------------------------------------------------------------------------------ forms
 
@@ -132,7 +133,8 @@ def folded(text: str) -> str:
     >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
     True
     """
-    text = re.sub(r"\s+", " ", plain(unicodedata.normalize("NFC", readable(text))).replace("$", ""))
+    text = re.sub(r"\\([%&#_$])", r"\1", unicodedata.normalize("NFC", readable(text)))
+    text = re.sub(r"\s+", " ", plain(text).replace("$", ""))
     text = re.sub("[‘’]", "'", text.strip()).casefold()
     text = re.sub(rf"^(?:(?!\.\d){_OUTER})+|{_OUTER}+$", "", text) or text
     return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
@@ -144,13 +146,21 @@ _WORDS = re.compile(r"(?!(?:sin|cos|tan|log|exp)\b)[^\W\d_]{3,}(?:,? [^\W\d_]+)*
 _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
-def _pair(value: str, gold: str) -> Pair | None:
-    """What algebra should judge of a gold answer and an answer; of words, the same ones or nothing."""
+def _pairs(value: str, gold: str) -> list[Pair]:
+    """What algebra should judge of a gold answer and an answer, all of it; of words, the same ones or nothing."""
     gold = readable(gold).strip(" .")
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
-        return (gold, gold) if same else None
-    return pair(value, gold)
+        return [(gold, gold)] if same else []
+    asked = [pair(one, gold) for one in (value, *equal_sides(value, gold))]
+    return [one for one in asked if one] if all(asked) else []
+
+
+def _other_name(value: str, gold: str) -> bool:
+    """Whether an answer names a variable that the gold answer has not, which names its own: y = 2 for x = 2."""
+    texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
+    mine, golds = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
+    return bool(mine and golds and mine[1] not in texts[1] and golds[1] not in texts[0])
 
 
 def _numeric(gold: str) -> bool:
@@ -166,7 +176,15 @@ _OF_OTHERS = re.compile(
     re.IGNORECASE,
 )
 _CHOICE_LABEL = re.compile(r"^(?:(?:option|choice|answer)\b|答案[是为]?|选)", re.IGNORECASE)
-_DENIED = re.compile(r"(?:\b(?:not|but|than|except)|\\n\w+|¬|!)\W*[A-J]\b")
+_DENIED = re.compile(
+    r"(?:(?i:\b(?:not|but|than|except))|\\n\w+|¬|!)\W*[A-J]\b|\b[A-J]\W+(?:is|was)(?:n['’]t|\s+(?:not|wrong|incorrect|false))\b"
+)
+# A letter with its mark, and the option's text, in which capitals are no choices: "B. vitamin C".
+_MARKED = re.compile(r"\W*([A-J])\W*(?:(?<=\W)-|[).:\]])\W*(.*)", re.DOTALL)
+_ANOTHER = re.compile(
+    r"[A-J](?:\W*$|\s*[,/;]|\s+(?:and|or)\s+[A-J]\b)|(?:.*\W)?(?:[A-J]\s*[):\]]|[A-J]\.\s+\S)|(?:.*\W)?(?:or|also|maybe|perhaps|(?i:no|wait|actually|rather))\W+[A-J]\b",
+    re.DOTALL,
+)
 
 
 def _letters(value: str, alone: bool) -> set[str]:
@@ -174,7 +192,10 @@ def _letters(value: str, alone: bool) -> set[str]:
     text = _CHOICE_LABEL.sub("", plain(value).strip(" $"))
     if one := re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text):
         return {one[1].upper()}
-    if _DENIED.search(text) or (alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)):
+    denied = _DENIED.search(text)
+    if (one := _MARKED.match(text)) and not denied and not _ANOTHER.match(one[2]):
+        return {one[1]}
+    if denied or (alone and not re.match(r"\W*[A-J](?:\s*[).:\]]|\s-\s)", text)):
         return set()
     return {match[1] or match[2] for match in _CHOICE.finditer(text)}
 
@@ -221,9 +242,11 @@ def is_right(
     alone = form == "whole"
 
     def same(value: str) -> bool:
+        if kind in ("number", "math") and _other_name(value, gold):
+            return False
         if kind == "math":
-            asked = _pair(value, gold)
-            return asked is not None and equal(*asked)
+            asked = _pairs(value, gold)
+            return bool(asked) and all(equal(*one) for one in asked)
         if kind == "choice":
             return _letters(value, alone) == {re.sub(r"\W", "", gold).upper()}
         if kind == "exact":
@@ -261,17 +284,17 @@ class _AnswerReward:
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
         golds = column_in({**kwargs, "completions": completions}, self.column, self.__name__)
-        ids = completion_ids if completion_ids is not None else [None] * len(completions)
+        said = rows_of(self.__name__, completions, completion_ids)
         rows = [
             (self.answers_of(completion, row_ids), self._accepted(gold))
-            for completion, row_ids, gold in zip(completions, ids, golds, strict=True)
+            for (completion, row_ids), gold in zip(said, golds, strict=True)
         ]
         verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
-            pairs = (_pair(v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = equals([pair for pair in pairs if pair], self.timeout)
-        return [self._one(texts, golds, verdicts) if golds else None for texts, golds in rows]
+            each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
+            verdicts = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
+        return [self._one(i, *row, verdicts) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
         given = [gold] if callable(self.kind) else accepted(gold)
@@ -287,7 +310,9 @@ class _AnswerReward:
         choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
         return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
 
-    def _one(self, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]) -> float:
+    def _one(
+        self, sample: int, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]
+    ) -> float | None:
         if not callable(self.kind):
             how = (self.kind, self.tolerance, self.form, lambda *pair: verdicts[pair])
             found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
@@ -297,16 +322,22 @@ class _AnswerReward:
             if "" in texts:
                 return self.wrong
         given = [self.kind(text, golds[0]) for text in texts]
-        return min((self.right if v else self.wrong) if isinstance(v, bool) else float(v) for v in given)
+        paid = (
+            (self.right if value else self.wrong) if isinstance(value, bool) else value for value in given
+        )
+        scores = [as_score(value, sample, self.__name__) for value in paid]
+        return None if None in scores else min(score for score in scores if score is not None)
 
     def answers_of(self, completion: Any, ids: Any) -> list[str]:
         """The text after the thought; several candidates where the decoded text is ambiguous."""
         thought = None if ids is None else split_thinking(ids, self.tokens)
         # After a tool call the ids span several turns; the answer is in the last message.
         turns = 1 if isinstance(completion, str) else sum(m.get("role") == "assistant" for m in completion)
-        if thought is not None and self.tokenizer is not None and turns <= 1:
-            return [str(self.tokenizer.decode(thought.answer, skip_special_tokens=True))]
         text = completion_text(completion, thought=True)
+        if thought is not None and self.tokenizer is not None and turns <= 1:
+            text = str(self.tokenizer.decode(visible(thought, self.tokens), skip_special_tokens=True))
+            if thought.opened or thought.closed or self.tokens.prompt_opens:
+                return [text]
         return [answer for _, answer in split_text(text, thought if turns <= 1 else None, self.tokens)]
 
 
@@ -332,7 +363,8 @@ def answer_reward(
     The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers; other gold answers by math-verify.
+    - ``"math"``: the same for numbers; other gold answers by math-verify.  Where the gold answer is a number, an
+      expression such as 2^6 earns nothing, since else the question itself would be paid.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
     - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or with a box, a line or a
@@ -341,22 +373,20 @@ def answer_reward(
     The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
 
     - ``"boxed"``: what stands in ``\boxed{}``; boxes that differ earn nothing.
-    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind.
+    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind; a heading "#### Final Answer" is no answer.
     - ``"whole"``: all that follows the thought, which has to be the value, with its unit; no sentence around it.
     - ``"auto"``, or ``"prose"``: where no form is asked for, the box if there is one, else a last line after ####, else
       the tag, else a guess: "the answer is" in English, else the last sentence if it has one number.  The guess refuses
       in doubt, and reads no other language.
 
-    Of a form that is named the words around it are not read, in any language: a denial beside an own box earns nothing
-    extra.
+    Of a form that is named the words around it are not read: a denial beside an own box earns nothing extra.
 
     Args:
-        kind: see above.
-        form: see above.  Ask for one in the prompt, and name it here: then nothing is guessed.
+        form: ask for one in the prompt, and name it here: then nothing is guessed.
         column: the dataset's column of gold answers.
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
         tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
-            ids do, the answer must be right from every place where it may begin.
+            ids do, the answer must be right from every place where it may begin; so with ids without markers.
         tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
         timeout: seconds on a core for one answer's algebra, after which it is not equal.
@@ -372,12 +402,11 @@ def answer_reward(
     if not callable(kind):
         check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
     check_choice(form, FORMS, "form", "answer_reward")
+    check_tokens(tokens, "answer_reward")
     limits = (tolerance, timeout)
     if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
-        raise invalid(
-            "tolerance must be a number from 0, and timeout one above 0",
-            f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})",
-            "pass tolerance=0.01 for one percent, and timeout in seconds",
-        )
+        where = f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})"
+        todo = "pass tolerance=0.01 for one percent, and timeout in seconds"
+        raise invalid("tolerance must be a number from 0, and timeout one above 0", where, todo)
     scores = map(float, (right, wrong, timeout))
     return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)

@@ -78,7 +78,6 @@ class Audit:
     """The result of ``audit``: print it, show it in a notebook, or call ``raise_for`` in CI.
 
     Attributes:
-        aim: what the reward is meant to pay for: "answer", "thought" or "both".
         full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
         group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
@@ -86,7 +85,6 @@ class Audit:
         cut_off_std: the same for a group whose completions were all cut off within their thoughts.
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
-        form: the form of answer that the reward reads, in which the cases were written.
         constant: whether all that it scored has one score, or none has any.
         inverted: whether a right completion earns no more than an empty one; of a reward of form, such as a penalty,
             only if it earns less, and of one of length never.
@@ -147,9 +145,8 @@ class Audit:
         scores = [f.score for f in self.findings if f.score is not None]
         if self.constant:
             score = f"{scores[0]:g}" if scores else "None"
-            return (
-                f"{self.name} gives {score} for all {len(self.findings)} completions. {EQUAL.capitalize()}."
-            )
+            count = len(self.findings)
+            return f"{self.name} gives {score} for all {count} completions. {EQUAL.capitalize()}."
         if not self.full > self.floor:
             honest = f"{self.name} pays an honest right completion {self.full:g}"
             return f"{honest}, no more than one with nothing in it ({self.floor:g})."
@@ -180,9 +177,7 @@ class Audit:
         if self.constant:
             failed.append(EQUAL)
         elif self.inverted:
-            failed.append(
-                f"a right completion earns {self.full:g}, and one with nothing in it {self.floor:g}"
-            )
+            failed.append(f"a right completion earns {self.full:g}, one with nothing in it {self.floor:g}")
         if exploits is not None and len(self.exploits) > exploits:
             failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
         if refusals is not None and self.share("refusal") > refusals:
@@ -310,19 +305,17 @@ def audit(
     deserves nothing must stay below 0.5, one that deserves pay must reach it.
 
     Args:
-        reward: any TRL reward callable, also ``async``.  Completions are messages or str, as the prompts
-            in ``rows`` are, messages without rows; and the other if that fails.
+        reward: any TRL reward callable, also ``async``.
         tokenizer: any; makes the ids.  Without it a word is a token.  <think> and </think> are the reward's own
             tokens where it has some, else as many of the tokenizer's as they take; Qwen3's without one.
         cases: ``rewards.CASES`` by default.  To add some: ``[*rewards.CASES, rewards.Case(...)]``.
         rows: the task: dicts, or a dataset, with ``prompt``, the gold answer, and any other column the reward
-            needs.  By default five arithmetic questions, or choices or words for those kinds of
-            ``answer_reward``.
+            needs.  By default five questions of the reward's kind.
         column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
-            for both.  By default ``reward.aim`` where the reward has one, else "answer".
-        form: where the reward reads the answer, one of ``rewards.FORMS``: cases are written so.  By default
-            ``reward.form`` where the reward has one; else "auto", and a reward that reads a tag alone pays nothing.
+            for both; by default the reward's own.
+        form: where the reward reads the answer, one of ``rewards.FORMS``: cases are written so; by default the reward's
+            own, else "auto", and a reward that reads a tag alone pays nothing.
         limit: most rows used, spread over the task; of a stream the first ones.
 
     Raises:
@@ -409,7 +402,7 @@ class _Caller:
 
     def __init__(
         self, reward: Reward, task: Sequence[Mapping[str, Any]], first: Sequence[Sample], chat: bool
-    ) -> None:
+    ):
         self.reward, self.task = reward, task
         # As the rows are; the other where that raises, unless both do.
         for self.chat in (chat, not chat, chat):

@@ -43,16 +43,8 @@ CONTESTED = Band(float("-inf"), float("inf"))
 
 @dataclass(frozen=True)
 class Case:
-    """One completion, what it should earn, and why.
-
-    Args:
-        family: the kind of attack or of honest answer.
-        name: what is written, in a few words; unique within its family.
-        completion: the template.
-        answer: band for a reward of right answers.
-        thought: band for a reward of the form: a real thought, closed once, then an answer, ended.
-        why: the reason for the bands.
-    """
+    """A completion's template, what it should earn from a reward of right answers and from one of the form (a real
+    thought, closed once, then an answer, ended), and why; its name is unique within its family."""
 
     family: str
     name: str

@@ -74,8 +74,7 @@ def weighted(
 ) -> Reward:
     """The weighted sum of several rewards, each one's mean logged beside it.
 
-    As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are None
-    is None.  Unlike ``RLOOConfig.reward_weights`` this nests: the sum can be gated or clipped.
+    As in TRL, a reward that is None for a sample drops out of its sum, and a sample for which all are is None.
 
     Args:
         weights: one per reward; all 1 where None.
@@ -93,11 +92,8 @@ def weighted(
     values = [1.0] * len(members) if weights is None else list(weights)
     finite = all(isinstance(weight, numbers.Real) and math.isfinite(weight) for weight in values)
     if not members or len(values) != len(members) or not finite:
-        raise invalid(
-            f"{len(members)} rewards need as many finite weights, and there are {len(values)}",
-            f"weighted(weights={weights!r})",
-            "pass one finite weight per reward, and at least one reward",
-        )
+        what = f"{len(members)} rewards need as many finite weights, and there are {len(values)}"
+        raise invalid(what, f"weighted({weights!r})", "pass at least one reward, and a weight for each")
     return _Weighted(members, [float(weight) for weight in values], name)
 
 
@@ -157,10 +153,7 @@ class _Mapped(Wrapped):
 
 @recorded()
 def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
-    """The reward, kept within [low, high].
-
-    Raises:
-        ValueError: ``low`` is not below ``high``.
+    """The reward, kept within [low, high]; ValueError where ``low`` is not below ``high``.
 
     >>> from rewards import length_reward
     >>> clipped(length_reward((1, 5), inside=9), high=2)(completions=["It is so."])
@@ -173,10 +166,7 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
 
 @recorded()
 def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
-    """``scale * reward + offset``.
-
-    Raises:
-        ValueError: a scale or an offset that is not finite.
+    """``scale * reward + offset``; ValueError where one of the two is not finite.
 
     >>> from rewards import sentence_reward
     >>> scaled(sentence_reward(), 2.0, -1.0)(completions=["It is so.", "It is"])
@@ -205,13 +195,8 @@ class _OnlyFor(Wrapped):
 def only_for(reward: Reward, **columns: Any) -> Reward:
     """The reward for rows whose columns have these values, and None ("does not apply") elsewhere.
 
-    The reward is called with those rows alone, so it may rely on their columns.
-
-    Args:
-        **columns: column to value, or to a set, list or tuple of values; all must hold.
-
-    Raises:
-        ValueError: no column named.
+    It is called with those rows alone.  ``columns``: column to value, or to a set, list or tuple of values; all must
+    hold, and there must be one.
 
     >>> from rewards import sentence_reward
     >>> reward = only_for(sentence_reward(), kind="prose")
@@ -266,10 +251,7 @@ def cached(reward: Reward, *, size: int = 100_000) -> Reward:
 
     Two rows are the same if their completion ids, prompt and columns are.  Only for rewards that depend on nothing
     else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest scores,
-    ``size`` of them, are kept; the attributes ``hits`` and ``misses`` count.
-
-    Raises:
-        ValueError: a size under 1.
+    ``size`` of them, at least 1, are kept; the attributes ``hits`` and ``misses`` count.
     """
     if size < 1:
         raise invalid("size must be at least 1", f"cached(size={size})", "leave it at 100000")

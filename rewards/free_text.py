@@ -73,11 +73,8 @@ def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
     bare = [i for i in stating if not re.search("[A-Za-z]{2}", sentences[i])]
     if not stating or (stating[-1] in bare and len(bare) > 1):
         return []
-    clause = (
-        r"\b(?:is|are|was|at|gives)\s"
-        if kind in ("exact", "math")
-        else r"\b(?:so|thus|hence|therefore|which)\b"
-    )
+    words = kind in ("exact", "math")
+    clause = r"\b(?:is|are|was|at|gives)\s" if words else r"\b(?:so|thus|hence|therefore|which)\b"
     before, _, value = re.sub(clause, "\0", sentences[stating[-1]]).rpartition("\0")
     return [(before, value, "".join(sentences[stating[-1] + 1 :]))]
 

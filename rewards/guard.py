@@ -43,14 +43,12 @@ if TYPE_CHECKING:
 def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | None = None) -> Reward:
     """The same reward, which now raises instead of returning a value that would silently ruin a run.
 
-    TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys
-    become the rewards), and reads NaN as None.  A guarded reward returns a list with one float or None
-    per completion, or raises.  Numbers of numpy and torch, bools, ints and one-dimensional arrays and
-    tensors become floats.  None still means "does not apply to this sample".  It is picklable where the
-    reward is, ``async`` where the reward is, and keeps its ``__name__``.
+    TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys become the
+    rewards), and reads NaN as None.  A guarded reward returns a list with one float or None ("does not apply") per
+    completion, or raises.  It is picklable and ``async`` where the reward is, and keeps its ``__name__``.
 
     Args:
-        reward: any TRL reward callable, synchronous or ``async``; a guarded one comes back as it is.
+        reward: any TRL reward callable; a guarded one comes back as it is.
         limit: largest magnitude allowed.
         columns: names of the dataset's columns, where known; see :func:`check_signature`.
 
@@ -210,7 +208,7 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
         what = f"It returned {number} values for {count} completions"
         todo = "return one number or None per completion, in their order"
         raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
-    return [_as_score(value, index, name, limit) for index, value in enumerate(scores)]
+    return [as_score(value, index, name, limit) for index, value in enumerate(scores)]
 
 
 def _scalar(value: Any) -> Any:
@@ -218,7 +216,8 @@ def _scalar(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
-def _as_score(value: Any, index: int, name: str, limit: float) -> float | None:
+def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
+    """One score as a float or None; RewardValueError if it cannot be one."""
     if value is None:
         return None
     number = _scalar(value)
@@ -245,10 +244,7 @@ PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _copied(value: Any) -> Any:
-    """The same lists, tuples, dicts, arrays and tensors, made anew, so that a reward that edits them edits its own.
-
-    The next reward, the policy's loss, the trainer's log and the dataset then see what was sampled.
-    """
+    """The same lists, tuples, dicts, arrays and tensors, made anew, so that a reward that edits them edits its own."""
     kind = type(value)
     if kind in (list, tuple):
         return kind(value if PLAIN.issuperset(map(type, value)) else map(_copied, value))
@@ -263,11 +259,8 @@ def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str
     """TRL adds the values up when the step is over, and its error then names neither metric nor reward."""
     number = _scalar(value)
     if not isinstance(name, str) or not isinstance(number, numbers.Real):
-        raise RewardValueError(
-            f"log_metric takes a name and one number, and got {shown(name)} and {shown(value)}",
-            reward_name=reward,
-            todo="log_metric('name', 0.5)",
-        )
+        what = f"log_metric takes a name and one number, and got {shown(name)} and {shown(value)}"
+        raise RewardValueError(what, reward_name=reward, todo="log_metric('name', 0.5)")
     log_metric(name, float(number))
 
 
@@ -277,12 +270,9 @@ def _log_extra(
     """TRL appends the values to a table whatever their number, and its columns no longer match."""
     found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
     if not isinstance(column, str) or found != (found if count is None else count):
-        raise RewardValueError(
-            f"log_extra takes a name and one value per completion: got {shown(column)} and {found} values for {count}",
-            reward_name=reward,
-            value=values,
-            todo="log_extra('column', [text for completion in completions])",
-        )
+        what = f"log_extra takes a name and one value per completion: not {shown(column)} and {found} for {count}"
+        todo = "log_extra('column', [text for completion in completions])"
+        raise RewardValueError(what, reward_name=reward, value=values, todo=todo)
     log_extra(column, list(values))
 
 

@@ -81,15 +81,13 @@ def reward_model(
 ) -> Reward:
     """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
 
-    Loaded at the first call, in evaluation mode, and called in batches without gradients, through its own tokenizer
-    and chat template.  TRL also takes such a model directly, as a module in ``reward_funcs``; this reward can in
-    addition be composed, cached, kept on the CPU, and given the answer without the thought.  It is named after the
-    model, and picklable where ``model`` is a name: each process then loads its own copy.
+    Loaded at the first call and called in batches through its own tokenizer and chat template.  TRL also takes such a
+    model as a module in ``reward_funcs``; this reward can in addition be composed, cached, kept on the CPU, and given
+    the answer without the thought.  It is named after the model, and picklable where ``model`` is a name.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
-        tokenizer: its tokenizer; by default that of ``model``.
-        batch_size: completions in a forward pass.
+        tokenizer: by default that of ``model``.
         max_length: tokens of prompt and completion, at most the model's own; longer texts are cut on the left, which
             keeps the answer.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
@@ -127,9 +125,8 @@ def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
     model = source
     if isinstance(source, str):
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype="auto", device_map={"": where}
-        )
+        how: Any = {"dtype": "auto", "device_map": {"": where}}
+        model = AutoModelForSequenceClassification.from_pretrained(source, **how)
     outputs, where = model.config.num_labels, f"reward_model({_named(model) or type(model).__name__})"
     if outputs != 1:
         todo = "train it with num_labels=1 (TRL's RewardTrainer does), or make one number of them in a reward of yours"
@@ -195,11 +192,9 @@ class _Rubric:
         """What the judge is shown of each completion; empty where there is nothing to show."""
         whole = [completion_text(completion, thought=True) for completion in completions]
         ids = [None] * len(whole) if completion_ids is None else completion_ids
-        return (
-            whole
-            if self.aim == "both"
-            else [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
-        )
+        if self.aim == "both":
+            return whole
+        return [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
 
     def _part(self, text: str, ids: Any) -> str:
         thought = None if ids is None else split_thinking(ids, self.tokens)
@@ -276,11 +271,8 @@ def rubric_reward(
 ) -> Reward:
     """The weighted mean of a judge's marks, continuous in [0, 1], each criterion's mean logged.
 
-    ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria that the judge marked; None if it marked
-    none.  Source: rubrics as rewards (arXiv 2507.17746), explicit aggregation.
-
-    A completion that lacks what is judged scores 0, and the judge is not asked: an empty answer, or no thought
-    that was closed.
+    ``sum_c weight_c * mark_c / sum_c weight_c`` over the criteria that the judge marked; None if it marked none; 0,
+    without asking, for an empty answer or no closed thought.  Source: rubrics as rewards (arXiv 2507.17746).
 
     Args:
         criteria: name to description, with equal weights; or :class:`Criterion` objects.
@@ -288,8 +280,6 @@ def rubric_reward(
             a function.  The prompt is the user's message, or of several turns all of them, each after its role and
             without the system's.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
         aim: what the judge is shown of a completion: the "thought", the "answer" after it, or "both".
-        tokens: the markers of the thought.
-        name: the metric's name.
 
     Raises:
         ValueError: no criteria, one that is a bare text, a repeated name, a weight that is not positive, or another

@@ -32,11 +32,8 @@ class Call:
 class recorded:
     """A decorator: what the function makes remembers the call, as ``made_by``.
 
-    Args:
-        without: arguments that are not kept: what is large, or the run's own.
-        files: arguments that may name a file or a folder, kept as a whole path where it is there.
-        named: what to call the function; by default "package.function".
-        also: called with what was made and the call.
+    ``without``: arguments that are not kept, as what is large; ``files``: those that may name a file or a folder, kept
+    as a whole path where it is there; ``also``: called with what was made and the call.
     """
 
     without: Sequence[str] = ()

@@ -10,6 +10,7 @@ import the caller's script again and so start a second training, or fork a proce
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from rewards.errors import RewardCallError
 
@@ -39,7 +40,7 @@ KEPT = 20_000  # verdicts in the cache
 # Certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
 _DOLLARS = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_NAME = re.compile(r"^(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
+_NAME = re.compile(r"^(?!\\pi\b)(?:\\?[A-Za-z]{2,}|[A-Za-z])\s*(?:\([^()=]*\))?\s*=\s*(?=[^=]*$)")
 _MEMBER = re.compile(r"^[a-z]\s*\\in(?![a-z])\s*")
 _DOTS = re.compile(r"\\emptyset|\\[lc]?dots|…|\.\.\.")
 _INEQUALITY = re.compile(r"[<>]|\\[lg]eq?(?![a-z])")
@@ -104,6 +105,22 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     return value
 
 
+_KNOWN = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|left|right|pi|pm)(?![A-Za-z])")
+
+
+def equal_sides(value: str, gold: str) -> list[str]:
+    """The sides of an answer's equation that have to be the gold answer too: all that name nothing, as f(x) would."""
+    if "=" in gold or "," in value or _INEQUALITY.search(value):
+        return []
+    *sides, last = _bare(value).split("=")
+    unknown = _letters(last)
+    return [side for side in sides if _letters(side) <= unknown and not _NAME.match(side + "=")]
+
+
+def _letters(text: str) -> set[str]:
+    return set(re.findall("[A-Za-z]", _KNOWN.sub("", text)))
+
+
 def _ends(text: str) -> str:
     """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
     match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
@@ -158,12 +175,11 @@ class _Server:
                 return self._ask(pairs, timeout)
             except (OSError, ValueError) as error:
                 failed = error
-        raise RewardCallError(
-            f"The process that runs math-verify ended without an answer: {self.said or failed}",
-            reward_name="answer_reward",
-            todo="see that memory is free and that a new Python process can import math_verify, "
-            "then train(resume_from_checkpoint=True)",
-        ) from failed
+        what = f"The process that runs math-verify ended without an answer: {self.said or failed}"
+        todo = (
+            "see that memory is free and that a new process can import math_verify, then resume the training"
+        )
+        raise RewardCallError(what, reward_name="answer_reward", todo=todo) from failed
 
     def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
         try:
@@ -195,6 +211,9 @@ class _Server:
         if self.process is not None and self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout) if self.process else ():
+            with contextlib.suppress(OSError):  # what was not sent
+                cast(IO[str], pipe).close()
         if self.errors is not None:
             self.errors.seek(0)
             self.said = (self.errors.read().strip().splitlines() or [""])[-1]
@@ -217,9 +236,7 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     # Imports and parser tables, which no child then pays for.  A parser that fails reads nothing, and raises nothing.
     if not _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"):
-        sys.exit(
-            "math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2] anew"
-        )
+        sys.exit("math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2]")
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
         verdicts: list[bool | None] = [None] * len(pairs)

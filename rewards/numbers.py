@@ -109,6 +109,8 @@ class Number(NamedTuple):
         """
         if self.percent != gold.percent and (gold.unit if self.percent else self.unit):
             return False  # 25 % of something, and 25 dollars
+        if self.percent and gold.percent:
+            return abs(self.value - gold.value) <= _slack(gold.value, tolerance)
         mine = {self.value, self.value / 100} if self.percent else {self.value}
         if self.percent and not gold.percent and abs(gold.value) < 1:
             mine = {self.value / 100}
@@ -154,12 +156,21 @@ _NUMBER = re.compile(
 # Directly before a number these make another one of it, or none: "more than 42", "half of 42".
 _BEFORE = re.compile(
     r"\b(?:not|no|never|but|except|than|least|most|over|under|above|below|between|either|or|twice|double|half|of (?=$)"
-    r"|root|squared?|minus|plus|times|up to|if)\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
+    r"|root|squared?|minus|plus|times|up to|if|step|part|problem|question)"
+    r"\s*(?:of\s*)?(?:the\s*|an?\s*|\W)*$|n['’]t\s*$",
     re.IGNORECASE,
 )
 # And after it.
 _AFTER = re.compile(
-    r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b",
+    r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
+    # Compared or denied; "3. Add the numbers" is a heading.
+    r"|\b(?:or|nor|not|wrong|incorrect|false|more|less|fewer|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
+    re.IGNORECASE,
+)
+# A number in words alone before the number, which it may contradict.
+_IN_WORDS = re.compile(
+    r"(?:\W*(?:minus|negative|hundred|thousand|and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b)+\W*",
     re.IGNORECASE,
 )
 _WORD_AFTER = re.compile(
@@ -229,12 +240,14 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
         return None
     match = found[0]
     before, after = text[: match.start()].rstrip(": "), text[match.end() :]
-    if before.endswith("(") and after.lstrip().startswith(")"):
+    if bracketed := before.endswith("(") and after.lstrip().startswith(")"):
         before, after = before[:-1], after.lstrip()[1:]
     unit = _UNIT.match(after)
     rest = after[unit.end() :] if unit else after
     value = _value(match)
     if value is None or _BEFORE.search(before) or _AFTER.search(after):
+        return None
+    if _IN_WORDS.fullmatch(before) and not bracketed:
         return None
     if any(_OPERATOR.search(side) for side in (before, rest)) or before.endswith("-"):
         return None
@@ -267,7 +280,7 @@ def _with_unit(
         low,
         low.removesuffix("s"),
         "" if word[0].isascii() else word[0],
-    )  # the scale of 42万元 is 万
+    )  # 42万元 has the scale 万
     scale = next((_SCALES[name] for name in names if name in _SCALES), 0)
     if scale:
         return Number(value * scale, unit=currency)

@@ -49,11 +49,9 @@ def judges_of(*rewards: object) -> Judges | None:
     said: list[Judges | None] = [said_by(reward, "judges") for reward in rewards]
     for reward, judges in zip(rewards, said, strict=True):
         if judges not in (None, *get_args(Judges)):
-            raise invalid(
-                "A reward's judges must be answer, form or length",
-                f"reward '{reward_name(reward)}', judges {shown(judges)}",  # type: ignore[arg-type]
-                'set judges to "answer", "form" or "length", or remove it',
-            )
+            where = f"reward '{reward_name(reward)}', judges {shown(judges)}"  # type: ignore[arg-type]
+            todo = "set judges to one of them, or remove it"
+            raise invalid("A reward's judges must be answer, form or length", where, todo)
     return said[0] if len(set(said)) == 1 else None
 
 
@@ -112,11 +110,12 @@ def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
         todo = f"add the column, or tell {reward} another; the dataset has {held}"
         raise RewardValueError(f"The dataset has no column '{column}'", reward_name=reward, todo=todo)
     values, count = kwargs[column], count_of((), kwargs)
-    if count is not None and hasattr(values, "__len__") and len(values) != count:
+    single = isinstance(values, str)
+    if single or (count is not None and hasattr(values, "__len__") and len(values) != count):
+        has = f"is one text, {shown(values)}," if single else f"has {len(values)} values"
+        todo = f"pass a list with one value per completion: {column}=[...]"
         raise RewardValueError(
-            f"The column '{column}' has {len(values)} values for {count} completions",
-            reward_name=reward,
-            todo=f"pass a list with one value per completion: {column}=[...]",
+            f"The column '{column}' {has} for {count} completions", reward_name=reward, todo=todo
         )
     return values
 
@@ -142,8 +141,7 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
 
     Args:
         reward: a function, a partial or a callable object.
-        columns: names of the dataset's columns besides ``prompt``; None if unknown: any required argument
-            then counts as a column.
+        columns: names of the dataset's columns besides ``prompt``; None if unknown.
 
     Raises:
         RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
@@ -176,8 +174,5 @@ def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardS
     near = difflib.get_close_matches(needed, columns, n=1)
     add = f"add the column {needed!r} to the dataset"
     rename = f"dataset.rename_column({near[0]!r}, {needed!r})" if near else add
-    return RewardSignatureError(
-        f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset",
-        reward_name=name,
-        todo=f"{mend}{rename} ({held})",
-    )
+    what = f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset"
+    return RewardSignatureError(what, reward_name=name, todo=f"{mend}{rename} ({held})")

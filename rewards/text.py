@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rewards.errors import invalid, shown
+from rewards.errors import RewardValueError, invalid, shown
 from rewards.made import recorded
 from rewards.signature import Judges, Reward
 
@@ -37,25 +37,29 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
     return f"<think>{reasoning}</think>{text}" if thought and reasoning else text
 
 
+def rows_of(reward: str, completions: Sequence[Any], ids: Any = None) -> list[tuple[Any, Any]]:
+    """Each completion with its ids, or None; RewardValueError for what is neither a str nor a list of messages."""
+    if ids is not None and len(ids) != len(completions):
+        what = f"There are {len(ids)} completion_ids for {len(completions)} completions"
+        raise RewardValueError(what, reward_name=reward, todo="pass one list of ids per completion")
+    for sample, said in enumerate(completions):
+        listed = isinstance(said, Sequence) and all(isinstance(m, Mapping) for m in said)
+        if not isinstance(said, str) and not listed:
+            what, todo = (
+                "A completion must be a str or a list of messages",
+                "pass TRL's completions as they are",
+            )
+            raise RewardValueError(what, reward_name=reward, sample=sample, value=said, todo=todo)
+    return list(zip(completions, [None] * len(completions) if ids is None else ids, strict=True))
+
+
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
     """All that a prompt says, plain or conversational: one message as it is, several each after its role.
 
-    A question of a later turn means little without the turns before it.
+    With ``system`` the system's messages count too; they do anyway where there are no others.
 
-    Args:
-        system: whether the system's messages count, where there are others.
-
-    Raises:
-        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
-
-    >>> asked = [{"role": "user", "content": "1 + 1?"}]
-    >>> later = [{"role": "assistant", "content": "2"}, {"role": "user", "content": "Why?"}]
-    >>> print(prompt_text(asked), prompt_text(asked + later), sep=" | ")
-    1 + 1? | user: 1 + 1?
-    <BLANKLINE>
-    assistant: 2
-    <BLANKLINE>
-    user: Why?
+    >>> prompt_text([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}])
+    'user: 1 + 1?\\n\\nassistant: 2'
     """
     if isinstance(prompt, str):
         return prompt
@@ -66,11 +70,7 @@ def prompt_text(prompt: Any, *, system: bool = False) -> str:
 
 
 def question(prompt: Any) -> str:
-    """What a prompt asks last: the user's last message, or the last one if none is the user's; a str as it is.
-
-    Raises:
-        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
-    """
+    """What a prompt asks last: the user's last message, or the last one if none is the user's; a str as it is."""
     return prompt if isinstance(prompt, str) else _content_text(_last(_messages(prompt, "prompt"), "user"))
 
 
@@ -108,7 +108,7 @@ class _LengthReward:
     judges: ClassVar[Judges] = "length"
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [self._one(completion_text(completion)) for completion in completions]
+        return [self._one(completion_text(said)) for said, _ in rows_of(self.__name__, completions)]
 
     def _one(self, text: str) -> float:
         low, high = self.words
@@ -120,9 +120,6 @@ def length_reward(words: tuple[int, int] = (10, 50), *, inside: float = 0.5, end
     """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
 
     ``inside * [low <= number of words <= high] + end * [the text ends with "."]``, with ``words=(low, high)``.
-
-    Raises:
-        ValueError: the fewest words exceed the most.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]
@@ -147,7 +144,7 @@ class _SentenceReward:
     judges: ClassVar[Judges] = "form"
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [self._one(completion_text(completion).strip()) for completion in completions]
+        return [self._one(completion_text(said).strip()) for said, _ in rows_of(self.__name__, completions)]
 
     def _one(self, text: str) -> float:
         ends = [match.end() for match in _END.finditer(text)]
@@ -160,9 +157,6 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
 
     A sentence ends with a mark of any common script, optionally followed by quotes and brackets; a decimal point ends
     none, and "?!" ends one.
-
-    Raises:
-        ValueError: ``fewest`` is below 1 or above ``most``.
 
     >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
     [1.0, 0.0, 1.0, 1.0]
@@ -177,19 +171,11 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
     """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13): 0, then down to -1 at the limit.
 
-    Args:
-        max_completion_length: the trainer's, in tokens.
-        soft: tokens before it in which the punishment grows, from 1 to all.
-
-    Raises:
-        ImportError: trl is not installed.
-        ValueError: another ``soft``.
+    It grows in the ``soft`` tokens before ``max_completion_length``, which is the trainer's; ValueError for other
+    than 1 to all.
     """
     if not 1 <= soft <= max_completion_length:
-        where, todo = (
-            f"overlong_reward({max_completion_length}, {soft})",
-            "a fifth of max_completion_length is usual",
-        )
+        where, todo = f"overlong_reward({max_completion_length}, {soft})", "a fifth of the length is usual"
         raise invalid("soft must lie between 1 and max_completion_length", where, todo)
     from trl.rewards import get_soft_overlong_punishment
 
@@ -203,11 +189,14 @@ def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
     """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the share of repeated n-grams.
 
     Raises:
-        ImportError: trl is not installed.
         ValueError: a positive penalty, or n-grams of no words.
     """
-    if ngram < 1:
-        raise invalid("ngram must be at least 1", f"repetition_reward({ngram})", "leave it at 3")
+    if ngram < 1 or max_penalty > 0:
+        what, where = (
+            "ngram must be at least 1, and max_penalty at most 0",
+            f"repetition_reward({ngram}, {max_penalty})",
+        )
+        raise invalid(what, where, "leave them at 3 and -1.0")
     from trl.rewards import get_repetition_penalty_reward
 
     penalty = get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)

@@ -7,6 +7,7 @@ not end a thought.  Whether the answer is right is for ``rewards.answers``.
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from rewards.compose import gated
 from rewards.errors import invalid
 from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
-from rewards.text import completion_text, prompt_text
+from rewards.text import completion_text, prompt_text, rows_of
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -29,8 +30,7 @@ class ThinkTokens:
         close_id: id of </think>.
         eos_ids: ids that end a completion; empty if unknown.
         prompt_opens: whether the chat template puts the opening token into the prompt, as that of
-            Qwen3-Thinking-2507 does.  Then a completion without </think> is an unfinished thought;
-            otherwise a completion without markers is an answer.
+            Qwen3-Thinking-2507 does.  Then a completion without </think> is unfinished; else it is an answer.
 
     Two are equal if they name the same two tokens.
     """
@@ -69,6 +69,13 @@ class ThinkTokens:
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
 #: ``dataclasses.replace(QWEN3, prompt_opens=True)``.
 QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
+
+
+def check_tokens(tokens: object, where: str) -> None:
+    """Raise TypeError for what is no ThinkTokens."""
+    if not isinstance(tokens, ThinkTokens):
+        todo = "pass rewards.QWEN3, or rewards.ThinkTokens.from_tokenizer(tokenizer)"
+        raise invalid("tokens must be ThinkTokens", f"{where}(tokens={tokens!r})", todo, kind=TypeError)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -117,11 +124,8 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
     """Split one completion at its first closing token, in linear time.
 
     Without a closing token there is no answer, unless neither the completion nor the prompt
-    (``tokens.prompt_opens``) opened a thought.  Then all of it is the answer, as with an empty block in the
-    prompt (``enable_thinking=False``) or a model that does not think.
-
-    Args:
-        completion_ids: one completion's ids: list, tuple, numpy array or tensor of shape (T,).
+    (``tokens.prompt_opens``) opened a thought: then all of it is.  ``completion_ids``: one completion's, a list,
+    tuple, numpy array or tensor of shape (T,).
 
     Raises:
         TypeError: the ids are not one flat sequence.
@@ -151,7 +155,7 @@ def _flat(ids: Any) -> list[int]:
             "A completion's ids must be one flat sequence of ints",
             f"split_thinking, {type(ids).__name__}",
         )
-        todo = "pass completion_ids[i], one completion's, which TRL gives to every reward; not the text, nor the batch"
+        todo = "pass completion_ids[i], one completion's; not the text, nor the batch"
         raise invalid(what, where, todo, kind=TypeError)
     return flat
 
@@ -160,23 +164,41 @@ def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) 
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
     In decoded text a closing token looks like the same letters typed.  The ids give the number of tokens; if the text
-    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.
-
-    Args:
-        text: the decoded completion.
-        thought: its split by ids; None if they are unknown, and ``tokens.prompt_opens`` then decides.
+    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.  So
+    it is with ids that have no marker while the text has: they may be another tokenizer's.  ``thought`` is the split by
+    ids; None if they are unknown.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
     if not closed:
         unfinished = tokens.prompt_opens or (OPEN in text if thought is None else thought.opened)
-        return [(text.replace(OPEN, ""), "")] if unfinished else [("", text)]
+        if unfinished:
+            return [(text.replace(OPEN, ""), "")]
+        marked = thought is not None and (typed or OPEN in text)
+        return [("", text), *(split_text(text, None, tokens) if marked else [])]
     if not typed:  # a chat parser has taken the thought out of the text
         return [("", text)]
     n_close = typed if thought is None else thought.n_close
     parts = text.split(CLOSE)
     candidates = range(1, max(1, typed - n_close + 1) + 1)
-    return [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
+    pairs = [(CLOSE.join(parts[:k]).replace(OPEN, ""), CLOSE.join(parts[k:])) for k in candidates]
+    again = thought is None or tokens.open_id in thought.answer
+    return [(first, _LATER.sub("", answer) if again else answer) for first, answer in pairs]
+
+
+# From a later thought's first marker to the last one: a marker within it may be typed.
+_LATER = re.compile(rf"{OPEN}(?:.*{CLOSE}|.*)", re.DOTALL)
+
+
+def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
+    """The answer's ids without later thoughts."""
+    kept, inside = [], False
+    for i in thought.answer:
+        inside = inside or i == tokens.open_id
+        if not inside:
+            kept.append(i)
+        inside = inside and i != tokens.close_id
+    return kept
 
 
 @dataclass
@@ -193,7 +215,7 @@ class _ThinkingReward:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], **kwargs: Any
     ) -> list[float]:
-        return [self._one(text, ids) for text, ids in zip(completions, completion_ids, strict=True)]
+        return [self._one(text, ids) for text, ids in rows_of(self.__name__, completions, completion_ids)]
 
     def _one(self, completion: Any, ids: Any) -> float:
         thought = split_thinking(ids, self.tokens)
@@ -215,15 +237,13 @@ def thinking_reward(
 ) -> Reward:
     """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers as defaults.
 
-    ``missing`` without a closing token; else the score of the band that contains the number of thinking tokens, plus,
-    from the second band on, each bonus whose text occurs in the thought.  It is here for comparison and audits: it
-    pays its maximum for filler without an answer, and ``thought_then_answer`` does not.
+    It is here for comparison and audits: it pays its maximum for filler without an answer, and
+    ``thought_then_answer`` does not.
 
     Args:
-        tokens: the markers.
         bands: (fewest thinking tokens, score), the first from 0, ascending.
         missing: score if the thought is never closed.
-        bonuses: text to amount; ``{"?": 0.1}`` by default.
+        bonuses: text in the thought to what it adds, from the second band on; ``{"?": 0.1}`` by default.
 
     Raises:
         ValueError: bands that do not start at 0 or do not ascend.
@@ -233,6 +253,7 @@ def thinking_reward(
     >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
     [1.1]
     """
+    check_tokens(tokens, "thinking_reward")
     starts = [start for start, _ in bands]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         where, todo = (
@@ -260,8 +281,9 @@ class _ThoughtThenAnswer:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
     ) -> list[float]:
-        asked = prompts if prompts is not None else [""] * len(completions)
-        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
+        rows = rows_of(self.__name__, completions, completion_ids)
+        asked = prompts if prompts is not None else [""] * len(rows)
+        return [self._one(*row, prompt) for row, prompt in zip(rows, asked, strict=True)]
 
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
         thought = split_thinking(ids, self.tokens)
@@ -284,8 +306,7 @@ class _ThoughtThenAnswer:
 def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     """Share of n-grams that repeat an earlier one of the same window, in [0, 1); 0 for under n ids.
 
-    1 - distinct / all, averaged over windows: honest phrases recur in a long thought, but only a loop repeats within a
-    window.  Source: arXiv 2502.03373, appendix C.2, which weighs it and takes it over the whole completion.
+    Honest phrases recur in a long thought, but only a loop repeats within a window.  Source: arXiv 2502.03373, C.2.
 
     >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
     (0.0, 0.9)
@@ -307,11 +328,7 @@ def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
 
 @recorded()
 def thought_then_answer(
-    tokens: ThinkTokens = QWEN3,
-    *,
-    full_at: int = 30,
-    correct: Reward | None = None,
-    failed: float = 0.0,
+    tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None, failed: float = 0.0
 ) -> Reward:
     """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
 
@@ -325,11 +342,9 @@ def thought_then_answer(
       its word trigrams occur in the prompt, in any of its messages;
     - with ``correct``, that reward pays more than 0.
 
-    No rule of form can tell unrepeated nonsense from thought.  Where that matters, and eventually it always
-    does, pass ``correct=answer_reward()``: then nothing is paid without a right answer.
+    No rule of form can tell unrepeated nonsense from thought: pass ``correct=answer_reward()``.
 
     Args:
-        tokens: the markers; ``eos_ids`` must be known.
         full_at: thinking tokens that earn the whole reward.
         correct: a reward of right answers that must also pay (:func:`rewards.gated`), or None.
         failed: the score of a completion that does not qualify.
@@ -343,11 +358,11 @@ def thought_then_answer(
     >>> reward(completions=["<think>...</think>42", "<think>hmm hmm</think>"], completion_ids=ids)
     [1.0, 0.0]
     """
+    check_tokens(tokens, "thought_then_answer")
     if not tokens.eos_ids:
         todo = "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))"
-        raise invalid(
-            "The tokens do not say which ids end a completion", f"thought_then_answer({tokens})", todo
-        )
+        what = "The tokens do not say which ids end a completion"
+        raise invalid(what, f"thought_then_answer({tokens})", todo)
     if full_at < 1:
         where = f"thought_then_answer(full_at={full_at})"
         raise invalid("full_at must be at least 1", where, "leave it at 30")

@@ -87,6 +87,31 @@ PLACES = {
     "the end is only typed": ("<think>x</think>The answer is 42.", [151667, 1, 2, 3], 0.0),
     "typed in the thought, wrong after it": ("<think>a</think>42</think>41", [151667, 1, 151668, 2], 0.0),
     "no thought at all": ("The answer is 42.", [2, 151645], 1.0),
+    "another tokenizer's markers": (r"<think>\boxed{42}</think> unknown", [151648, 5, 6, 151649, 7], 0.0),
+    "another tokenizer's, opened in the prompt": (r"\boxed{42}</think> unknown", [5, 6, 151649, 7], 0.0),
+    "another tokenizer's, never closed": (r"<think> \boxed{42}", [151648, 5, 6], 0.0),
+    "another tokenizer's, right after it": (r"<think>so</think>\boxed{42}", [151648, 5, 151649, 7], 1.0),
+    "a second thought": (
+        r"<think>a</think><think>b \boxed{42}</think>",
+        [151667, 1, 151668, 151667, 2, 151668],
+        0.0,
+    ),
+    "a tag in it": ("<think>a</think><think><answer>42</answer>", [151667, 1, 151668, 151667, 2], 0.0),
+    "a line in it": (
+        "<think>a</think><think>\n#### 42\n</think>",
+        [151667, 1, 151668, 151667, 2, 151668],
+        0.0,
+    ),
+    "a marker typed in it": (
+        r"<think>a</think><think>b</think> \boxed{42}</think>",
+        [151667, 1, 151668, 151667, 2, 3, 4, 151668],
+        0.0,
+    ),
+    "an answer beside it": (
+        r"<think>a</think><think>b</think> \boxed{42}",
+        [151667, 1, 151668, 151667, 2, 151668, 3],
+        1.0,
+    ),
 }
 
 
@@ -217,3 +242,27 @@ def test_every_integer_is_right_in_every_usual_form(value):
     for text in (f"{value}", f"{value:,}", rf"\boxed{{{value}}}", f"The answer is {value}.", f"{value}.0"):
         assert is_right(text, str(value)), text
         assert not is_right(text, str(value + 1)), text
+
+
+MISCALLED = {
+    "one text for a column": ({"completions": ["1", "2"], "answer": "12"}, "'answer' is one text, '12'"),
+    "no completion": ({"completions": ["1", None], "answer": ["1", "2"]}, "sample 1, value None"),
+    "one message": ({"completions": [{"role": "assistant"}], "answer": ["1"]}, "sample 0, value {'role'"),
+    "ids missing": (
+        {"completions": ["1", "2"], "completion_ids": [[1]], "answer": ["1", "2"]},
+        "1 completion_ids for 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "says"), MISCALLED.values(), ids=MISCALLED)
+def test_what_a_call_lacks_is_named_with_its_sample_and_value(given, says):
+    with pytest.raises(rewards.RewardValueError, match=says):
+        answer_reward()(**given)
+
+
+def test_tokens_and_the_score_of_an_own_comparison_are_checked():
+    with pytest.raises(TypeError, match=r"answer_reward\(tokens=5\)"):
+        answer_reward(tokens=5)
+    with pytest.raises(rewards.RewardValueError, match="sample 1, value 'yes'"):
+        answer_reward(lambda text, gold: gold)(completions=["1", "1"], answer=[0.5, "yes"])

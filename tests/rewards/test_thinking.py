@@ -131,7 +131,13 @@ TEXTS = {
         [("a", "</think>"), ("a</think>", "")],
     ),
     "no token, one typed: no answer": ("<think>a</think>b", [O, 1, 2], [("a</think>b", "")]),
-    "no token, nothing opened: all answer": ("a</think>b", [1, 2], [("", "a</think>b")]),
+    "no token, nothing opened: all of it, or another tokenizer's": (
+        "a</think>b",
+        [1, 2],
+        [("", "a</think>b"), ("a", "b")],
+    ),
+    "another tokenizer's, never closed": ("<think>a", [1, 2], [("", "<think>a"), ("a", "")]),
+    "a second thought": ("a</think>b<think>c</think>", [1, C, 2, O, 3, C], [("a", "b")]),
     "a parser took the thought away": ("b", [O, 1, C, 2], [("", "b")]),
 }
 
