@@ -2,8 +2,8 @@ r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a 
 
 First the form: what stands in the box, on the line or in the tag that the prompt asks for, and nothing around it.  Then
 the value: a comparison with the gold answer, by ``rewards.numbers`` or ``rewards.math``.  Words beside a box, such as a
-denial, are not read: an own right box earns nothing extra by them.  Where no form is asked for, ``rewards.free_text``
-guesses.  It neither runs code nor asks a judge: that is ``rewards.judge``.
+denial, are not read: an own right box earns nothing extra by them.  Where no form is asked for,
+``rewards.guess_answer`` guesses.  It neither runs code nor asks a judge: that is ``rewards.judge``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from rewards.errors import check_choice, invalid
-from rewards.free_text import guessed
 from rewards.guard import as_score
+from rewards.guess_answer import guessed
 from rewards.made import recorded
 from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
