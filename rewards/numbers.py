@@ -164,7 +164,7 @@ _BEFORE = re.compile(
 _AFTER = re.compile(
     r"\band (?:half|(?:an?|one|two|three) (?:half|thirds?|quarters?|fourths?|fifths?))\b|\b(?:below|under) zero\b"
     # Compared or denied; "3. Add the numbers" is a heading.
-    r"|\b(?:or|nor|not|wrong|incorrect|false|more|less|fewer|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
+    r"|\b(?:or|nor|not|wrong|incorrect|false|less|least|most|negative)\b|^\s?[.)]\s+[^\W\d_]{2}",
     re.IGNORECASE,
 )
 # A number in words alone before the number, which it may contradict.
