@@ -6,6 +6,7 @@ What the values mean is not this module's affair.
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,6 +113,8 @@ def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document
     """
     path, name = Path(file), os.fspath(file)
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError(errno.EINVAL, "it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         beside = ", ".join(sorted(one.name for one in path.absolute().parent.glob("*.y*ml"))[:8])

@@ -36,13 +36,14 @@ CHECKPOINT = re.compile(r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safete
 Weights = Callable[[Path], "Facts"]
 
 
-def check_target(target: Path, where: str, base: str = "") -> None:
+def check_target(target: Path, where: str, base: str = "", adapter: bool = False) -> None:
     """Refuse a place where a save would delete what the kit did not write, or what the policy still needs.
 
     Args:
         target: with every link followed.
         where: of the error.
         base: folder or hub id of the policy's base.  A folder that has a hub id's name would be read in its place.
+        adapter: whether an adapter is saved, which does not replace a whole checkpoint: that may be another's base.
 
     Raises:
         ConfigError: no folder, the working directory, the base, or a folder that holds it or more than an adapter.
@@ -50,7 +51,7 @@ def check_target(target: Path, where: str, base: str = "") -> None:
     below = Path(os.path.realpath(base)) if base else None
     paths = list(target.iterdir()) if target.is_dir() else []
     names, is_ours = {path.name for path in paths}, model_card.is_ours(target)
-    whole = {name for name in names if is_ours and CHECKPOINT.fullmatch(name)}
+    whole = {name for name in names if is_ours and not adapter and CHECKPOINT.fullmatch(name)}
     known = whole | {name for name in names if ADAPTER.fullmatch(name)}
     more = names - (known if whole or ADAPTER_CONFIG in names else {".DS_Store"})
     more |= {path.name for path in paths if path.is_dir() and path.name != "ref"}
@@ -170,7 +171,7 @@ def write(
     check_finite(policy.model, where, lambda: "save from before, or load it anew")
     with gathered(policy.model):
         if processes.is_main():
-            check_target(target, where, policy.base)
+            check_target(target, where, policy.base, adapter=form.endswith("adapter"))
             with replacing(target, where) as fresh, without_bars():
                 facts = {**model_card.remembered(policy.model), **weights(fresh)}
                 policy.tokenizer.save_pretrained(str(fresh))

@@ -70,7 +70,8 @@ def step_of(folder: Path) -> int:
 def saved_step(folder: Path) -> int | None:
     """The step of a checkpoint's state, or None where there is no readable one."""
     try:
-        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
+        text = (folder / STATE).read_text(encoding="utf-8") if (folder / STATE).is_file() else ""
+        return int(json.loads(text)["global_step"])
     except UNREADABLE:
         return None
 

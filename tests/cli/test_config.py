@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -184,6 +185,8 @@ def test_a_missing_file_names_those_that_are_there(folder: Path, command: Comman
     assert result.exit_code == 2
     assert "cannot be read: No such file or directory" in result.stderr
     assert "there is mine.yaml" in result.stderr
+    os.mkfifo("pipe.yaml")
+    assert "cannot be read: it is no file" in command("train", "pipe.yaml").stderr
 
 
 def test_a_reward_whose_file_fails_says_the_error_and_no_traceback(folder: Path, command: Command) -> None:

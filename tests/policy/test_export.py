@@ -166,6 +166,9 @@ def test_another_base_than_the_adapters_and_an_adapter_are_no_base(tmp_path: Pat
     with pytest.raises(ConfigError, match="an adapter is there, and would be deleted"):
         rloo_kit.load_policy(tmp_path / "adapter").save_merged(tmp_path / "adapter")
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    with pytest.raises(ConfigError, match="the folder holds more than an adapter"):
+        policy.save(tmp_path / "merged")
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,6 +1,7 @@
 """Which checkpoint is whole, what is said of a path that is none, and what is read of a run."""
 
 import json
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.watch import run_folder
+from rloo_kit.watch import manifest, run_folder
 from rloo_kit.watch.log import Known
 from rloo_kit.watch.manifest import MANIFEST, fault, is_ours, seal
 from rloo_kit.watch.run_folder import read_history
@@ -47,6 +48,12 @@ def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Pat
     assert run_folder.last_whole_checkpoint(tmp_path) == whole
     with pytest.raises(ConfigError, match="checkpoint-4 is not a checkpoint that can be resumed from: "):
         run_folder.check(broken)
+
+
+def test_a_state_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    broken = checkpoint(tmp_path / "checkpoint-4", None)
+    os.mkfifo(broken / "trainer_state.json")
+    assert manifest.saved_step(broken) is None
 
 
 PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
