@@ -270,7 +270,7 @@ def _log_extra(
     """TRL appends the values to a table whatever their number, and its columns no longer match."""
     found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
     if not isinstance(column, str) or found != (found if count is None else count):
-        what = f"log_extra takes a name and one value per completion: not {shown(column)} and {found} values for {count}"
+        what = f"log_extra takes a name and a value per completion: not {shown(column)} and {found} values for {count}"
         todo = "log_extra('column', [text for completion in completions])"
         raise RewardValueError(what, reward_name=reward, value=values, todo=todo)
     log_extra(column, list(values))
