@@ -233,7 +233,7 @@ def _refuse(what: str, where: str, todo: str) -> NoReturn:
 
 
 def check(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
-    """Check a configuration that the trainer was given, whoever made it and whatever was set on it since.
+    """Check a configuration that the trainer was given, as it is now: read from a file, or changed since it was made.
 
     Raises:
         ConfigError: the first value that is wrong, alone or beside the others.
