@@ -16,8 +16,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
-import real_model
 import runs
+import seeds
 import step
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
@@ -255,17 +255,12 @@ def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accurac
 
 class TestTimeToAccuracy:
     def test_between_evaluations_the_accuracy_is_linear(self) -> None:
-        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], seconds=4, prompts_per_step=2)
+        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], seconds=4)
         at = time_to_accuracy.reached(run, 0.85)
         assert at is not None
-        assert dataclasses.astuple(at) == pytest.approx((450, 4.5 * 2 * 8, 18, 36))
-        assert time_to_accuracy.reached(run, 0.5) == time_to_accuracy.Reached(0, 0, 0, 0)
+        assert dataclasses.astuple(at) == pytest.approx((450, 18))
+        assert time_to_accuracy.reached(run, 0.5) == time_to_accuracy.Reached(0, 0)
         assert time_to_accuracy.reached(run, 0.91) is None
-
-    def test_a_second_update_on_a_batch_samples_no_completions(self) -> None:
-        at = time_to_accuracy.reached(run_of("kit", REACHES, num_iterations=2), 0.85)
-        assert at is not None
-        assert at.completions == pytest.approx(6 * 4 * 8 / 2)
 
     @pytest.mark.parametrize(
         ("stock", "kit", "ratio", "why"),
@@ -362,71 +357,36 @@ class TestStep:
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
 
 
-def seed_of(before: float, after: float) -> dict[str, Any]:
-    """A seed's result, as its process writes it."""
+def seed_of(before: float, after: float) -> seeds.Run:
+    """A seed's result."""
     shares = {"before": (before, 0.0, 1.0), "after": (after, 0.0, 1.0)}
     rewards = [before] * 5 + [after] * 5
-    found = real_model.Run(
-        "cpu (one, 1 threads)",
-        "a model",
-        **shares,
-        rewards=rewards,
-        peak_bytes=2**31,
-        adapter="",
-        seconds=90.0,
-    )
-    return dataclasses.asdict(found)
+    return seeds.Run("cpu", "a model", **shares, rewards=rewards, peak_bytes=2**31, adapter="", seconds=90.0)
 
 
-class TestRealModel:
-    @pytest.fixture
-    def ran(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """The seeds that were run; results go to a folder of the test's."""
-        calls: list[int] = []
+class TestSeeds:
+    def test_seeds_are_added_one_by_one_and_none_runs_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ran: list[int] = []
 
-        def run(seed: int) -> dict[str, Any]:
-            calls.append(seed)
+        def run(what: str, seed: int) -> seeds.Run:
+            ran.append(seed)
             return seed_of(0.1, 0.6 + 0.1 * seed)
 
-        monkeypatch.setattr(real_model, "STORED", tmp_path / "real_model.json")
-        monkeypatch.setattr(real_model, "in_its_own_process", run)
-        return calls
-
-    @staticmethod
-    def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["benchmarks/real_model.py", *arguments])
-        real_model.main()
-        return real_model.STORED.with_suffix(".md").read_text()
-
-    def test_seeds_are_added_one_by_one_and_none_runs_twice(
-        self, ran: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.call(monkeypatch, "--seeds", "1")
-        text = self.call(monkeypatch, "--seeds", "0", "1", "2")
+        monkeypatch.setattr(seeds, "RESULTS", tmp_path)
+        monkeypatch.setattr(seeds, "in_its_own_process", run)
+        for asked in ("1", "0 1 2"):
+            monkeypatch.setattr(sys, "argv", ["seeds.py", "real_model", "--seeds", *asked.split()])
+            seeds.main()
+        text = (tmp_path / "real_model.md").read_text()
         assert ran == [1, 0, 2]
-        assert real_model.STORED.with_suffix(".png").exists()
-        assert "| 0 | 0.100 [0.000, 1.000] | 0.600 [0.000, 1.000] | +0.50 | 0.10, 0.60 | 2 | 2.00 |" in text
+        assert (tmp_path / "real_model.png").exists()
+        assert "| 0 | 0.100 [0.000, 1.000] | 0.600 [0.000, 1.000] | +0.50 | 0.10, 0.60 | 90 | 2.00 |" in text
         # Gains 0.5, 0.6, 0.7: deviation 0.1, over the root of 3, times 4.303.
         assert "Mean gain: 0.600 [0.352, 0.848]" in text
 
-    def test_baselines_that_are_there_are_kept_and_the_rest_is_measured(
-        self, ran: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-
-        def evaluate(policy: object, task: object, max_new_tokens: int) -> SimpleNamespace:
-            asked.append((policy, task))
-            return SimpleNamespace(accuracy=Interval(0.25, 0.1, 0.5), completions=[0] * 20, truncated=0.5)
-
-        monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P", ""), ("4 bit", "Q", "w")])
-        monkeypatch.setattr(real_model, "asked_tasks", lambda policy: {"sums": ("S", 32), "words": ("W", 64)})
-        monkeypatch.setattr(real_model.rloo_kit, "evaluate", evaluate)
-        for _ in range(2):
-            text = self.call(monkeypatch, "--baselines")
-        assert asked == [("P", "S"), ("P", "W"), ("Q", "W")]
-        assert "| small | words | 0.250 [0.100, 0.500] | 20 | 64 | 50% |" in text
-
-    def test_what_is_stored_is_what_the_table_shows(self) -> None:
-        text, found = real_model.STORED.with_suffix(".md").read_text(), real_model.stored()
-        runs_of = {int(seed): real_model.Run(**run) for seed, run in sorted(found["seeds"].items())}
-        assert real_model.report(runs_of, found["baselines"], f"`{text.split('`')[1]}`") == text
+    @pytest.mark.parametrize("what", seeds.TITLES)
+    def test_what_is_stored_is_what_the_table_shows(self, what: str) -> None:
+        text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
+        assert seeds.report(what, seeds.stored(what), f"`{text.split('`')[1]}`") == text

@@ -66,6 +66,26 @@ class Evaluation:
     correct: tuple[bool | None, ...] = field(default=(), repr=False)
     settings: Mapping[str, object] = field(default_factory=dict, repr=False)
 
+    def pass_at(self, k: int) -> Interval:
+        """Share of prompts that ``k`` completions would solve, with a bootstrap over prompts.
+
+        Of a prompt's n samples, c of them right, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, equation 1), which
+        has not the bias of drawing k once.
+
+        Raises:
+            ConfigError: ``k`` is not between 1 and ``samples``, or no completion was graded.
+        """
+        n, known = self.samples, [one for one in self.correct if one is not None]
+        if not 1 <= k <= n or not known or len(known) < len(self.correct):
+            where = f"pass_at({k}) of {n} samples a prompt, {len(known)} of {len(self.correct)} graded"
+            raise ConfigError(
+                "pass@k needs k graded completions of each prompt", where=where, todo="evaluate(samples=...)"
+            )
+        counts = (sum(known[start : start + n]) for start in range(0, len(known), n))
+        found = bootstrap([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts])
+        assert found is not None  # there are prompts
+        return found
+
     def __str__(self) -> str:
         several = self.samples > 1
         how = f"{'greedy' if self.greedy else 'sampled'}{f', {self.samples} per prompt' if several else ''}"
