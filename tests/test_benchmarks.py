@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,10 +21,9 @@ import step
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
-from runs import VARIANTS, Evaluated, Result, Spec
+from runs import Evaluated, Result, Spec
 
 from rewards import answer_reward
-from rloo_kit.evaluation.intervals import Interval
 
 ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer", "rest")
 SECONDS = {phase: 2**place for place, phase in enumerate(ORDER)}
@@ -188,40 +186,6 @@ class TestRuns:
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
-    def test_a_run_that_was_measured_is_read_from_its_file_unless_a_fresh_one_is_asked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls = []
-        result = run_of("kit", REACHES, seconds=1.25)
-
-        def start(command: list[str], **_: object) -> SimpleNamespace:
-            calls.append(command)
-            Path(command[-1]).write_text(result.to_json())
-            return SimpleNamespace(returncode=0)
-
-        monkeypatch.setattr(runs, "OUT", tmp_path)
-        monkeypatch.setattr(runs.subprocess, "run", start)
-        assert [runs.measure(result.spec) for _ in range(2)] == [result, result]
-        assert len(calls) == 1
-        runs.measure(result.spec, fresh=True)
-        runs.measure(Spec("kit", repeat=1))
-        assert len(calls) == 3
-
-    def test_settings_switches_and_sources_each_make_another_result(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        names = set(map(runs.digest, (Spec("kit"), Spec("stock"), Spec("kit", seed=1))))
-        monkeypatch.setitem(VARIANTS, "kit", runs.Variant({"beta": 0.1}))
-        names.add(runs.digest(Spec("kit")))
-        for file in (*(f"{name}.py" for name in runs.MEASURED_BY), "../rloo_kit/train/trainer.py"):
-            (path := tmp_path / "benchmarks" / file).parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("pass")
-        monkeypatch.setattr(runs, "HERE", tmp_path / "benchmarks")
-        names.add(runs.digest(Spec("kit")))
-        (tmp_path / "rloo_kit/train/trainer.py").write_text("changed")
-        names.add(runs.digest(Spec("kit")))
-        assert len(names) == 6
-
     @pytest.mark.parametrize(
         "name", [*map(time_to_accuracy.name_of, learned.TASKS), "step", "step_grpo", "step_trained"]
     )
@@ -317,33 +281,6 @@ class TestTimeToAccuracy:
             "two seeds, their mean, the target"
         )
 
-    def test_what_is_stored_is_not_measured_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done: list[Spec] = []
-
-        def measure(spec: Spec, fresh: bool) -> Result:
-            done.append(spec)
-            return dataclasses.replace(run_of("kit", REACHES), spec=spec)
-
-        for module in (runs, time_to_accuracy):
-            monkeypatch.setattr(module, "RESULTS", tmp_path)
-        monkeypatch.setattr(time_to_accuracy, "measure", measure)
-        for seeds, jobs in (("0", "1"), ("0 1", "2")):
-            arguments = ["x", "--setting", "stock", "kit", "--seeds", *seeds.split(), "--jobs", jobs]
-            monkeypatch.setattr(sys, "argv", arguments)
-            time_to_accuracy.main()
-        assert [(spec.setting, spec.seed) for spec in done] == [
-            ("stock", 0),
-            ("kit", 0),
-            ("stock", 1),
-            ("kit", 1),
-        ]
-        assert {name: set(found) for name, found in time_to_accuracy.stored_runs().items()} == {
-            "stock": {0, 1},
-            "kit": {0, 1},
-        }
-
 
 class TestStep:
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
@@ -357,35 +294,7 @@ class TestStep:
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
 
 
-def seed_of(before: float, after: float) -> seeds.Run:
-    """A seed's result."""
-    shares = {"before": (before, 0.0, 1.0), "after": (after, 0.0, 1.0)}
-    rewards = [before] * 5 + [after] * 5
-    return seeds.Run("cpu", "a model", **shares, rewards=rewards, peak_bytes=2**31, adapter="", seconds=90.0)
-
-
 class TestSeeds:
-    def test_seeds_are_added_one_by_one_and_none_runs_twice(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        ran: list[int] = []
-
-        def run(what: str, seed: int) -> seeds.Run:
-            ran.append(seed)
-            return seed_of(0.1, 0.6 + 0.1 * seed)
-
-        monkeypatch.setattr(seeds, "RESULTS", tmp_path)
-        monkeypatch.setattr(seeds, "in_its_own_process", run)
-        for asked in ("1", "0 1 2"):
-            monkeypatch.setattr(sys, "argv", ["seeds.py", "real_model", "--seeds", *asked.split()])
-            seeds.main()
-        text = (tmp_path / "real_model.md").read_text()
-        assert ran == [1, 0, 2]
-        assert (tmp_path / "real_model.png").exists()
-        assert "| 0 | 0.100 [0.000, 1.000] | 0.600 [0.000, 1.000] | +0.50 | 0.10, 0.60 | 90 | 2.00 |" in text
-        # Gains 0.5, 0.6, 0.7: deviation 0.1, over the root of 3, times 4.303.
-        assert "Mean gain: 0.600 [0.352, 0.848]" in text
-
     @pytest.mark.parametrize("what", seeds.TITLES)
     def test_what_is_stored_is_what_the_table_shows(self, what: str) -> None:
         text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
