@@ -18,7 +18,7 @@ from rloo_kit.errors import ConfigError, DatasetError, VersionError
 from rloo_kit.memory.hardware import sleeps
 from rloo_kit.session import launch
 from rloo_kit.session.versions import version_of
-from rloo_kit.train import fingerprints
+from rloo_kit.train import run_record
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
     if error := launch.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
-        check_same(gather_object([fingerprints.rows(dataset)]))
+        check_same(gather_object([run_record.rows(dataset)]))
 
 
 def check_same(digests: list[str]) -> None:

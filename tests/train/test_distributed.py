@@ -14,7 +14,7 @@ from datasets import Dataset
 import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.train import distributed, fingerprints
+from rloo_kit.train import distributed, run_record
 from tests.conftest import ROOT, random_rewards
 
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
@@ -26,7 +26,7 @@ ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in ra
 def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(
     other: list[dict[str, str]],
 ) -> None:
-    mine, same, others = (fingerprints.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
+    mine, same, others = (run_record.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
     distributed.check_same([mine, same])
     with pytest.raises(DatasetError, match=r"different rows(.|\n)*processes 0 and 2 of 3"):
         distributed.check_same([mine, same, others])
