@@ -78,7 +78,6 @@ DATASETS = {
     "no dataset": given("train_dataset", None),
     "a column completions": column("completions", "rename_column"),
     "a column self": column("self"),
-    "a column of tools": column("tools", when="warned"),
     "a column of images": given("image", dataset(*[QUESTION] * 4, image="x")),
     "a message without a role": rows("role", [{"content": "What is 1 + 2?"}], "train_dataset[0]"),
     "a message of an unknown role": rows("role", [{"role": "usr", "content": "What is 1 + 2?"}], "'usr'"),
