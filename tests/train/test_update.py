@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
+from rloo_kit.memory import specs
 from rloo_kit.train import cpu_logprobs
 from rloo_kit.train.validate import NAMES
 from tests.conftest import as_loaded
@@ -309,7 +311,8 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
             monkeypatch.setattr(on_paper.args, name, value)
         monkeypatch.setattr(on_paper, "own", own)
         monkeypatch.setattr(on_paper, "_estimator", advantages.find(own.advantage_estimator))
-        monkeypatch.setattr(on_paper, "passes", on_paper._passes())
+        planned = specs.settings_of(SimpleNamespace(**vars(on_paper.args) | vars(own)))
+        monkeypatch.setattr(on_paper, "passes", planned.passes)
         monkeypatch.setattr(on_paper, "_rollout", rollout)
         monkeypatch.setattr(on_paper, "_step", 0)
         monkeypatch.setattr(on_paper, "_reference", lambda: nullcontext("reference"))
