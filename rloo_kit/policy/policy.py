@@ -141,7 +141,10 @@ class Policy:
             ConfigError: no list of prompts, a number out of range, a temperature beside greedy, or a prompt longer than
                 the policy was loaded for.
         """
-        _check_list(prompts)
+        if not len(prompts) or isinstance(prompts, str) or isinstance(prompts[0], dict):
+            where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
+            todo = "wrap a single prompt or conversation: generate([prompt])"
+            raise ConfigError("generate takes a list of prompts, of one at least", where=where, todo=todo)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
         check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
@@ -173,8 +176,7 @@ class Policy:
     ) -> list[Completion]:
         import torch
 
-        width = max(len(row) for _, row in jobs)
-        pad = self.tokenizer.pad_token_id
+        width, pad = max(len(row) for _, row in jobs), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with torch.no_grad(), without_max_length(self.model), head_in_one_product(self.model):
@@ -226,9 +228,7 @@ class Policy:
         """
         form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
         own = functools.partial(save.write_own, self)
-        written = save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
-        save.say_base(self)
-        return written
+        return save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
 
     def save_merged(
         self,
@@ -241,9 +241,8 @@ class Policy:
     ) -> Path:
         """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
 
-        The base is loaded in that type, in the computer's own memory, so the policy may be in 4 bit.  A type of few
-        bits rounds a small update away: the share that is kept is printed and stands in the card, and under 90 % there
-        is a warning (:class:`~rloo_kit.policy.export.Kept` has the formula).
+        The base is loaded unquantised, in the computer's own memory, so the policy may be in 4 bit.  A type of few bits
+        rounds a small update away: the share that is kept is printed, with a warning under 90 %.
 
         Args:
             folder: a new one, or one of an earlier ``save_merged``.
@@ -254,8 +253,7 @@ class Policy:
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: the folder of an adapter; another base; a LoRA on an embedding that is also lm_head; an unknown
-                type, or float16 for weights that it does not hold; or as :meth:`save`.
+            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`.
             NonFiniteError, RunFolderError: as :meth:`save`.
         """
         instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
@@ -269,7 +267,7 @@ class Policy:
         llama_cpp: Place | None = None,
         base: Place | None = None,
     ) -> Path:
-        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed and nothing asked.
+        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed.
 
         Args:
             file: its name; an earlier .gguf is replaced.
@@ -283,53 +281,20 @@ class Policy:
         """
         return export.save_gguf(self, file, quantization, llama_cpp, base)
 
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        merged: bool = False,
-        dtype: Type = None,
-        private: bool | None = None,
-        token: str | None = None,
-        results: Mapping[str, Evaluation] | None = None,
-        audits: Iterable[Audit] = (),
-    ) -> str:
-        """Upload the adapter, or one merged checkpoint, with its card, and return its address.
 
-        Args:
-            repository: "owner/name"; it is made if there is none.
-            merged: as :meth:`save_merged` writes it, in ``dtype``.
-            private: of a repository that is made; None takes the owner's default.
-            token: that may write; None takes HF_TOKEN, or the one of ``hf auth login``.
-            results, audits: for the card, as for :meth:`save`.
-
-        Raises:
-            ConfigError: a name that no repository can have.
-            PolicyNotFoundError: the hub is not reached, or refuses; or as :meth:`save_merged`.
-        """
-        return export.push(self, repository, merged, dtype, private, token, results=results, audits=audits)
-
-
-def _check_list(prompts: Sequence[Prompt]) -> None:
-    where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
-    if not len(prompts):
-        raise ConfigError("there are no prompts to complete", where=where, todo="give one at least")
-    if isinstance(prompts, str) or isinstance(prompts[0], dict):
-        todo = "wrap a single prompt or conversation: generate([prompt])"
-        raise ConfigError("generate takes a list of prompts", where=where, todo=todo)
+NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
+"""Arguments of sampling, with the values that change nothing where the most probable token is taken."""
 
 
 def check_sampling(greedy: bool, **given: object) -> None:
     """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample."""
-    if greedy:
-        meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
-        for name, without_effect in meant.items():
-            if given.pop(name, without_effect[0]) not in without_effect:
-                raise ConfigError(
-                    f"greedy takes the most probable token each time, so {name} would have no effect",
-                    where="Policy.generate(greedy=True, ...), which evaluate calls",
-                    todo=f"greedy=False samples with this {name}; without it leave greedy=True",
-                )
+    for name, values_without in NO_EFFECT.items() if greedy else ():
+        if given.pop(name, values_without[0]) not in values_without:
+            raise ConfigError(
+                f"greedy takes the most probable token each time, so {name} would have no effect",
+                where="Policy.generate(greedy=True, ...), which evaluate calls",
+                todo=f"greedy=False samples with this {name}; without it leave greedy=True",
+            )
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)

@@ -35,12 +35,8 @@ def of_prompts(
             todo="use an instruct or chat checkpoint, or give plain strings as prompts",
         )
     how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-    rows = []
-    for prompt in prompts:
-        of_text = isinstance(prompt, str)
-        row = tokenizer(prompt) if of_text else tokenizer.apply_chat_template(prompt, **how)
-        rows.append(list(row["input_ids"]))
-    return rows
+    rows = (tokenizer(p) if isinstance(p, str) else tokenizer.apply_chat_template(p, **how) for p in prompts)
+    return [list(row["input_ids"]) for row in rows]
 
 
 def check_template(names: Iterable[str], where: str) -> None:
@@ -61,24 +57,20 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     Raises:
         ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
     """
-    vocabulary, where = tokenizer.get_vocab(), f"load_policy, {type(tokenizer).__name__}"
-    declared = model.generation_config.eos_token_id
-    eos = declared if isinstance(declared, list) else [declared]
-    eos = [*eos, tokenizer.eos_token_id, *(vocabulary.get(token) for token in (END_OF_TURN, END_OF_TEXT))]
+    vocabulary, declared = tokenizer.get_vocab(), model.generation_config.eos_token_id
+    eos = [*declared] if isinstance(declared, list) else [declared]
+    eos += [tokenizer.eos_token_id, vocabulary.get(END_OF_TURN), vocabulary.get(END_OF_TEXT)]
     eos = list(dict.fromkeys(token for token in eos if token is not None))
-    if not eos:
-        what = "the tokenizer has no end-of-sequence token, so no completion would end"
-        raise ConfigError(what, where=where, todo="set tokenizer.eos_token and save the checkpoint again")
-    model.generation_config.eos_token_id = eos
+    pad = tokenizer.pad_token
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         pad = next((token for token in PADS if token in vocabulary and token != tokenizer.eos_token), None)
-        if pad is None:
-            what, todo = (
-                "the tokenizer has no pad token apart from its eos token",
-                "add one and save it again",
-            )
-            raise ConfigError(what, where=where, todo=todo)
-        tokenizer.pad_token = pad
+    if not eos or pad is None:
+        raise ConfigError(
+            "the tokenizer has no end-of-sequence token, or no pad token apart from it",
+            where=f"load_policy, {type(tokenizer).__name__}",
+            todo="set tokenizer.eos_token, add a pad token, and save the checkpoint again",
+        )
+    tokenizer.pad_token, model.generation_config.eos_token_id = pad, eos
     # Otherwise transformers' Trainer aligns these itself, with a warning, when training begins.
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
@@ -87,16 +79,15 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
 
 def without_dropout(model: torch.nn.Module) -> None:
     """Switch the LoRA's dropout off, with a warning: no two forward passes drop the same."""
-    import torch
-
-    dropped = 0.0
+    configs = [one for one in getattr(model, "peft_config", {}).values() if getattr(one, "lora_dropout", 0)]
+    if not configs:
+        return
+    processes.warn(
+        f"the LoRA's dropout of {configs[0].lora_dropout:g} is switched off: with it the on-policy ratio would differ "
+        "from 1.",
+    )
     for name, module in model.named_modules():
-        if "lora_dropout" in name and isinstance(module, torch.nn.Dropout) and module.p:
-            dropped, module.p = module.p, 0.0
-    for config in getattr(model, "peft_config", {}).values():
-        if getattr(config, "lora_dropout", 0.0):
-            config.lora_dropout = 0.0
-    if dropped:
-        processes.warn(
-            f"the LoRA's dropout of {dropped:g} is switched off: with it the on-policy ratio would differ from 1.",
-        )
+        if "lora_dropout" in name and hasattr(module, "p"):
+            module.p = 0.0
+    for config in configs:
+        config.lora_dropout = 0.0

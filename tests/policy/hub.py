@@ -30,19 +30,11 @@ class Asked(NamedTuple):
 
 @dataclass
 class Repository:
-    """Files, and how the hub behaves when they are asked for.
-
-    Attributes:
-        files: name -> content.
-        gated: whether reading a file needs a token of :attr:`Hub.members`; the list of the files is for all.
-        private: whether even its name needs one.
-        missing: files that are in the list, and not there.
-    """
+    """Files, whether reading one needs a token of :attr:`Hub.members`, and whether even the name needs one."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     gated: bool = False
     private: bool = False
-    missing: tuple[str, ...] = ()
 
     @property
     def commit(self) -> str:
@@ -101,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _list(self, name: str) -> None:
         if (found := self._repository(name)) is not None:
-            siblings = [{"rfilename": file} for file in sorted({*found.files, *found.missing})]
+            siblings = [{"rfilename": file} for file in sorted(found.files)]
             told = {"_id": "1", "id": name, "modelId": name, "sha": found.commit, "siblings": siblings}
             gated = "manual" if found.gated else False
             self._answer({**told, "private": found.private, "gated": gated, "tags": []})
