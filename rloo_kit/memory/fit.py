@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.memory.plan import Plan, first, generation_batches
+from rloo_kit.memory.plan import Plan, first, smaller_batches
 from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
@@ -51,8 +51,7 @@ def fit(
     plans = [Plan.of(model, settings, device) for model in models]
     asked, batch = settings.generation_rows, settings.batch_rows
     at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]
-    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in generation_batches(settings)]
-    return first([*at_once, plans[0], *fewer], "fits") or plans[0]
+    return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
 
 
 def longest_completion(planned: Plan) -> int:
@@ -61,8 +60,7 @@ def longest_completion(planned: Plan) -> int:
     low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
     while low < high:
         middle = (low + high + 1) // 2
-        longer = replace(planned.settings, completion_tokens=64 * middle)
-        fits = Plan.of(planned.model, longer, planned.device).fits == "fits"
+        fits = planned.with_settings(completion_tokens=64 * middle).fits == "fits"
         low, high = (middle, high) if fits else (low, middle - 1)
     return 64 * low
 

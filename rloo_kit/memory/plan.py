@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from rloo_kit.memory import seconds, specs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
 from rloo_kit.memory.specs import Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.session.output import GIB, html_table, scale_of, text_table
+from rloo_kit.session.output import GIB, scale_of, text_table
 
 if TYPE_CHECKING:
     import trl
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
-Arguments: TypeAlias = dict[str, int | str | bool | None]
 
 
 def largest_slice(rows: int, at_most: int) -> int:
@@ -64,6 +63,10 @@ class Plan:
     def _sampling(self, rows: int) -> Self:
         phases = Step(self.model, replace(self.settings, generation_rows=rows)).phases()
         return replace(self, phases=phases, sampled_rows=rows)
+
+    def with_settings(self, **changed: Any) -> Self:
+        """The plan of the same model and device under changed settings."""
+        return self.of(self.model, replace(self.settings, **changed), self.device)
 
     def rows_at_once(self, wanted: int) -> int:
         """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most; where that
@@ -124,11 +127,6 @@ class Plan:
         """The most tokens that vLLM's cache holds; no limit where it does not sample on this GPU."""
         engine, step = self.settings.engine, Step(self.model, self.settings)
         return math.inf if engine is None else max(0, engine.share_bytes - step.weights) // step.token_cache
-
-    @property
-    def offloaded_bytes(self) -> int:
-        """What "unsloth" checkpointing moves to the computer's own memory."""
-        return Step(self.model, self.settings).offloaded
 
     @property
     def _starves(self) -> bool:
@@ -197,19 +195,20 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
-        found = ["* an estimate" + "; no figure has been measured on a consumer card" * self.settings.on_gpu]
-        found += [self._time] if self.settings.on_gpu else []
-        if self.offloaded_bytes:
-            size = f"{self.offloaded_bytes / GIB:.2f} GiB"
-            found.append(f"{size} of activations go to the computer's own memory")
-        found += [self.sliced] if self.sliced else []
-        found += [self._engine] if self.settings.engine else []
+        on_gpu, offloaded = self.settings.on_gpu, Step(self.model, self.settings).offloaded
+        found = [
+            f"* an estimate{'; no figure has been measured on a consumer card' if on_gpu else ''}",
+            self._time if on_gpu else "activations on a CPU are taken to be a GPU's",
+            f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
+            self.sliced,
+            self._engine,
+        ]
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
             found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
         elif self.fits != "fits":
             found.append("no model, batch or length of the catalogue fits")
-        return found
+        return list(filter(None, found))
 
     @property
     def _time(self) -> str:
@@ -226,17 +225,16 @@ class Plan:
 
     @property
     def _engine(self) -> str:
-        engine, s = self.settings.engine, self.settings
-        assert engine is not None
+        if (engine := self.settings.engine) is None:
+            return ""
         room = f"weights, and a cache of at most {self.engine_tokens:.0f} tokens"
         if self._starves:
-            room += f", where a completion with its prompt has {s.row_tokens}: give it more (gpu_memory_utilization)"
-        return (
-            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}"
-            + "; asleep while the trainer works (standby), it gives back what is not the trainer's"
-            * engine.standby
-            + "; read in unsloth and TRL, never measured, and without its CUDA graphs"
-        )
+            tokens = self.settings.row_tokens
+            room += (
+                f", where a completion with its prompt has {tokens}: give it more (gpu_memory_utilization)"
+            )
+        asleep = "; asleep while the trainer works (standby)" * engine.standby
+        return f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}{asleep}; read in unsloth and TRL, never measured"
 
     def rows(self) -> list[list[str]]:
         """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
@@ -255,9 +253,7 @@ class Plan:
         return "\n".join([self.title, "", text_table(self.rows(), total=True), "", self.summary, *self.notes])
 
     def _repr_html_(self) -> str:
-        notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
-        title = html.escape(self.title).replace("\n", "<br>")
-        return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True)
@@ -270,10 +266,23 @@ class Change:
     """
 
     knob: str
-    config: Arguments
-    policy: Arguments
+    config: dict[str, Any]
+    policy: dict[str, Any]
     peak_bytes: int
     fits: Verdict
+
+    @classmethod
+    def between(cls, knob: str, before: Plan, after: Plan) -> Self:
+        """What leads from one plan to another."""
+        old, new = _arguments(before), _arguments(after)
+        changed = {name: value for name, value in new.items() if old[name] != value}
+        if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
+            changed["steps_per_generation"] = new["steps_per_generation"]
+        if "generation_rows" in changed:  # on another device None would be another number
+            changed["generation_rows"] = after.sampled_rows
+        of_policy = ("name", "gradient_checkpointing")
+        loaded = {name: changed.pop(name) for name in of_policy if name in changed}
+        return cls(knob, changed, loaded, after.peak_bytes, after.fits)
 
     def __str__(self) -> str:
         values = [f"{name}={value!r}" for name, value in self.config.items()]
@@ -283,92 +292,7 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
-def generation_batches(settings: Settings) -> Iterator[Settings]:
-    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
-    effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
-    for rows in range(settings.batch_rows, 0, -1):
-        if rows % k or effective % rows:
-            continue
-        for micro in range(min(settings.micro_rows, rows), 0, -1):
-            smaller = (rows, micro) != (settings.batch_rows, settings.micro_rows)
-            if smaller and rows % micro == 0 and effective % micro == 0:
-                yield replace(settings, batch_rows=rows, micro_rows=micro, accumulation=effective // micro)
-
-
-def _smaller_groups(settings: Settings) -> Iterator[Settings]:
-    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
-    groups = settings.batch_rows // settings.num_generations
-    updates = max(1, settings.micro_rows * settings.accumulation // settings.batch_rows)
-    for k in range(settings.num_generations - 1, 1, -1):
-        rows = groups * k
-        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
-        fewer = replace(settings, num_generations=k, batch_rows=rows)
-        yield replace(fewer, micro_rows=micro, accumulation=updates * rows // micro)
-
-
-def _shorter(settings: Settings) -> Iterator[Settings]:
-    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
-        yield replace(settings, completion_tokens=tokens)
-
-
-KNOBS: dict[str, Callable[[Settings], Iterable[Settings]]] = {
-    "completions at once": lambda s: [replace(s, generation_rows=None)] * bool(s.generation_rows),
-    "gradient checkpointing": lambda s: (
-        [replace(s, checkpointing="unsloth")] * (s.checkpointing != "unsloth")
-    ),
-    "generation batch": generation_batches,
-    "completion length": _shorter,
-    "K": _smaller_groups,
-    "model": lambda s: [],
-}
-"""Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it is;
-shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
-
-
-def _smaller(knob: str, before: Plan) -> Iterator[Plan]:
-    s, smallest = before.settings, before.model.checkpoint.parameters
-    for settings in KNOBS[knob](s):
-        yield Plan.of(before.model, settings, before.device)
-    for checkpoint in reversed(CATALOGUE.values()) if knob == "model" else ():
-        if checkpoint.name not in FOR_CPU and checkpoint.parameters < smallest:
-            smallest = checkpoint.parameters
-            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
-
-
-def _changes(before: Plan) -> Iterator[Change]:
-    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
-    least, fits_already = before, False
-    for knob in KNOBS:
-        tried = [*_smaller(knob, before), *(() if fits_already else _smaller(knob, least))]
-        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
-        if found is not None:
-            yield _change(knob, before, found)
-            fits_already = True
-        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
-        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
-
-
-def _change(knob: str, before: Plan, after: Plan) -> Change:
-    old, new = _arguments(before), _arguments(after)
-    changed = {name: value for name, value in new.items() if old[name] != value}
-    if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
-        changed["steps_per_generation"] = new["steps_per_generation"]
-    if "generation_rows" in changed:  # on another device None would be another number
-        changed["generation_rows"] = after.sampled_rows
-    loaded: Arguments = {name: changed.pop(name) for name in OF_POLICY if name in changed}
-    return Change(knob, changed, loaded, after.peak_bytes, after.fits)
-
-
-OF_POLICY = ("name", "gradient_checkpointing")
-
-
-def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
-    """The first with that verdict."""
-    return next((planned for planned in plans if planned.fits == verdict), None)
-
-
-def _arguments(planned: Plan) -> Arguments:
-    """Those of ``RLOOConfig``, and ``load_policy``'s name and gradient_checkpointing, that lead to a plan."""
+def _arguments(planned: Plan) -> dict[str, Any]:
     settings = planned.settings
     return {
         "num_generations": settings.num_generations,
@@ -380,6 +304,76 @@ def _arguments(planned: Plan) -> Arguments:
         "name": planned.model.checkpoint.name,
         "gradient_checkpointing": settings.checkpointing,
     }
+
+
+def smaller_batches(planned: Plan) -> Iterator[Plan]:
+    """Smaller generation batches and micro-batches with the same completions per update, largest first."""
+    s = planned.settings
+    effective, k = s.micro_rows * s.accumulation, s.num_generations
+    for rows in range(s.batch_rows, 0, -1):
+        if rows % k or effective % rows:
+            continue
+        for micro in range(min(s.micro_rows, rows), 0, -1):
+            if (rows, micro) != (s.batch_rows, s.micro_rows) and rows % micro == effective % micro == 0:
+                yield planned.with_settings(
+                    batch_rows=rows, micro_rows=micro, accumulation=effective // micro
+                )
+
+
+def _smaller_groups(planned: Plan) -> Iterator[Plan]:
+    """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
+    s = planned.settings
+    updates = max(1, s.micro_rows * s.accumulation // s.batch_rows)
+    for k in range(s.num_generations - 1, 1, -1):
+        rows = s.batch_rows // s.num_generations * k
+        micro = max(m for m in range(1, min(s.micro_rows, rows) + 1) if rows % m == 0)
+        batch = {"batch_rows": rows, "micro_rows": micro, "accumulation": updates * rows // micro}
+        yield planned.with_settings(num_generations=k, **batch)
+
+
+def _smaller_models(planned: Plan) -> Iterator[Plan]:
+    s, size = planned.settings, planned.model.checkpoint.parameters
+    for checkpoint in reversed(CATALOGUE.values()):
+        if checkpoint.name not in FOR_CPU and checkpoint.parameters < size:
+            size = checkpoint.parameters
+            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, planned.device)
+
+
+KNOBS: dict[str, Callable[[Plan], Iterable[Plan]]] = {
+    "completions at once": lambda p: (
+        [p.with_settings(generation_rows=None)] if p.settings.generation_rows else []
+    ),
+    "gradient checkpointing": lambda p: (
+        [p.with_settings(checkpointing="unsloth")] if p.settings.checkpointing != "unsloth" else []
+    ),
+    "generation batch": smaller_batches,
+    "completion length": lambda p: (
+        p.with_settings(completion_tokens=tokens)
+        for tokens in range((p.settings.completion_tokens - 1) // 64 * 64, 0, -64)
+    ),
+    "K": _smaller_groups,
+    "model": _smaller_models,
+}
+"""Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it is;
+shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
+
+
+def _changes(before: Plan) -> Iterator[Change]:
+    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
+    least, fits_already = before, False
+    for knob, smaller in KNOBS.items():
+        tried = [*smaller(before), *(() if fits_already else smaller(least))]
+        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
+        if found is not None:
+            yield Change.between(knob, before, found)
+            fits_already = True
+        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
+
+
+def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
+    """The first with that verdict."""
+    return next((planned for planned in plans if planned.fits == verdict), None)
 
 
 def plan(

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import rloo_kit
-from rloo_kit.memory import hardware, specs
+from rloo_kit.memory import specs
 from rloo_kit.memory.fit import longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
@@ -55,7 +55,6 @@ def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_cuda(monkeypatch, mem_get_info=(int(11.5 * GIB), 12 * GIB))
-    monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: None)
     assert rloo_kit.fit(load_in_4bit=True).model.checkpoint.name == "qwen3-8b"
     assert rloo_kit.fit(load_in_4bit=False).model.checkpoint.name == "qwen3-4b"
 

@@ -29,18 +29,15 @@ GIVEN = {
     "DeepSpeed by the configuration": (TWO, {"deepspeed": "zero2.json"}, 2, "DEEPSPEED"),
     "FSDP by the launcher": (TWO | LAUNCH | FSDP, {}, 2, "FSDP"),
 }
+ON_CPUS = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2"
 DOWNGRADED = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
-        (
-            "several processes with DDP",
-            "this is 1 with",
-            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2",
-        ),
+        ("several processes with DDP", "this is 1 with", ON_CPUS, "unset MASTER_ADDR"),
     ),
     "torchrun where accelerate sees no GPU, and was not told of the CPU": (
         (TWO, {}, 1, "NO"),
-        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", "ACCELERATE_USE_CPU=true torchrun"),
+        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", ON_CPUS),
     ),
     "mpirun, which accelerate reads on CPUs alone": (
         ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, 1, "NO"),
@@ -48,24 +45,19 @@ DOWNGRADED = {
     ),
     "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
-        (
-            "2 processes with DeepSpeed",
-            "this is 2 with DDP",
-            "unset ACCELERATE_USE_CPU",
-            "use_cpu=True, deepspeed=",
-        ),
+        ("2 processes with DeepSpeed", "this is 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
     ),
     "deepspeed=FILE with ACCELERATE_USE_CPU is DDP": (
         (TWO | CPU, {"deepspeed": "zero3.json"}, 2, "MULTI_CPU"),
-        ("with DeepSpeed", "RLOOConfig(deepspeed=...)", "unset ACCELERATE_USE_CPU"),
+        ("with DeepSpeed", "RLOOConfig(deepspeed=...)", "ACCELERATE_USE_CPU=True"),
     ),
     "FSDP by TrainingArguments on CPUs is DDP": (
         (TWO | CPU, {"fsdp": True}, 2, "MULTI_CPU"),
-        ("with FSDP", "RLOOConfig(fsdp=...)", "FSDP needs GPUs", "ACCELERATE_USE_CPU=true torchrun"),
+        ("with FSDP", "RLOOConfig(fsdp=...)", "are for GPUs", ON_CPUS),
     ),
     "accelerate launch --use_fsdp without a GPU is processes that each train alone": (
         (TWO | LAUNCH | FSDP, {}, 1, "NO"),
-        ("2 processes with FSDP", "this is 1 with", "FSDP needs GPUs"),
+        ("2 processes with FSDP", "this is 1 with", "are for GPUs"),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
