@@ -212,7 +212,7 @@ def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
         ("/nonexistent/x", "There is no such folder"),
         ("./nonexistent", "There is no such folder"),
         ("out/reward/x", "There is no such folder"),
-        (42, "not a reward model, but of type int"),
+        (42, "not a reward model"),
     ],
 )
 def test_what_is_no_reward_model_is_refused_when_it_is_named(model, says):
@@ -235,7 +235,7 @@ def test_a_tokenizer_without_a_pad_token_takes_the_models_or_says_so(folder, of_
     tokenizer.pad_token, model.config.pad_token_id = None, of_model
     reward = reward_model(model, tokenizer)
     if of_model is None:
-        with pytest.raises(ValueError, match="needs a token for padding"):
+        with pytest.raises(ValueError, match="padding token"):
             reward(**CHAT)
     else:
         assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
