@@ -134,7 +134,9 @@ def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dic
     return found
 
 
-def _child(policy: Any, folder: Path, engine: str, settings: dict[str, Any], place: tuple[int, int, int]) -> NoReturn:
+def _child(
+    policy: Any, folder: Path, engine: str, settings: dict[str, Any], place: tuple[int, int, int]
+) -> NoReturn:
     code, (rank, processes, port) = 1, place  # as torchrun would tell it
     try:
         if processes > 1:
