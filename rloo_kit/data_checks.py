@@ -19,6 +19,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from rewards.signature import TRL_KEYWORDS, members, reward_name, said_by
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rloo_kit.errors import DatasetError, RewardError
+from rloo_kit.policy.tokenizer import check_thinking
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def check_dataset(
     if tokenizer is not None and not isinstance(prompts[0], str):
         name_special_tokens(prompts, tokenizer, name)
         how = getattr(args, "chat_template_kwargs", None) or {}
+        check_thinking(tokenizer, how)
         for index, prompt in enumerate(prompts[:RENDERED]):
             _check_rendered(prompt, tokenizer, how, _place(name, index, prompt))
 

@@ -53,6 +53,7 @@ def load_policy(
     target_modules: str | Sequence[str] | None = None,
     use_rslora: bool = False,
     gradient_checkpointing: Literal["unsloth"] | bool = "unsloth",
+    thinking: bool | None = None,
     seed: Seed = 0,
     **kwargs: Any,
 ) -> Policy:
@@ -72,6 +73,8 @@ def load_policy(
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
+        thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
+            leaves it on.  None keeps what the checkpoint, or the saved adapter, does by itself.
         seed: for the LoRA's initial values.
         kwargs: unsloth's names for these (model_name, r, random_state, use_gradient_checkpointing, load_in_16bit), and
             further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, fast_inference, ...).
@@ -150,6 +153,7 @@ class Asked:
     four_bit: bool | None  # None leaves it to the checkpoint
     lora: Lora | None  # None where all weights are trained
     checkpointing: bool | str
+    thinking: bool | None
     seed: int
     further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
 
@@ -182,8 +186,10 @@ def settled(given: Arguments) -> Asked:
     further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *idle}}
     if given["full_finetuning"]:
         lora, four_bit, further["full_finetuning"] = None, False, True
-    length, checkpointing = given["max_seq_length"], given["gradient_checkpointing"]
-    return Asked(given["name"], length, four_bit, lora, checkpointing, given["seed"], further)
+    length, checkpointing, thinking = (
+        given[name] for name in ("max_seq_length", "gradient_checkpointing", "thinking")
+    )
+    return Asked(given["name"], length, four_bit, lora, checkpointing, thinking, given["seed"], further)
 
 
 def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError:
@@ -249,6 +255,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         checkpoint = found.checkpoint or replace(
             resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
         )
+        tokenizer.set_thinking(of_text, checkpoint, asked.thinking)
         if not found.is_adapter and asked.lora is not None:
             model = _with_lora(model, asked.lora, asked)
         tokenizer.without_dropout(model)

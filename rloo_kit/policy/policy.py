@@ -17,7 +17,7 @@ from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import export, resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
-from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout
+from rloo_kit.policy.tokenizer import complete, is_off, of_prompts, without_dropout
 from rloo_kit.session import processes
 from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
@@ -90,6 +90,11 @@ class Policy:
     def has_lora(self) -> bool:
         """Whether a LoRA is trained, and not all weights."""
         return hasattr(self.model, "peft_config")
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the policy may think before it answers: ``load_policy(thinking=...)``, or the checkpoint's way."""
+        return self.checkpoint.thinks != "never" and not is_off(self.tokenizer)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
