@@ -38,7 +38,8 @@ def _remember(policy: Policy, call: Call) -> None:
     """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
     given = dict(call.arguments)
     named = given.pop("model_name", None) or given.get("name") or policy.checkpoint.name
-    policy.model.made_by = Call(call.function, {**given, "name": named})
+    chosen = {} if policy.thinking or policy.checkpoint.thinks == "never" else {"thinking": False}
+    policy.model.made_by = Call(call.function, {**given, **chosen, "name": named})
 
 
 @recorded(without=("token",), files=("name", "model_name"), also=_remember)
@@ -60,9 +61,10 @@ def load_policy(
     """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
 
     Args:
-        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
-            Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.  "smollm2-135m" is a real language
-            model that a CPU can train, of an optional package (:mod:`rloo_kit.policy.bundled`).
+        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny Qwen3 on a
+            CPU, and on a GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking
+            off.  "largest" takes the largest that fits.  "smollm2-135m" is a real language model that a CPU can train,
+            of an optional package (:mod:`rloo_kit.policy.bundled`).
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
         load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
             that is too small for 4 (``checkpoint.four_bit``).
@@ -89,6 +91,9 @@ def load_policy(
     given = dict(locals())
     asked = settled({**given.pop("kwargs"), **given})
     import_unsloth()
+    if asked.name is None:
+        name, thinking = resolve.first_run(asked.four_bit)
+        asked = replace(asked, name=name, thinking=thinking if asked.thinking is None else asked.thinking)
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     return _loaded(found, asked)
@@ -148,7 +153,7 @@ class Lora:
 class Asked:
     """What ``load_policy`` was asked for."""
 
-    name: str | os.PathLike[str] | None  # None leaves it to the device
+    name: str | os.PathLike[str] | None  # None takes what suits a first run on the device
     max_seq_length: int
     four_bit: bool | None  # None leaves it to the checkpoint
     lora: Lora | None  # None where all weights are trained

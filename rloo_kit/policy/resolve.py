@@ -54,13 +54,11 @@ class Source:
     is_adapter: bool = False
 
 
-def resolve(
-    name: str | os.PathLike[str] | None, four_bit: bool | None, token: str | None, **place: Any
-) -> Source:
+def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | None, **place: Any) -> Source:
     """The source of a name as ``load_policy`` takes it; an adapter's files are fetched, the base's are not.
 
     Args:
-        name: of the catalogue, of the hub, or a folder's; None leaves it to the device.
+        name: of the catalogue, of the hub, or a folder's; "largest" leaves it to the device.
         four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
         token: for the hub.
         place: revision and cache_dir of what is on the hub.
@@ -68,11 +66,8 @@ def resolve(
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
     """
-    if name is None:
-        import torch
-
-        on_gpu = torch.cuda.is_available()
-        name = fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if on_gpu else "tiny"
+    if name == "largest":
+        name = fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
     folder = expanded(name)
     if folder.is_dir():
         return _of_folder(folder)
@@ -97,6 +92,17 @@ def resolve(
     with explained(text, "load_policy"):
         files: dict[str, Any] = {"allow_patterns": list(OF_FILES), "ignore_patterns": "*/*"}
         return _of_folder(Path(snapshot_download(text, token=token, **place, **files)))
+
+
+def first_run(four_bit: bool | None) -> tuple[str, bool | None]:
+    """What ``load_policy()`` takes without a name, and whether it is to think."""
+    return fit.first_run(load_in_4bit=four_bit is not False) if _on_gpu() else ("tiny", None)
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def expanded(name: str | os.PathLike[str]) -> Path:
