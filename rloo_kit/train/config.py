@@ -229,16 +229,11 @@ def signature(config_class: type) -> inspect.Signature:
 
     ``output_dir``, which may be given by place, comes first, then the kit's own, and TRL's.
     """
-    kind, defaults = (
-        inspect.Parameter,
-        {one.name: one.default for one in dataclasses.fields(config_class) if one.init},
-    )
-    return inspect.Signature(
-        [
-            kind(name, kind.KEYWORD_ONLY if order else kind.POSITIONAL_OR_KEYWORD, default=defaults[name])
-            for order, name in enumerate(dict.fromkeys(("output_dir", *NAMES, *defaults)))
-        ]
-    )
+    kind, fields = inspect.Parameter, dataclasses.fields(config_class)
+    defaults = {one.name: one.default for one in fields if one.init}
+    kinds = dict.fromkeys(("output_dir", *NAMES, *defaults), kind.KEYWORD_ONLY)
+    kinds["output_dir"] = kind.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([kind(name, kinds[name], default=defaults[name]) for name in kinds])
 
 
 RLOOConfig.__signature__ = signature(RLOOConfig)

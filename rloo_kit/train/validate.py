@@ -190,6 +190,10 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
 # --- settings that do not go together ---------------------------------------------------------------------
 
 
+HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
+"""Of ``generation_kwargs``: how the same distribution is computed."""
+
+
 def check(args: trl.RLOOConfig, processes: int = 1) -> None:
     """Check a configuration that the trainer was given, as it is now: read from a file, or changed since it was made.
 
@@ -207,14 +211,14 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     Raises:
         ConfigError: the first settings that contradict each other.
     """
+    from transformers import GenerationConfig
+
     own, clip, k = Own.of(args), args.reward_clip_range, args.num_generations
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
     if size % k:  # unsloth would change the batch instead
         what = f"a generation batch of {size} completions, on processes={processes}, does not divide into groups of {k}"
-        todo = (
-            f"make batch x accumulation a multiple of {k}: {max(size // k, 1) * k} or {(size // k + 1) * k}"
-        )
+        todo = f"make batch x accumulation a multiple of {k}: {size - size % k or k} or {size - size % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
     rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
     if args.eval_strategy != "no" and rows % k_eval:
@@ -224,28 +228,20 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     if args.fp16 and args.bf16:
         _refuse(args, "these are two precisions", "leave both out: the device decides", "fp16", "bf16")
     if own.generation_rows and (args.use_vllm or args.use_transformers_continuous_batching):
-        what = (
-            "generation_rows cuts the batch for generate; vLLM and continuous batching schedule it themselves"
-        )
+        what = "generation_rows cuts the batch for generate, and that engine schedules it itself"
         _refuse(args, what, "remove generation_rows", "generation_rows")
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
         _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")
     if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
         what = "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward"
-        todo = (
-            "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl"
-        )
+        todo = "set kl_placement='loss', as GRPO has it, or remove use_bias_correction_kl"
         _refuse(args, what, todo, "use_bias_correction_kl", "kl_placement")
     best = args.load_best_model_at_end or args.save_strategy == "best"
     if best and args.metric_for_best_model in ("loss", "eval_loss"):
         what = "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run"
-        _refuse(
-            args, what, "metric_for_best_model='eval_reward', greater_is_better=True", "metric_for_best_model"
-        )
-    from transformers import GenerationConfig
-
-    free = {*vars(GenerationConfig())} - hints().keys()
+        _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
+    free = {*vars(GenerationConfig())} - hints().keys() | HARMLESS
     if not args.use_vllm and (wrong := [name for name in args.generation_kwargs or () if name not in free]):
         what = f"generation_kwargs cannot set {wrong[0]}: it is a setting of its own, or no model takes it"
         _refuse(args, what, f"set RLOOConfig({wrong[0]}=...) itself, or remove it", "generation_kwargs")
@@ -282,10 +278,6 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
 
 
 # --- what is legal, and hardly meant ----------------------------------------------------------------------
-
-
-HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
-"""Of ``generation_kwargs``: how the same distribution is computed."""
 
 
 def doubts(args: trl.RLOOConfig) -> list[str]:

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import inspect
 import json
-import pickle
 import subprocess
 import sys
 import warnings
@@ -63,12 +62,6 @@ def test_the_command_line_parser_of_trl_takes_the_kits_config() -> None:
     (parsed,) = trl.TrlParser((rloo_kit.RLOOConfig,)).parse_args_and_config(line)
     assert (parsed.num_generations, parsed.learning_rate, parsed.single_pass) == (8, 1e-5, False)
     assert parsed.chat_template_kwargs == {"enable_thinking": False}
-
-
-def test_a_config_survives_pickling_and_shows_the_kits_own_fields() -> None:
-    settings = rloo_kit.RLOOConfig(single_pass=False)
-    assert pickle.loads(pickle.dumps(settings)).single_pass is False
-    assert set(NAMES) <= set(settings.to_dict())
 
 
 # --- the method -------------------------------------------------------------------------------------------

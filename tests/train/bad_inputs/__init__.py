@@ -17,17 +17,8 @@ import torch
 from datasets import Dataset, IterableDataset
 from transformers import TrainerCallback, TrainingArguments
 
-from tests.train.bad_inputs.functions import (
-    divides,
-    does,
-    edits_answers,
-    gives,
-    logs,
-    returns,
-    sees_answers,
-    wants_gold,
-    without_kwargs,
-)
+from tests.train.bad_inputs import functions
+from tests.train.bad_inputs.functions import does, gives, logs, returns
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,6 @@ VALUES: dict[str, list[Any]] = {
     "logging_steps": [0, "1"],
     "save_strategy": ["step"],
     "output_dir": ["", 5],
-    "shuffle_dataset": ["no"],
     "num_generations": [1, "2", 2.0, None],
     "per_device_train_batch_size": [0, "4", None],
     "gradient_accumulation_steps": [0, 1.5],
@@ -120,7 +110,6 @@ SETTINGS = {
     "a synchronised reference of a LoRA": together(
         "sync_ref_model", when="trainer", sync_ref_model=True, beta=0.1
     ),
-    "an unknown cache": together("cache_implementation", when="trainer", cache_implementation="statik"),
     "an unknown logger": together("wandbb", when="trainer", report_to="wandbb"),
     "vLLM where there is none": together("use_vllm", when="trainer", use_vllm=True),
 }
@@ -160,10 +149,6 @@ DATASETS = {
     "a prompt that leaves no room": given("prompt", dataset(QUESTION, LONG), "train_dataset[1] has 6010"),
     "a list for a dataset": given("train_dataset", [{"prompt": QUESTION}] * 4, "from_list"),
     "no dataset": given("train_dataset", None),
-    "a function for a dataset": given("train_dataset", gives(1.0)),
-    "a column completions": given(
-        "'completions'", dataset(*[QUESTION] * 4, completions="x"), "rename_column"
-    ),
     "a stream with a None in the middle": given(
         "prompt", stream(QUESTION, QUESTION, None, QUESTION), "step 2", when="step", **IN_ORDER
     ),
@@ -186,17 +171,19 @@ def rewarded(reward: Any, *says: str, culprit: str = "reward", when: Any = "step
 REWARDS = {
     "no reward function": rewarded([], culprit="reward_funcs", when="trainer"),
     "a reward without **kwargs": rewarded(
-        without_kwargs, "**kwargs", culprit="without_kwargs", when="trainer"
+        functions.without_kwargs, "**kwargs", culprit="without_kwargs", when="trainer"
     ),
-    "a reward that needs a column": rewarded(wants_gold, "wants_gold", culprit="gold", when="trainer"),
+    "a reward that needs a column": rewarded(
+        functions.wants_gold, "wants_gold", culprit="gold", when="trainer"
+    ),
     "a reward that forgets to return": rewarded(returns(None), "None"),
     "a wrong length": rewarded(returns([0.0] * 3), "3 values for 4 completions"),
-    "strings": rewarded(gives("1.0"), "sample 1", "'1.0'"),
     "NaN": rewarded(gives(NAN), "sample 1", "nan"),
     "inf": rewarded(gives(INF), "sample 1", "inf"),
-    "1e30": rewarded(gives(1e30), "sample 1", "1e+30"),
-    "a reward that raises": rewarded(divides, "ZeroDivisionError", culprit="divides"),
-    "a reward that edits a column": rewarded([does(edits_answers), sees_answers], when="mended"),
+    "a reward that raises": rewarded(functions.divides, "ZeroDivisionError", culprit="divides"),
+    "a reward that edits a column": rewarded(
+        [does(functions.edits_answers), functions.sees_answers], when="mended"
+    ),
     "a reward that seeds": rewarded(does(lambda **kwargs: torch.manual_seed(7)), when="mended"),
 }
 
@@ -233,7 +220,6 @@ def argument(name: str, value: Any, *says: str) -> Bad:
 
 TRAINER = {
     "no chat template": tokenizer("template", sets("chat_template", None)),
-    "a chat template that leaves the prompt out": tokenizer("template", sets("chat_template", "Think!")),
     "tokens without an embedding": tokenizer("embedding", add_far_token, "<new-"),
     "a tokenizer's name": argument("processing_class", "qwen3"),
     "no model": argument("model", None),
@@ -253,7 +239,6 @@ RIGHT = {
     "a numpy number": together("", learning_rate=np.float32(1e-3), seed=np.int64(3), max_steps=np.int32(1)),
     "a path for a folder": together("", output_dir=Path("out")),
     "an endless norm": together("", max_grad_norm=float("inf")),
-    "a schedule by its name": together("", lr_scheduler_type="constant", optim="sgd"),
     "two rewards of one name": rewarded((gives(1.0), gives(0.5))),
     "a metric that is NaN": rewarded(logs("quality", float("nan"))),
 }
