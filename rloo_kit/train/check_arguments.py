@@ -83,51 +83,31 @@ def _check_kinds(given: Arguments) -> None:
 
 
 def _check_model(given: Arguments) -> None:
-    """Works around: on a GPU unsloth's trainer cannot take a name, and ignores peft_config silently; a catalogue name
-    means nothing to the hub; a token without a row in the embedding is an IndexError, or on a GPU an assertion that
-    leaves the device unusable; and a frozen model trains nothing."""
     model: Any = given["model"]
     tokenizer: Any = given.get("processing_class")
     generated, named = trl.RLOOTrainer.__name__.startswith("Unsloth"), isinstance(model, str)
-    has_config, token, last, rows = "peft_config" in given, "", 0, None
-    if tokenizer is not None and not named:
-        vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_vocab()
-        token, last = max(vocabulary.items(), key=operator.itemgetter(1))
-        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    for broken, what, argument, todo in (
-        (
-            named and (generated or model in CATALOGUE),
-            "the trainer takes a loaded model here, not a name",
-            f"model={model!r}" if named else "model",
-            f"policy = rloo_kit.load_policy({model!r}), and pass model=policy" if named else "",
-        ),
-        (
-            has_config and (generated or hasattr(model, "peft_config")),
+    # On a GPU unsloth's trainer cannot take a name; a catalogue name means nothing to the hub.
+    if named and (generated or model in CATALOGUE):
+        what, todo = "the trainer takes a loaded model here, not a name", f"rloo_kit.load_policy({model!r})"
+        raise ConfigError(what, where=f"RLOOTrainer(model={model!r})", todo=f"give model={todo}")
+    if "peft_config" in given and (generated or hasattr(model, "peft_config")):
+        raise ConfigError(
             "peft_config would be ignored: the policy has its LoRA already, and on a GPU unsloth adds none here",
-            "peft_config=...",
-            "remove it; r, lora_alpha and target_modules are load_policy's: load_policy(name, lora_rank=...)",
-        ),
-        (
-            tokenizer is not None and tokenizer.eos_token_id is None,
-            "the tokenizer has no end-of-sequence token, so no completion would ever end",
-            f"processing_class={type(tokenizer).__name__}",
-            "set tokenizer.eos_token, or load both with rloo_kit.load_policy",
-        ),
-        (
-            rows is not None and last >= rows,
+            where="RLOOTrainer(peft_config=...)",
+            todo="remove it; r, lora_alpha and target_modules are load_policy's: load_policy(name, lora_rank=...)",
+        )
+    if named or tokenizer is None:
+        return
+    # A token without a row in the embedding is an IndexError, or on a GPU an assertion that makes the device unusable.
+    vocabulary = getattr(tokenizer, "tokenizer", tokenizer).get_vocab()
+    token, last = max(vocabulary.items(), key=operator.itemgetter(1))
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", last + 1)
+    if last >= rows:
+        raise ConfigError(
             f"the model has no embedding for {token!r} of the tokenizer: it is {last}, and there are {rows} rows",
-            f"processing_class={type(tokenizer).__name__}",
-            "load tokenizer and model from one checkpoint; added tokens need model.resize_token_embeddings(...)",
-        ),
-        (
-            not named and not has_config and not any(p.requires_grad for p in model.parameters()),
-            "the model has no parameter to train: all are frozen",
-            f"model={type(model).__name__}",
-            "load it with rloo_kit.load_policy, which attaches a LoRA",
-        ),
-    ):
-        if broken:
-            raise ConfigError(what, where=f"RLOOTrainer({argument})", todo=todo)
+            where=f"RLOOTrainer(processing_class={type(tokenizer).__name__})",
+            todo="load tokenizer and model from one checkpoint; added tokens need model.resize_token_embeddings(...)",
+        )
 
 
 def _check_datasets(given: Arguments) -> None:

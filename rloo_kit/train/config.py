@@ -1,16 +1,13 @@
 """``RLOOConfig``: TRL's, with defaults that mean the same on a CPU and on a GPU, and with the old names.
 
-On a GPU unsloth replaces TRL's config by one of its own with other defaults
-(learning rate, optimizer, batch, warm-up, seed, ...), so that one notebook means two things; here every such
-default is set.  Names of older TRL releases that have an equal today are taken, once with a warning, so that
-published recipes run as pasted.
+On a GPU unsloth replaces TRL's config by one of its own with other defaults (learning rate, optimizer, batch, seed,
+...), so that one notebook means two things; here every such default is set.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import enum
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,13 +37,6 @@ else:
 PRECISION = "ACCELERATE_MIXED_PRECISION"
 """Where bf16 and fp16 are both False transformers takes this variable's (training_args.py, ``__post_init__``)."""
 
-TEN = (
-    *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
-    *("steps_per_generation", "max_completion_length", "learning_rate", "beta", "temperature"),
-    *("max_steps", "output_dir"),
-)
-"""The arguments of TRL's that matter most here."""
-
 
 @dataclass(init=False)
 class RLOOConfig(Base, Own):
@@ -54,8 +44,7 @@ class RLOOConfig(Base, Own):
 
     The defaults are for a real Qwen3 on a small card; what unsloth would change on a GPU stands at TRL's own value.
     Precision follows the device: bfloat16 where a GPU has it, else float16; a CPU computes in what its policy was
-    loaded in.  ``seed`` governs the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s,
-    the rest ``prepare``'s.
+    loaded in.  ``seed`` governs the order of prompts and the sampling; the LoRA's first values are ``load_policy``'s.
 
     Added, the method:
         advantage_estimator: "rloo", "grpo", "dr_grpo", "reinforce", or a pure function of the rewards (groups, K)
@@ -65,29 +54,22 @@ class RLOOConfig(Base, Own):
         kl_estimator: "k1", "k2" or "k3"; None is k1 in the reward, as in TRL, and k2 in the loss, where its
             gradient is that of each token's KL divergence.
         loss_aggregation: "seq-mean-token-sum" (TRL's RLOO, with one ratio per completion), and with a ratio
-            per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO);
-            see :func:`rloo_kit.train.losses.row_weights`.
+            per token "seq-mean-token-mean" (GRPO), "token-mean" (DAPO) and "seq-mean-token-sum-norm" (Dr. GRPO).
         importance_sampling_level: what has a ratio of its own: None is the aggregation's, "token" GRPO's, and
-            "sequence" GSPO's, a completion's ratio normalised by its length; see
-            :func:`rloo_kit.train.losses.policy_loss`.
+            "sequence" GSPO's, a completion's ratio normalised by its length.
         use_bias_correction_kl: multiply the KL term in the loss by the ratio, as TRL's GRPO does: the expected
             gradient of k3 is then that of each token's KL(policy || reference).
 
-    Added, less work for the same update:
+    Added, less work or memory for the same update:
         single_pass: leave out the forward pass for the old log-probabilities where each generation batch is
-            used once, so that they equal the new ones (without dropout, which ``load_policy`` leaves out).  With
-            beta in the reward, whole groups must fit a micro-batch for it.
+            used once.  With beta in the reward, whole groups must fit a micro-batch for it.
         skip_dead_groups: leave completions without a signal out of the training pass.  None: where beta is 0,
             so that the update stays the same.  True drops dead groups (all advantages before the KL term are 0)
-            also where beta is above 0, and with them their KL term.  False trains on all.  "kl" and "entropy" are
-            means over what is trained on.
+            also where beta is above 0, and with them their KL term.  False trains on all.
         fast_sampling: on a CPU, draw tokens by inverse CDF and stop computing completions that have ended
             (same distribution, a fraction of the time); on a GPU, read lm_head once a token, not once a completion.
-
-    Added, less memory for the same update:
         generation_rows: completions sampled at once, at most; the rest of the batch follows, slice by slice.  None: as
-            many as the memory plan says fit.  Where memory runs out all the same, the number is halved for the rest of
-            the run, and what was sampled is kept.  Not with vLLM or continuous batching, which have their own limits.
+            many as the memory plan says fit.  Where memory runs out all the same it is halved for the rest of the run.
 
     Added, to see and to be safe:
         progress: a line a step.  False says only what goes wrong, and draws nothing.
@@ -100,8 +82,7 @@ class RLOOConfig(Base, Own):
     TRL's that matter most:
         num_generations: K: completions sampled for each prompt. The baseline of each is the mean of the other K - 1.
         per_device_train_batch_size: Completions in one forward and backward pass. Lower it first when memory is short.
-        gradient_accumulation_steps: Passes in one update. Batch x accumulation completions, a multiple of K, make an
-            update.
+        gradient_accumulation_steps: Passes in one update. Batch x accumulation is a multiple of K.
         steps_per_generation: Passes between two rounds of sampling; None takes ``gradient_accumulation_steps``.
         max_completion_length: Longest completion in tokens. What is cut cannot be right.
         learning_rate: Of AdamW on the LoRA. The first setting to lower when a run goes wrong.
@@ -181,12 +162,8 @@ class RLOOConfig(Base, Own):
         """The configuration whose update is that of TRL's ``GRPOTrainer`` with this ``GRPOConfig``.
 
         What the update depends on is carried over, GRPO's advantages, loss and KL term included, and of the rest what
-        differs from ``GRPOConfig``'s defaults.  ``from_grpo(config, advantage_estimator="rloo")`` then changes the
-        advantages alone.
-
-        Args:
-            config: TRL's, or the one that unsloth generates.
-            changes: arguments of this class, or GRPO's, in place of what was carried over.
+        differs from ``GRPOConfig``'s defaults; ``changes``, by our names or GRPO's, take its place.
+        ``from_grpo(config, advantage_estimator="rloo")`` changes the advantages alone.
 
         Raises:
             ArgumentError: a setting that only GRPO's trainer has.
@@ -208,16 +185,16 @@ class RLOOConfig(Base, Own):
         kept = {name: value for name, value in vars(self).items() if name not in ("_given", "_as_made")}
         return {n: None if n.endswith("_token") else without_secrets(value) for n, value in kept.items()}
 
+    # With its token, unlike what is written to a file.
+
     def __copy__(self) -> Self:
-        """With its token, unlike what is written to a file."""
         made = type(self).__new__(type(self))
-        made.__dict__.update(vars(self))
+        vars(made).update(vars(self))
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """As ``__copy__``."""
         made = memo[id(self)] = copy.copy(self)
-        made.__dict__.update(copy.deepcopy(vars(self), memo))
+        vars(made).update(copy.deepcopy(vars(self), memo))
         return made
 
 
@@ -250,17 +227,13 @@ def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
 def signature(config_class: type) -> inspect.Signature:
     """All arguments, for ``help``, for what completes in a notebook, and for ``signature.pyi`` (scripts/docs.py).
 
-    ``output_dir``, which may be given by place, comes first, then the kit's own, :data:`TEN`, and the rest.
+    ``output_dir``, which may be given by place, comes first, then the kit's own, and TRL's.
     """
-    there, parameters = {item.name: item for item in dataclasses.fields(config_class) if item.init}, []
-    for name in dict.fromkeys(("output_dir", *NAMES, *TEN, *there)):
-        item = there[name]
-        value = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
-        value = value.value if isinstance(value, enum.Enum) else value
-        by_place = name == "output_dir"
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if by_place else inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(name, kind, default=value))
-    return inspect.Signature(parameters)
+    kind, fields = inspect.Parameter, dataclasses.fields(config_class)
+    defaults = {one.name: one.default for one in fields if one.init}
+    kinds = dict.fromkeys(("output_dir", *NAMES, *defaults), kind.KEYWORD_ONLY)
+    kinds["output_dir"] = kind.POSITIONAL_OR_KEYWORD
+    return inspect.Signature([kind(name, kinds[name], default=defaults[name]) for name in kinds])
 
 
 RLOOConfig.__signature__ = signature(RLOOConfig)

@@ -73,11 +73,6 @@ LEFT_OUT = {
         "unsloth_num_chunks unsloth_logit_chunk_multiplier unsloth_grpo_mini_batch",
         "log-probabilities are computed in chunks already",
     ),
-    **_each(
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_cap "
-        "vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min",
-        "neither TRL's RLOO nor the kit corrects what vLLM samples",
-    ),
 }
 """Settings that are left out with a warning, and why they may be."""
 
@@ -113,17 +108,16 @@ CONFIG_GONE = {
         "multi_objective_aggregation top_entropy_quantile off_policy_mask_threshold cast_lm_head_to_fp32 "
         "max_tool_calling_iterations log_completions_hub_repo entropy_coef use_adaptive_entropy entropy_coef_min "
         "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg sapo_temperature_pos vespo_k_pos "
-        "vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_correction "
+        "vllm_importance_sampling_mode vllm_importance_sampling_cap vllm_importance_sampling_clip_max "
+        "vllm_importance_sampling_clip_min",
         "remove it: RLOO has no such part; trl.GRPOTrainer has",
     ),
     # of another call
     **_each(
-        "peft_config lora_rank lora_alpha target_modules load_in_4bit fast_inference thinking",
-        "give it to rloo_kit.load_policy: the LoRA is lora_rank, lora_alpha and target_modules there",
-    ),
-    **_each(
-        "model reward_funcs train_dataset eval_dataset processing_class tokenizer callbacks",
-        "give it to rloo_kit.RLOOTrainer",
+        "peft_config lora_rank lora_alpha target_modules load_in_4bit fast_inference thinking model reward_funcs "
+        "train_dataset eval_dataset processing_class tokenizer callbacks",
+        "give what belongs to the model to rloo_kit.load_policy, and what it is trained on to rloo_kit.RLOOTrainer",
     ),
 }
 """Arguments without an equal in ``RLOOConfig``, and what to write instead."""
@@ -159,17 +153,14 @@ def todays(
     *,
     mapped: bool = True,
 ) -> Settings:
-    """Arguments by today's names, which are ``known``; one warning for all that had others.
-
-    Args:
-        mapped: warn of what has another name too, not of what is left out alone.
+    """Arguments by today's names, which are ``known``; one warning for all that had others, or with ``mapped``
+    False for what is left out alone.
 
     Raises:
         ArgumentError: a name or a value without an equal, an unknown name, or one setting by two names.
     """
     grpo, left_out = (GRPO, LEFT_OUT) if gone is CONFIG_GONE else ({}, {})
     settings: Settings = {}
-    source: dict[str, str] = {}
     said = []
     for name, value in given.items():
         written, values = f"{name}={shown(name, value)}", grpo.get(name, {})
@@ -187,17 +178,12 @@ def todays(
         else:
             what = f"{name} {'has no equal here' if name in gone else 'is no argument'}"
             what = f"{written}: GRPO's, without an equal here" if values else what
-            todo = did_you_mean(
-                _MEANT.get(name, name), {*known, *grpo}, f"remove it; see help(rloo_kit.{where})"
-            )
+            todo = did_you_mean(_MEANT.get(name, name), {*known, *grpo}, f"see help(rloo_kit.{where})")
             raise ArgumentError(what, where=f"{where}({written})", todo=gone.get(name, todo))
         if twice := next((new for new in ours if new in settings and settings[new] != ours[new]), None):
             what = f"{twice} is given twice, with different values"
-            raise ArgumentError(
-                what, where=f"{where}({source[twice]}, {written})", todo=f"keep {twice} alone"
-            )
+            raise ArgumentError(what, where=f"{where}({written})", todo=f"keep {twice} alone")
         settings |= ours
-        source |= dict.fromkeys(ours, written)
     if said:
         processes.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
     return settings
@@ -211,10 +197,7 @@ def did_you_mean(name: str, choices: Iterable[str], otherwise: str) -> str:
 
 def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str]) -> Settings:
     """The settings of a ``GRPOConfig`` that differ from its defaults, and all that its update depends on, in ours;
-    GRPO's KL term, which is k3 in the loss, under our names.
-
-    Args:
-        changes: in place of what was carried over, by GRPO's names or ours.
+    GRPO's KL term is k3 in the loss.  ``changes`` take the place of what was carried over.
 
     Raises:
         ConfigError: not a ``GRPOConfig``.
@@ -222,11 +205,8 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
     """
     where = "RLOOConfig.from_grpo"
     if not hasattr(config, "loss_type"):
-        raise ConfigError(
-            "from_grpo takes TRL's GRPOConfig",
-            where=f"{where}({type(config).__name__})",
-            todo="pass trl.GRPOConfig(...); RLOOConfig(**settings) takes GRPO's names too",
-        )
+        what = f"from_grpo takes TRL's GRPOConfig, and this is a {type(config).__name__}"
+        raise ConfigError(what, where=where, todo="pass trl.GRPOConfig(...)")
     precision = {"bf16": config.bf16, "fp16": config.fp16}  # bf16 is on by default, for any device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -236,8 +216,6 @@ def of_grpo(config: trl.GRPOConfig, changes: Mapping[str, Any], known: set[str])
     found |= {"output_dir": config.output_dir, "kl_placement": "loss", "kl_estimator": "k3"}
     if config.fp16 or not config.bf16:
         found |= precision
-    if config.use_vllm and config.vllm_importance_sampling_correction:
-        found["vllm_importance_sampling_correction"] = True  # on by default, and to be spoken of
     found.pop("generation_batch_size", None)  # derived from the others
     if config.steps_per_generation == config.gradient_accumulation_steps:
         found.pop("steps_per_generation")

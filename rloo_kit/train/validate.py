@@ -27,7 +27,6 @@ from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.specs import IDLE
 from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
-from rloo_kit.train.renamed_args import did_you_mean
 from rloo_kit.values import INFINITE, Count, Hint, Natural
 
 if TYPE_CHECKING:
@@ -87,32 +86,22 @@ DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_s
 RANGES: dict[Hint, str] = {
     Count: "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_iterations "
     "max_completion_length",
-    Count | None: "num_generations_eval steps_per_generation generation_batch_size eval_accumulation_steps",
+    Count | None: "num_generations_eval steps_per_generation generation_batch_size",
     Annotated[int, Ge(2)]: "num_generations",
     Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1]: "max_steps",
     Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
-    values.Steps: "logging_steps save_steps",
-    values.Steps | None: "eval_steps",
-    values.NotNegative: "warmup_steps",
     values.Seed: "seed",
-    values.Seed | None: "data_seed",
     Natural: "top_k",
-    Natural | None: "save_total_limit",
     values.Share: "weight_decay",
-    values.Share | None: "min_p",
-    values.PositiveShare: "top_p",
     values.Temperature: "temperature",
-    Annotated[float, Interval(gt=0, le=100)]: "repetition_penalty",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
     values.Positive | None: "epsilon_high",
-    Annotated[float, Interval(ge=0, lt=1)]: "adam_beta1 adam_beta2",
     Annotated[
         float, Interval(ge=1e-37, le=1)
     ]: "adam_epsilon",  # at 0 a weight without a gradient becomes NaN
     Annotated[float, Ge(0), INFINITE]: "max_grad_norm",
-    list[float] | None: "reward_weights",
     tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None: "reward_clip_range",
     Annotated[str, MinLen(1)] | None: "output_dir",
     dict[str, Any] | None: " ".join(DICTS),
@@ -125,7 +114,6 @@ ADVICE = {
     "temperature": "1.0 is usual; greedy completions of a prompt are all equal, and so are their rewards",
     "beta": "0.05 is the default; 0 switches the KL term off",
     "learning_rate": "1e-5 is usual for a LoRA on a real Qwen3",
-    "max_steps": "-1 trains num_train_epochs epochs instead",
     "reward_weights": "give a list with one number per reward function: [1.0, 0.5]",
     "reward_clip_range": "give (low, high) with low < high, or None",
     "on_unhealthy": "leave it at 'warn', or pass a function that takes the Finding",
@@ -201,8 +189,6 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
 
 # --- settings that do not go together ---------------------------------------------------------------------
 
-TAKEN = {"do_sample", "num_beams", "num_return_sequences", "max_new_tokens", "max_length", "eos_token_id"}
-"""What ``generation_kwargs`` must not say, since the trainer does."""
 
 HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
 """Of ``generation_kwargs``: how the same distribution is computed."""
@@ -225,14 +211,14 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     Raises:
         ConfigError: the first settings that contradict each other.
     """
+    from transformers import GenerationConfig
+
     own, clip, k = Own.of(args), args.reward_clip_range, args.num_generations
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
     if size % k:  # unsloth would change the batch instead
         what = f"a generation batch of {size} completions, on processes={processes}, does not divide into groups of {k}"
-        todo = (
-            f"make batch x accumulation a multiple of {k}: {max(size // k, 1) * k} or {(size // k + 1) * k}"
-        )
+        todo = f"make batch x accumulation a multiple of {k}: {size - size % k or k} or {size - size % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
     rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
     if args.eval_strategy != "no" and rows % k_eval:
@@ -242,45 +228,23 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     if args.fp16 and args.bf16:
         _refuse(args, "these are two precisions", "leave both out: the device decides", "fp16", "bf16")
     if own.generation_rows and (args.use_vllm or args.use_transformers_continuous_batching):
-        what = (
-            "generation_rows cuts the batch for generate; vLLM and continuous batching schedule it themselves"
-        )
+        what = "generation_rows cuts the batch for generate, and that engine schedules it itself"
         _refuse(args, what, "remove generation_rows", "generation_rows")
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
         _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")
     if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
         what = "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward"
-        todo = (
-            "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl"
-        )
+        todo = "set kl_placement='loss', as GRPO has it, or remove use_bias_correction_kl"
         _refuse(args, what, todo, "use_bias_correction_kl", "kl_placement")
     best = args.load_best_model_at_end or args.save_strategy == "best"
     if best and args.metric_for_best_model in ("loss", "eval_loss"):
         what = "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run"
-        _refuse(
-            args, what, "metric_for_best_model='eval_reward', greater_is_better=True", "metric_for_best_model"
-        )
-    _check_generation(args)
-
-
-def _check_generation(args: trl.RLOOConfig) -> None:
-    """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
-    if not (given := _generation_kwargs(args)):
-        return
-    from transformers import GenerationConfig
-
-    free = vars(GenerationConfig()).keys() - TAKEN - hints().keys()
-    for name in given.keys() - free:
-        todo = did_you_mean(name, free, "remove it: the trainer decides it, or no model takes it")
-        todo = f"set RLOOConfig({name}=...) itself" if name in hints() else todo
-        _refuse(args, f"generation_kwargs cannot set {name}", todo, "generation_kwargs")
-
-
-def _generation_kwargs(args: trl.RLOOConfig) -> dict[str, Any]:
-    """Those that change what is sampled."""
-    given = {} if args.use_vllm else args.generation_kwargs or {}
-    return {name: value for name, value in given.items() if name not in HARMLESS}
+        _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
+    free = {*vars(GenerationConfig())} - hints().keys() | HARMLESS
+    if not args.use_vllm and (wrong := [name for name in args.generation_kwargs or () if name not in free]):
+        what = f"generation_kwargs cannot set {wrong[0]}: it is a setting of its own, or no model takes it"
+        _refuse(args, what, f"set RLOOConfig({wrong[0]}=...) itself, or remove it", "generation_kwargs")
 
 
 def _refuse(args: trl.RLOOConfig, what: str, todo: str, *names: str) -> NoReturn:
@@ -339,7 +303,8 @@ def doubts(args: trl.RLOOConfig) -> list[str]:
     # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
     asked = {name: getattr(args, name) for name in IDLE if name != "temperature"}
     cut = [f"{name}={value}" for name, value in asked.items() if value not in (IDLE[name], None)]
-    cut += [f"generation_kwargs {name}={value}" for name, value in _generation_kwargs(args).items()]
+    given = {} if args.use_vllm or not args.generation_kwargs else args.generation_kwargs
+    cut += [f"generation_kwargs {name}={value}" for name, value in given.items() if name not in HARMLESS]
     if cut:
         found.append(
             f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "
