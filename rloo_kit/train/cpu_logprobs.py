@@ -23,8 +23,8 @@ Outputs = tuple[torch.Tensor | None, ...]  # log-probabilities, entropy, and TRL
 
 @contextmanager
 def in_tiles(entropy: bool) -> Iterator[None]:
-    """While inside, TRL's fused head computes in tiles where that is exact, and no entropy unless it is asked for.
-    Nothing changes where unsloth has not put its own CPU path into TRL, as on a GPU."""
+    """While inside, TRL's fused head, if it is unsloth's for CPUs, computes in tiles where that is exact, and no
+    entropy unless it is asked for."""
     from trl.trainer import utils
 
     kernel = utils._ChunkedLogProbFunction

@@ -1,9 +1,8 @@
 """Which completions go through the model, in which micro-batch, and with how little padding.
 
-For the trainer.  A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows
-are packed into as few micro-batches as hold them, those of like length together, and each micro-batch is cut to its own
-longest prompt and completion.  What a row weighs in the update is settled before (:func:`.losses.row_weights`), so the
-update is the same.  Nothing here computes a loss.
+A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows are packed into as
+few micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What
+a row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
 """
 
 from __future__ import annotations
