@@ -98,9 +98,8 @@ def _of_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).
 
-    With q the softmax of all tokens but the sampled one and p its probability, 1 - p is never computed by subtraction:
-    log p = -softplus(log sum of others - its logit), dlog p / dhidden = (1 - p)(its row of the matrix - E_q[row]), and
-    the entropy is that of {p, 1 - p} plus (1 - p) times q's.
+    1 - p is never computed by subtraction: with q the softmax of the other tokens, log p = -softplus(log sum of others
+    - logit), dlog p / dhidden = (1 - p)(row - E_q[row]), and the entropy is that of {p, 1 - p} plus (1 - p) times q's.
     """
     own = weight[targets]
     logit = reference = (hidden * own).sum(1, keepdim=True)  # exponentials are relative to the reference

@@ -58,8 +58,7 @@ class RolloutTrainer(ResumableTrainer):
         """Sample a completion of each example's prompt, and score it.
 
         Returns:
-            ``prompt_ids`` and ``prompt_mask`` (rows, tokens) padded on the left, ``completion_ids`` and
-            ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
+            :meth:`_padded`'s tensors (rows, tokens) of this process, and the scores (completions, rewards) of all
             processes, NaN where a reward does not apply.
         """
         prompts = [example.get("prompt") for example in examples]
@@ -140,10 +139,11 @@ class RolloutTrainer(ResumableTrainer):
         if not self._samples_itself:
             yield
             return
-        planned = rows  # the plan's figure for free memory is this process's alone
-        if not self._sharded or self.own.generation_rows is not None:
-            planned = self.memory_plan.rows_at_once(rows)
-        at_once = min(planned, self._at_most or rows)
+        at_once = self._at_most or rows
+        if (
+            not self._sharded or self.own.generation_rows
+        ):  # the plan knows the free memory of one process alone
+            at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.own.fast_sampling and not self.args.generation_kwargs
         sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
@@ -195,10 +195,8 @@ class RolloutTrainer(ResumableTrainer):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
             # Where none has scored anything, the health check speaks.
             if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
-                processes.warn(
-                    f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
-                    "has no effect. Check the dataset column that it reads."
-                )
+                what = f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row"
+                processes.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
         k = self.num_generations_eval
         if not self.model.training and k > 1:
             totals = self._totals(scores, k)

@@ -127,7 +127,7 @@ class RLOOTrainer(RolloutTrainer):
         self._start_afresh()
         if because := self.passes.two_because:
             what = f"Each step takes one more forward pass for the KL term: {because}"
-            processes.warn(f"{what}. What to do: single_pass=False silences this warning.")
+            processes.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
@@ -205,8 +205,8 @@ class RLOOTrainer(RolloutTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
-        masked = masked.view_as(totals).all(1)  # groups whose completions are all cut and masked
+        scored = self.accelerator.gather(batch["completion_mask"].any(1)).view_as(totals)
+        masked = ~scored.any(1)  # groups whose completions are all cut and masked
         weights = self.reward_weights.to(scores.device)
         found = metrics.reward_metrics(self.reward_func_names, scores, weights, totals)
         found["dead_groups"] = (dead_groups(totals) | masked).float().mean().item()
