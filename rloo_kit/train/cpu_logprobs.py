@@ -23,8 +23,8 @@ Outputs = tuple[torch.Tensor | None, ...]  # log-probabilities, entropy, and TRL
 
 @contextmanager
 def in_tiles(entropy: bool) -> Iterator[None]:
-    """While inside, TRL's fused head computes in tiles where that is exact, and no entropy unless it is asked for.
-    Nothing changes where unsloth has not put its own CPU path into TRL, as on a GPU."""
+    """While inside, TRL's fused head, if it is unsloth's for CPUs, computes in tiles where that is exact, and no
+    entropy unless it is asked for."""
     from trl.trainer import utils
 
     kernel = utils._ChunkedLogProbFunction
@@ -98,9 +98,8 @@ def _of_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).
 
-    With q the softmax of all tokens but the sampled one and p its probability, 1 - p is never computed by subtraction:
-    log p = -softplus(log sum of others - its logit), dlog p / dhidden = (1 - p)(its row of the matrix - E_q[row]), and
-    the entropy is that of {p, 1 - p} plus (1 - p) times q's.
+    1 - p is never computed by subtraction: with q the softmax of the other tokens, log p = -softplus(log sum of others
+    - logit), dlog p / dhidden = (1 - p)(row - E_q[row]), and the entropy is that of {p, 1 - p} plus (1 - p) times q's.
     """
     own = weight[targets]
     logit = reference = (hidden * own).sum(1, keepdim=True)  # exponentials are relative to the reference

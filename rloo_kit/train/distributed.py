@@ -42,13 +42,12 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
 
 def check_same(digests: list[str]) -> None:
     """Refuse processes, by rank, whose datasets differ."""
-    other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
-    if other is not None:
-        raise DatasetError(
-            "the processes have different rows, and would score one prompt's completions as another's",
-            where=f"RLOOTrainer(train_dataset=...), processes 0 and {other} of {len(digests)}",
-            todo="make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)",
-        )
+    for rank, one in enumerate(digests):
+        if one != digests[0]:
+            what = "the processes have different rows, and would score one prompt's completions as another's"
+            where = f"RLOOTrainer(train_dataset=...), processes 0 and {rank} of {len(digests)}"
+            todo = "make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)"
+            raise DatasetError(what, where=where, todo=todo)
 
 
 def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:

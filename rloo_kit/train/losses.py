@@ -13,16 +13,11 @@ import torch
 AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 """How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
 
-LEVELS = ("completion", "token", "sequence")
-"""What has a ratio of its own; see :func:`policy_loss`."""
+LEVELS = ("completion", "token", "sequence")  # what has a ratio of its own; see policy_loss
 
 
 def level_of(asked: str | None, aggregation: str) -> str:
-    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own.
-
-    >>> level_of(None, "seq-mean-token-sum"), level_of(None, "token-mean"), level_of("sequence", "token-mean")
-    ('completion', 'token', 'sequence')
-    """
+    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own."""
     return asked or ("completion" if aggregation == "seq-mean-token-sum" else "token")
 
 

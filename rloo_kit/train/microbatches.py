@@ -1,9 +1,8 @@
 """Which completions go through the model, in which micro-batch, and with how little padding.
 
-For the trainer.  A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows
-are packed into as few micro-batches as hold them, those of like length together, and each micro-batch is cut to its own
-longest prompt and completion.  What a row weighs in the update is settled before (:func:`.losses.row_weights`), so the
-update is the same.  Nothing here computes a loss.
+A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows are packed into as
+few micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What
+a row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
 """
 
 from __future__ import annotations
@@ -36,14 +35,13 @@ class Layout:
     aggregation: str  # this and the next for losses.row_weights
     longest: int
     trim: bool = True  # whether columns that are padding in all rows are cut off
-    # Whether no micro-batch may be empty: where processes share the weights, a gradient of 0 that does not come of a
-    # pass through the model is one of a shard's shape, which DeepSpeed refuses.
+    # Whether none may be empty: where processes share the weights, a gradient of 0 that does not come of a pass through
+    # the model has a shard's shape, which DeepSpeed refuses.
     filled: bool = False
 
     @property
     def unit(self) -> int:
-        """How many micro-batches of a generation batch always belong to one update: rows may change places within
-        such a unit without changing any update.
+        """Micro-batches of a generation batch that always belong to one update: rows may change places within them.
 
         >>> [Layout(1, s, a, 1, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
         [2, 2, 1]
@@ -72,16 +70,10 @@ def _lay_out_unit(
     # Whole groups stand together before they are shuffled.
     rows = sorted(shuffled.tolist()) if layout.block > 1 else shuffled.tolist()
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
-    weights = row_weights(
-        layout.aggregation,
-        tokens[rows],
-        total_rows=len(rows) * processes,
-        total_tokens=int(accelerator.reduce(tokens[rows].sum(), reduction="sum")),
-        longest=layout.longest,
-    )
+    total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
+    weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
     # transformers divides by the accumulation and processes average, so that is undone here.
     batch["row_weight"][rows] = weights * layout.unit * processes
-
     lengths, live = tokens.tolist(), batch["live"].tolist()
     blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)
     per_batch, needed = layout.rows // layout.block, 0
@@ -122,9 +114,9 @@ def lay_out(
     each, over = divmod(len(blocks), filled) if needed else (per_batch, 0)
     starts = [index * each + min(index, over) for index in range(filled + 1)]
     laid: list[list[int]] = [[] for _ in range(batches - filled)]
-    return laid + [
-        [row for block in blocks[start:stop] for row in block] for start, stop in itertools.pairwise(starts)
-    ]
+    for start, stop in itertools.pairwise(starts):
+        laid.append([row for block in blocks[start:stop] for row in block])
+    return laid
 
 
 def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:
@@ -145,6 +137,7 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    ids, mask = (
+        torch.cat([batch[f"prompt_{it}"], batch[f"completion_{it}"]], dim=1) for it in ("ids", "mask")
+    )
     return ids, mask, batch["completion_ids"].size(1)

@@ -1,7 +1,6 @@
 """A rollout: sample completions, score them, and take log-probabilities, by TRL's own methods with what they lack.
 
-For :class:`rloo_kit.RLOOTrainer`.  The overrides name what they work around; tests/contract pins TRL's methods and
-fails with an explanation when TRL changes them.
+For :class:`rloo_kit.RLOOTrainer`.  The overrides name what they work around; tests/contract pins TRL's methods.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class RolloutTrainer(ResumableTrainer):
         """Sample a completion of each example's prompt, and score it.
 
         Returns:
-            ``prompt_ids`` and ``prompt_mask`` (rows, tokens) padded on the left, ``completion_ids`` and
-            ``completion_mask`` padded on the right, of this process; and the scores (completions, rewards) of all
+            :meth:`_padded`'s tensors (rows, tokens) of this process, and the scores (completions, rewards) of all
             processes, NaN where a reward does not apply.
         """
         prompts = [example.get("prompt") for example in examples]
@@ -141,10 +139,11 @@ class RolloutTrainer(ResumableTrainer):
         if not self._samples_itself:
             yield
             return
-        planned = rows  # the plan's figure for free memory is this process's alone
-        if not self._sharded or self.own.generation_rows is not None:
-            planned = self.memory_plan.rows_at_once(rows)
-        at_once = min(planned, self._at_most or rows)
+        at_once = self._at_most or rows
+        if (
+            not self._sharded or self.own.generation_rows
+        ):  # the plan knows the free memory of one process alone
+            at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.own.fast_sampling and not self.args.generation_kwargs
         sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
@@ -184,11 +183,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
         """Works around: what a reward model returns is not checked (a NaN counts as "does not apply"), a reward that is
-        always None is only logged, and an evaluation does not count its dead groups.
-
-        Returns:
-            (completions, rewards) of all processes, NaN where a reward does not apply.
-        """
+        always None is only logged, and an evaluation does not count its dead groups."""
         with oom.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
         for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
@@ -200,10 +195,8 @@ class RolloutTrainer(ResumableTrainer):
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
             # Where none has scored anything, the health check speaks.
             if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
-                processes.warn(
-                    f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row, so it "
-                    "has no effect. Check the dataset column that it reads."
-                )
+                what = f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row"
+                processes.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
         k = self.num_generations_eval
         if not self.model.training and k > 1:
             totals = self._totals(scores, k)
@@ -218,7 +211,7 @@ class RolloutTrainer(ResumableTrainer):
 
     def _log_token_mean(self, name: str, values: torch.Tensor, mask: torch.Tensor) -> None:
         """Of all tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
-        local = torch.stack([(values * mask).sum(), mask.sum().float()])
+        local = torch.stack([(values.detach() * mask).sum(), mask.sum().float()])
         sums = self.accelerator.reduce(local, reduction="sum") + self._token_sums.get(name, 0.0)
         self._token_sums[name], (total, count) = sums, sums.tolist()
         self._metrics["train"][name] = [total / max(count, 1.0)]
@@ -265,11 +258,7 @@ class RolloutTrainer(ResumableTrainer):
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
         Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
-        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`).
-
-        Returns:
-            Log-probabilities (rows, tokens), entropies or None, auxiliary loss or None.
-        """
+        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`)."""
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]

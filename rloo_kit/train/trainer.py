@@ -60,9 +60,9 @@ class RLOOTrainer(RolloutTrainer):
     - A 4-bit policy's LoRA stays in float32 on a CPU, as on a GPU.  A gradient that is not finite stops the run.
     - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
     - Passes and completions that do not change the update are left out (``single_pass``, ``skip_dead_groups``).
-    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.symptoms`).
-    - One line per logged step, in a notebook a live plot, and the metric ``dead_groups``: the share of groups whose K
-      raw rewards are all equal, or in training whose completions are all cut and masked.
+    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`); a line per logged step, in a
+      notebook a live plot; and the metric ``dead_groups``, the share of groups whose K raw rewards are all equal, or in
+      training whose completions are all cut and masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one.
@@ -70,15 +70,13 @@ class RLOOTrainer(RolloutTrainer):
         args: an :class:`RLOOConfig`.
         train_dataset, eval_dataset: with a column ``prompt``; further columns go to the rewards.
         processing_class: the tokenizer; taken from a ``Policy``.
-        reward_processing_classes, callbacks, optimizers, quantization_config, peft_config: as in TRL's trainer.
-        kwargs: arguments of older TRL trainers, under their names.
+        kwargs: arguments of older TRL trainers, under their names; all others are as in TRL's trainer.
 
     Raises:
         ConfigError: see :mod:`rloo_kit.train.validate`; or the launcher gave other processes than were asked for.
-        DatasetError, RewardError: see :mod:`rloo_kit.data_checks`.
+        DatasetError, RewardError, rewards.RewardValueError: see :mod:`rloo_kit.data_checks`.
         RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
         ArgumentError: an argument that TRL's trainer does not have.
-        rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
 
     beta: float
@@ -101,10 +99,9 @@ class RLOOTrainer(RolloutTrainer):
     ) -> None:
         named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        dataset = given.get("train_dataset")
         processes.folder()
         given = check_arguments.completed(given)
-        self._asked = run_record.Asked.of(given, dataset)
+        self._asked = run_record.Asked.of(given, train_dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
             checkpointing.make_folder(given["args"].output_dir)
@@ -130,7 +127,7 @@ class RLOOTrainer(RolloutTrainer):
         self._start_afresh()
         if because := self.passes.two_because:
             what = f"Each step takes one more forward pass for the KL term: {because}"
-            processes.warn(f"{what}. What to do: single_pass=False silences this warning.")
+            processes.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
@@ -159,8 +156,7 @@ class RLOOTrainer(RolloutTrainer):
 
         Returns:
             The rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
-            ``rewards`` where they wait for the KL term; and where they are needed ``old_per_token_logps`` and
-            ``ref_per_token_logps`` (rows, tokens).
+            ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
@@ -209,8 +205,8 @@ class RLOOTrainer(RolloutTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
-        masked = masked.view_as(totals).all(1)  # groups whose completions are all cut and masked
+        scored = self.accelerator.gather(batch["completion_mask"].any(1)).view_as(totals)
+        masked = ~scored.any(1)  # groups whose completions are all cut and masked
         weights = self.reward_weights.to(scores.device)
         found = metrics.reward_metrics(self.reward_func_names, scores, weights, totals)
         found["dead_groups"] = (dead_groups(totals) | masked).float().mean().item()
@@ -231,7 +227,7 @@ class RLOOTrainer(RolloutTrainer):
         estimate = advantages.KL_ESTIMATORS[str(self.own.kl_estimator)]
         kl = estimate(logps - batch["ref_per_token_logps"])
         kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
-        self._log_token_mean("kl", kl.detach(), batch["completion_mask"])
+        self._log_token_mean("kl", kl, batch["completion_mask"])
         return kl
 
     # --- micro-batches ------------------------------------------------------------------------------------
@@ -242,21 +238,19 @@ class RLOOTrainer(RolloutTrainer):
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            layout = microbatches.Layout(
+                rows=self.args.per_device_train_batch_size,
+                steps=steps,
+                accumulation=self.args.gradient_accumulation_steps,
+                block=self.num_generations if self.passes.advantages_wait else 1,
+                aggregation=self.own.loss_aggregation,
+                longest=self.max_completion_length,
+                trim=self.pad_to_multiple_of is None,
+                filled=self._sharded,
+            )
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = microbatches.micro_batches(batch, self._layout(), self.accelerator)
+            self._buffered_inputs = microbatches.micro_batches(batch, layout, self.accelerator)
         return self._buffered_inputs[self._step % steps]
-
-    def _layout(self) -> microbatches.Layout:
-        return microbatches.Layout(
-            rows=self.args.per_device_train_batch_size,
-            steps=self.args.steps_per_generation,
-            accumulation=self.args.gradient_accumulation_steps,
-            block=self.num_generations if self.passes.advantages_wait else 1,
-            aggregation=self.own.loss_aggregation,
-            longest=self.max_completion_length,
-            trim=self.pad_to_multiple_of is None,
-            filled=self._sharded,
-        )
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Works around: running out of memory names neither the phase nor what to do."""
@@ -292,7 +286,7 @@ class RLOOTrainer(RolloutTrainer):
         loss = (per_row * inputs["row_weight"]).sum()
         if aux_loss is not None:
             loss = loss + self.router_aux_loss_coef * aux_loss
-            self._log_token_mean("aux_loss", aux_loss.detach(), torch.ones_like(aux_loss))
+            self._log_token_mean("aux_loss", aux_loss, torch.ones_like(aux_loss))
         if entropies is not None:
             self._log_token_mean("entropy", entropies, mask)
         # Every process asks, or those that have something would wait for the others.
