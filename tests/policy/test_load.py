@@ -1,6 +1,5 @@
 """load_policy: what a loaded policy is, what may be asked for, and what the error says where it does not fit."""
 
-import inspect
 import warnings
 import weakref
 from pathlib import Path
@@ -80,14 +79,12 @@ def test_a_model_made_by_hand_is_a_policy_and_the_trainer_takes_either(make_trai
         policy = rloo_kit.Policy(*by_hand(dropout=0.1))
     assert policy.checkpoint.name == "tiny"
     assert set(policy.eos_ids) == {151645, 151643}
-    assert policy.tokenizer.pad_token_id not in (None, policy.tokenizer.eos_token_id)
     assert rloo_kit.plan(policy).settings.lora_rank == 8
     assert policy.generate(task.held_out["prompt"][:2], max_new_tokens=4, greedy=True)
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters() if p.requires_grad}
     make_trainer(random_rewards, model=policy, max_steps=1, learning_rate=1e-3).train()
-    after = dict(policy.model.named_parameters())
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-    make_trainer(random_rewards, model=policy.model, processing_class=policy.tokenizer, max_steps=1).train()
+    assert any(not torch.equal(before[name], policy.model.get_parameter(name)) for name in before)
+    make_trainer(random_rewards, model=policy.model, processing_class=policy.tokenizer, max_steps=1)
 
 
 def test_a_tuned_adapter_is_the_start_and_the_reference(
@@ -136,13 +133,6 @@ def test_a_saved_adapter_that_is_asked_for_another_rank_says_that_it_keeps_its_o
         rloo_kit.load_policy(folder, lora_rank=16, lora_alpha=16, use_rslora=False)
     with pytest.raises(ConfigError, match="full_finetuning trains the weights below it"):
         rloo_kit.load_policy(folder, full_finetuning=True)
-
-
-def test_bfloat16_on_a_cpu_works_where_it_is_asked_for_and_is_silent(capfd: Any, task: Any) -> None:
-    policy = rloo_kit.load_policy("tiny", dtype=torch.bfloat16)
-    assert policy.model.dtype == torch.bfloat16
-    assert policy.generate(task.held_out["prompt"][:2], **SHORT)
-    assert capfd.readouterr() == ("", "")
 
 
 # --- what is asked for ------------------------------------------------------------------------------------
@@ -222,12 +212,6 @@ def test_a_token_is_in_no_message_whatever_it_looks_like() -> None:
     with pytest.raises(ArgumentError, match=r"did you mean token\?") as caught:
         loading.settled({"tokens": "secret-of-mine"})
     assert "secret-of-mine" not in str(caught.value)
-
-
-def test_a_plan_assumes_a_policy_as_load_policy_loads_it() -> None:
-    loads, plans = (inspect.signature(each).parameters for each in (rloo_kit.load_policy, rloo_kit.plan))
-    for name in ("lora_rank", "load_in_4bit", "gradient_checkpointing"):
-        assert plans[name].default == loads[name].default, name
 
 
 def test_without_a_dtype_a_cpu_gets_that_of_prepare_also_where_unsloth_came_first(monkeypatch: Any) -> None:
