@@ -1,7 +1,4 @@
-"""The two policies that need no hub: the tiny Qwen3 that the kit ships, and SmolLM2-135M of an optional package.
-
-Each is expanded on first use into an ordinary Hugging Face folder in the user's cache.
-"""
+"""The two policies that need no hub, each expanded on first use into a Hugging Face folder in the user's cache."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from rloo_kit.errors import ConfigError, PolicyNotFoundError, RLOOKitError
+from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.models import END_OF_TEXT, END_OF_TURN, START_OF_TURN
 from rloo_kit.session.import_order import cache_folder
 
@@ -51,7 +48,7 @@ class Bundled:
                     (written := Path(scratch) / folder.name).mkdir()
                     self.write(written)
                     written.rename(folder)
-        except RLOOKitError:  # of a missing package; it is an OSError too
+        except PolicyNotFoundError:  # of a missing package; it is an OSError too
             raise
         except OSError as error:
             what, todo = f"{self.name} cannot be written: {error}", "a writable place with 700 MB free"

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Arguments = dict[str, Any]
 
+# From unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
+SPILLED = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
+
 
 def _remember(policy: Policy, call: Call) -> None:
     """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
@@ -61,26 +64,23 @@ def load_policy(
     """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
 
     Args:
-        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny Qwen3 on a
-            CPU, and on a GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking
-            off.  "largest" takes the largest that fits.  "smollm2-135m" is a real language model that a CPU can train,
-            of an optional package (:mod:`rloo_kit.policy.bundled`).
+        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the tiny Qwen3 on a CPU, on a
+            GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking off.  "largest"
+            takes the largest that fits.  "smollm2-135m" is a language model for a CPU, of an optional package.
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
         load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
             that is too small for 4 (``checkpoint.four_bit``).
         full_finetuning: train every weight, without a LoRA and not in 4 bit.  With beta > 0 the trainer keeps a second
             copy of the model as the reference; ``plan`` counts it.
-        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0 (dropout would make the on-policy
-            ratio differ from 1).  A saved adapter keeps its own.
+        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
         thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
             leaves it on.  None keeps what the checkpoint, or the saved adapter, does by itself.
         seed: for the LoRA's initial values.
-        kwargs: unsloth's names for these (model_name, r, random_state, use_gradient_checkpointing, load_in_16bit), and
-            further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, fast_inference, ...).
-            ``dtype`` defaults to what ``prepare()`` shows as "compute".
+        kwargs: unsloth's names for these (model_name, r, random_state, ...) and further arguments of its
+            ``from_pretrained`` (token, revision, fast_inference, dtype, ...).
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -215,10 +215,7 @@ def _by_our_names(given: Arguments) -> Arguments:
     for name in found.keys() - KNOWN:
         near = difflib.get_close_matches(name, KNOWN, n=1)
         if name in IDLE:
-            value, todo = (
-                found.pop(name),
-                "leave it out: dropout makes the ratio differ from 1, and so may others",
-            )
+            todo, value = "leave it out: dropout makes the ratio differ from 1", found.pop(name)
             if value in (IDLE[name], None, False, {}):
                 continue
         elif near and not name.endswith("_revision"):  # unsloth has two of its own
@@ -250,7 +247,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         without_bars(),
         _uncut(),
     ):
-        with resolve.explained(found.base, "load_policy"):
+        with resolve.explained(found.base):
             trained = resolve.trained_length(found, asked.further)
             longest = min(asked.max_seq_length, trained or asked.max_seq_length)
             model, of_text = _load(path, longest, four_bit, asked)
@@ -284,9 +281,7 @@ def _uncut() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = configured
 
 
-def _load(
-    path: str, longest: int, four_bit: bool, asked: Asked
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, PreTrainedTokenizerBase]:
     import torch
     from unsloth import FastLanguageModel
 
@@ -333,12 +328,10 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
     """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
     from rloo_kit.memory import oom
 
-    # Unsloth's and transformers' errors where a device map would move 4-bit weights to the CPU.
-    spilled = ("does not fit in GPU memory", "dispatched on the CPU or the disk")
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        if not oom.is_out_of_memory(error) and not any(text in str(error) for text in spilled):
+        if not oom.is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
         oom.let_go(error)
         free, total = prepare.device_memory()
@@ -346,8 +339,7 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(
             "the weights do not fit into the device's memory",
-            where=f"load_policy, {path}: needs {need or 'an unknown number of'} bytes for the weights alone, "
-            f"and {free} of {total} are free",
+            where=f"load_policy, {path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
             "load_in_4bit=True, or free the GPU: call rloo_kit.release() and end other programs that use it",
         ) from error

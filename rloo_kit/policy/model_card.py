@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,20 +63,22 @@ def written(
 
 def remembered(model: object) -> Facts:
     """What the trainer told the model of the last run that trained it; empty for one that was not trained here."""
-    found: Facts = getattr(model, "trained_by", {})
-    return found
+    return getattr(model, "trained_by", {})  # type: ignore[no-any-return]
 
 
 def is_ours(folder: Path) -> bool:
     """Whether the kit wrote a folder, by its card."""
+    return f"- {TAG}\n" in _text(folder)
+
+
+def _text(folder: Path) -> str:
     card = folder / CARD
-    return card.is_file() and f"- {TAG}\n" in card.read_text(encoding="utf-8", errors="replace")
+    if card.is_file():
+        return card.read_text(encoding="utf-8", errors="replace")
+    return "a link to nowhere" if card.is_symlink() else ""
 
 
 def may_be_written(folder: Path) -> bool:
     """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
-    card = folder / CARD
-    if not card.is_file():
-        return not os.path.lexists(card)
-    text = card.read_text(encoding="utf-8", errors="replace")
-    return is_ours(folder) or "generated_from_trainer" in text or NOT_FILLED_IN in text
+    text = _text(folder)
+    return text == "" or any(one in text for one in (f"- {TAG}\n", "generated_from_trainer", NOT_FILLED_IN))

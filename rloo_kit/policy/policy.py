@@ -55,9 +55,9 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape.
 
-    ``Policy(model, tokenizer)`` takes a model that was made by hand, with ``FastLanguageModel`` and ``get_peft_model``:
-    its shape is read from its config, the tokenizer gets a pad of its own, the model every eos id, and the LoRA's
-    dropout is switched off.  ``base`` is the folder or hub id of the weights that training began with.
+    ``Policy(model, tokenizer)`` takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its shape
+    is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched off.
+    ``base`` is the folder or hub id of the weights that training began with.
 
     Raises:
         ConfigError: a tokenizer without what training needs.
@@ -209,17 +209,12 @@ class Policy:
         return max(1, min(64, free // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
     def save(
-        self,
-        folder: Place,
-        *,
-        results: Mapping[str, Evaluation] | None = None,
-        audits: Iterable[Audit] = (),
+        self, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
     ) -> Path:
-        """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
+        """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 
-        Where all weights were trained, the whole checkpoint.  The folder is never half-written, and an earlier adapter
-        of the same name is replaced.  A model card, README.md, says what the policy is and how its last run trained
-        it.  In a run of several processes all have to call it.
+        ``load_policy(folder)`` reads them back.  The folder is never half-written; an earlier adapter there is replaced.
+        In a run of several processes all have to call it.
 
         Args:
             folder: a new one, or one of an earlier save.

@@ -1,7 +1,6 @@
 """What a policy's name stands for: an entry of the catalogue, a folder, or a repository of the hub.
 
-It loads no weights.  Here is also all that is checked of a saved adapter: that its base is there, that its weights are
-whole and finite, and what of ``load_policy``'s arguments it overrules.
+It loads no weights.  Here is also all that is checked of a saved adapter.
 """
 
 from __future__ import annotations
@@ -32,16 +31,12 @@ if TYPE_CHECKING:
     from rloo_kit.policy.load import Lora
 
 ADAPTER_CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+BASE = "base_model_name_or_path"
 ANEW = "copy the folder anew, or take a run's checkpoint-N"
 HUB_SECONDS = 9.0  # the hub's library itself retries for longer
 
-OF_FILES = ("*.json", "adapter_model*", "*.jinja", "*.txt", "*.model")
+OF_FILES = ["*.json", "adapter_model*", "*.jinja", "*.txt", "*.model"]
 """What an adapter's repository is read for: not its optimizer, nor a run's other checkpoints."""
-
-CONNECT = (
-    "connect and call prepare(offline=False) in a fresh kernel, or download it where there is a network (hf download) "
-    "and give load_policy the folder; load_policy('tiny') needs neither"
-)
 
 
 @dataclass(frozen=True)
@@ -60,17 +55,15 @@ def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | No
     Args:
         name: of the catalogue, of the hub, or a folder's; "largest" leaves it to the device.
         four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
-        token: for the hub.
-        place: revision and cache_dir of what is on the hub.
+        token, place: for the hub; its revision and cache_dir.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
     """
     if name == "largest":
         name = fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
-    folder = expanded(name)
-    if folder.is_dir():
-        return _of_folder(folder)
+    if expanded(name).is_dir():
+        return _of_folder(str(expanded(name)))
     text = os.fspath(name)
     if text in BUNDLED:
         path = str(BUNDLED[text].checkpoint())
@@ -80,18 +73,19 @@ def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | No
         check_hub(path, token, **place)
         return Source(path, checkpoint, path)
     if isinstance(name, os.PathLike) or not _may_be_on_hub(text):
-        raise PolicyNotFoundError(
+        what, where = (
             f"there is no policy and no folder {text!r}",
-            where=f"load_policy, which knows {', '.join(CATALOGUE)}",
-            todo=f"{_did_you_mean(text)}give one of these names, a folder, or a hub id (owner/name)",
+            f"load_policy, with {', '.join(CATALOGUE)}",
         )
+        todo = f"{_did_you_mean(text)}give one of these names, a folder, or a hub id (owner/name)"
+        raise PolicyNotFoundError(what, where=where, todo=todo)
     if not check_hub(text, token, **place):
         return Source(text, None, text)
     from huggingface_hub import snapshot_download
 
-    with explained(text, "load_policy"):
-        files: dict[str, Any] = {"allow_patterns": list(OF_FILES), "ignore_patterns": "*/*"}
-        return _of_folder(Path(snapshot_download(text, token=token, **place, **files)))
+    with explained(text):
+        files: dict[str, Any] = {"allow_patterns": OF_FILES, "ignore_patterns": "*/*"}
+        return _of_folder(snapshot_download(text, token=token, **place, **files))
 
 
 def first_run(four_bit: bool | None) -> tuple[str, bool | None]:
@@ -115,36 +109,28 @@ def _may_be_on_hub(name: str) -> bool:
 
 
 def _did_you_mean(name: str) -> str:
-    folder = expanded(name).absolute()
-    beside = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
-    last = re.split(r"[/\\]", name.lower())[-1]
-    near = difflib.get_close_matches(last, [*CATALOGUE, *beside], n=3, cutoff=0.4)
-    shown = [one if one in CATALOGUE else str(folder.with_name(one)) for one in near]
-    return f"did you mean {' or '.join(shown)}? Else " if shown else ""
+    beside = [path.name for path in expanded(name).absolute().parent.glob("*/")]
+    near = difflib.get_close_matches(name.lower().split("/")[-1], [*CATALOGUE, *beside], cutoff=0.4)
+    return f"did you mean {' or '.join(near)}? Else " if near else ""
 
 
 # --- folders and bases ------------------------------------------------------------------------------------
 
 
-def _of_folder(folder: Path) -> Source:
-    if not (folder / ADAPTER_CONFIG).is_file():
-        if (folder / "config.json").is_file():
-            return Source(str(folder), find(lasting_name(str(folder))), str(folder))
-        raise PolicyNotFoundError(
-            "the folder holds neither a checkpoint nor an adapter",
-            where=f"load_policy({str(folder)!r}): no config.json and no {ADAPTER_CONFIG}",
-            todo="give the folder that Policy.save or save_pretrained wrote, or a run's checkpoint-N inside it",
-        )
-    base = base_named(str(folder))
-    if made := made_here(base):
-        return Source(str(folder), CATALOGUE[made], str(BUNDLED[made].checkpoint()), True)
-    if not (base and Path(base).is_dir()) and not _may_be_on_hub(base):
-        raise PolicyNotFoundError(
-            f"the base of the adapter is not on this machine: there is no folder {base!r}",
-            where=f"load_policy({str(folder)!r}), base_model_name_or_path in {ADAPTER_CONFIG}",
-            todo="put the base there, or write its folder or hub id into that file",
-        )
-    return Source(str(folder), find(lasting_name(base)), base, True)
+def _of_folder(folder: str) -> Source:
+    base, is_adapter = base_named(folder), Path(folder, ADAPTER_CONFIG).is_file()
+    if is_adapter and (made := made_here(base)):
+        return Source(folder, CATALOGUE[made], str(BUNDLED[made].checkpoint()), True)
+    what = todo = ""
+    if not is_adapter and not Path(folder, "config.json").is_file():
+        what = f"the folder holds neither a checkpoint nor an adapter: no config.json and no {ADAPTER_CONFIG}"
+        todo = "give the folder that Policy.save or save_pretrained wrote, or a run's checkpoint-N inside it"
+    elif not (base and Path(base).is_dir()) and not _may_be_on_hub(base):
+        what = f"the base of the adapter is not on this machine: there is no folder {base!r}"
+        todo = f"put the base there, or write its folder or hub id into {ADAPTER_CONFIG}, {BASE}"
+    if what:
+        raise PolicyNotFoundError(what, where=f"load_policy({folder!r})", todo=todo)
+    return Source(folder, find(lasting_name(base)), base, is_adapter)
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -152,8 +138,8 @@ def read(file: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:
-        what, todo = f"{file.name} is not a JSON object in UTF-8: {error}", "save it again as UTF-8"
-        raise PolicyNotFoundError(what, where=f"load_policy, {file}", todo=f"{todo}, or {ANEW}") from error
+        what = f"{file.name} is not a JSON object in UTF-8: {error}"
+        raise PolicyNotFoundError(what, where=f"load_policy, {file}", todo=ANEW) from error
 
 
 def base_of(model: PeftModel | PreTrainedModel) -> str:
@@ -161,6 +147,12 @@ def base_of(model: PeftModel | PreTrainedModel) -> str:
     config = getattr(model, "peft_config", {}).get("default")
     named = config and config.base_model_name_or_path
     return str(named or getattr(getattr(model, "config", None), "_name_or_path", ""))
+
+
+def base_named(name: str) -> str:
+    """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
+    config = expanded(name) / ADAPTER_CONFIG
+    return str(read(config).get(BASE) or "") if config.is_file() else str(expanded(name))
 
 
 def lasting_name(base: str) -> str:
@@ -172,17 +164,10 @@ def lasting_name(base: str) -> str:
     return "/".join(of_hub.groups()) if of_hub else whole
 
 
-def base_named(name: str) -> str:
-    """The base of what ``load_policy(name)`` would load, as far as a folder on this machine says."""
-    config = expanded(name) / ADAPTER_CONFIG
-    return str(read(config).get("base_model_name_or_path") or "") if config.is_file() else str(expanded(name))
-
-
 def checkpoint_of_model(model: PeftModel | PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that a loaded model is of: of the catalogue by its name, or by its config."""
     name = lasting_name(base_of(model))
-    made = made_here(name)
-    known = CATALOGUE[made] if made else find(name)
+    known = find(made_here(name) or name)
     return known or checkpoint_from_config(name, model.config, tokenizer.chat_template)
 
 
@@ -207,14 +192,13 @@ def trained_length(found: Source, further: Mapping[str, Any]) -> int | None:
 @contextlib.contextmanager
 def portable(found: Source) -> Iterator[str]:
     """The path to load; for an adapter whose base another machine made, a copy that names this machine's."""
-    config = read(Path(found.path) / ADAPTER_CONFIG) if found.is_adapter else {}
-    if config.get("base_model_name_or_path", found.base) == found.base:
+    if not found.is_adapter or base_named(found.path) == found.base:
         yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="rloo-kit-") as scratch:
         copy = Path(scratch) / "adapter"
         shutil.copytree(found.path, copy, ignore=shutil.ignore_patterns("optimizer.pt"))
-        config["base_model_name_or_path"] = found.base
+        config = {**read(copy / ADAPTER_CONFIG), BASE: found.base}
         (copy / ADAPTER_CONFIG).write_text(json.dumps(config), encoding="utf-8")
         yield str(copy)
 
@@ -233,28 +217,28 @@ def check_adapter(path: str, lora: Lora | None) -> set[str]:
         what = "an adapter is a LoRA, and full_finetuning trains the weights below it"
         todo = "load_policy(that folder).save_merged('out/merged'), and train out/merged"
         raise ConfigError(what, where=f"load_policy({path!r}, full_finetuning=True)", todo=todo)
-    own, file, names = read(Path(path) / ADAPTER_CONFIG), Path(path) / WEIGHTS, set()
+    own, names, where = read(Path(path) / ADAPTER_CONFIG), set(), f"load_policy({path!r}), {WEIGHTS}"
     asked = {"r": (lora.rank, 16), "lora_alpha": (lora.alpha, lora.rank)}
     asked["use_rslora"] = (lora.rank_stabilised, False)
-    if kept := [n for n, (value, default) in asked.items() if value not in (default, own.get(n, value))]:
-        said = ", ".join(f"{name}={own[name]}" for name in kept)
-        processes.warn(f"load_policy({path!r}): the saved adapter keeps its own {said}.")
+    for name, (value, default) in asked.items():
+        if value not in (default, own.get(name, value)):
+            processes.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
     try:
-        with safe_open(str(file), framework="pt") as weights:
+        with safe_open(str(Path(path) / WEIGHTS), framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - no mapping
                 weight = weights.get_tensor(name)
                 if weight.is_floating_point() and not weight.isfinite().all():
-                    what = "the adapter has weights that are not finite"
-                    raise NonFiniteError(what, where=f"load_policy, {file}, {name}", todo=ANEW)
+                    what = f"the adapter has weights that are not finite, in {name}"
+                    raise NonFiniteError(what, where=where, todo=ANEW)
                 names.add(name)
     except (SafetensorError, OSError) as error:
         what = f"the adapter's weights cannot be read: {error}"
         todo = f"{ANEW}: the file is damaged or gone, or a pointer that git lfs pull replaces by it"
-        raise PolicyNotFoundError(what, where=f"load_policy, {file}", todo=todo) from error
+        raise PolicyNotFoundError(what, where=where, todo=todo) from error
     return {name for name in names if "lora_" in name}
 
 
-def check_attached(model: PeftModel, saved: set[str], folder: str) -> None:
+def check_attached(model: PeftModel, saved: set[str], path: str) -> None:
     """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
     from peft import get_peft_model_state_dict
 
@@ -263,23 +247,17 @@ def check_attached(model: PeftModel, saved: set[str], folder: str) -> None:
     }
     missing, unused = sorted(wanted - saved), sorted(saved - wanted)
     if missing or unused or not wanted:
-        raise PolicyNotFoundError(
-            f"the adapter's weights are not those of its configuration: {len(missing)} are missing, and "
-            f"{len(unused)} would be dropped",
-            where=f"load_policy({folder!r}), first {[*missing, *unused, 'its type is not LoRA'][0]}",
-            todo=f"{ANEW}: the two files are of different adapters, or one was edited",
-        )
+        what = "the adapter's weights are not those of its configuration"
+        what += f": {len(missing)} are missing, and {len(unused)} would be dropped"
+        where = f"load_policy({path!r}), first {[*missing, *unused, 'its type is not LoRA'][0]}"
+        raise PolicyNotFoundError(what, where=where, todo=ANEW)
 
 
 # --- the hub ----------------------------------------------------------------------------------------------
 
 
 def check_hub(
-    repository: str,
-    token: str | None,
-    *,
-    revision: str | None = None,
-    cache_dir: str | Path | None = None,
+    repository: str, token: str | None, *, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> bool:
     """Check that the hub or its cache has a repository, of this revision; return whether it is an adapter.
 
@@ -292,7 +270,7 @@ def check_hub(
     for file in (ADAPTER_CONFIG, "config.json"):
         if isinstance(try_to_load_from_cache(repository, file, cache_dir, revision), str):
             return file == ADAPTER_CONFIG
-    with explained(repository, "load_policy"):
+    with explained(repository):
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled
         how: dict[str, Any] = {"revision": revision, "timeout": HUB_SECONDS, "token": token}
@@ -301,8 +279,8 @@ def check_hub(
 
 
 @contextlib.contextmanager
-def explained(repository: str, where: str) -> Iterator[None]:
-    """While inside, what the hub's library raises is a PolicyNotFoundError, in its words unless it was not reached."""
+def explained(repository: str) -> Iterator[None]:
+    """While inside, what the hub's library raises is a PolicyNotFoundError, in its words unless it is not reached."""
     import httpx
     from huggingface_hub import constants, errors
 
@@ -319,5 +297,6 @@ def explained(repository: str, where: str) -> Iterator[None]:
         todo = f"look at {constants.ENDPOINT}/{repository}; a private or gated one needs HF_TOKEN in .env"
         if isinstance(cause, silent):
             what = f"{repository} is not in the hub's cache, or not whole, and the Hugging Face hub cannot be reached"
-            where, todo = f"{where}; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}", CONNECT
+            todo = "connect and call prepare(offline=False) in a fresh kernel, or give load_policy a folder"
+        where = f"load_policy; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}"
         raise PolicyNotFoundError(what, where=where, todo=_did_you_mean(repository) + todo) from error

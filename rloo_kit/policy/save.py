@@ -41,8 +41,8 @@ def check_target(target: Path, where: str, base: str = "", adapter: bool | None 
         target: with every link followed.
         where: of the error.
         base: folder or hub id of the policy's base.  A folder that has a hub id's name would be read in its place.
-        adapter: whether an adapter is saved, which replaces an adapter alone, as a whole checkpoint does its like;
-            None where that is not known yet.
+        adapter: whether an adapter is saved, or a whole checkpoint; each replaces its like alone.  None where that is
+            not known yet.
 
     Raises:
         ConfigError: no folder, the working directory, the base, or a folder that holds anything else.
@@ -59,9 +59,9 @@ def check_target(target: Path, where: str, base: str = "", adapter: bool | None 
     elif base and target == Path(os.path.realpath(base)):
         fault = "the policy's own base is there, and would be replaced"
     elif more:
-        is_there = "an adapter is there" if adapter is False and ADAPTER_CONFIG in names else ""
-        is_there = is_there or "the folder holds more than an adapter"
-        fault = f"{is_there}, and would be replaced: {', '.join(more[:3])}"
+        beside = adapter is not False or ADAPTER_CONFIG not in names
+        fault = "the folder holds more than an adapter" if beside else "an adapter is there"
+        fault += f", and would be replaced: {', '.join(more[:3])}"
     else:
         return
     raise ConfigError(fault, where=where, todo="name a folder of its own, such as out/adapter")
@@ -92,18 +92,17 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
         if isinstance(error, RLOOKitError) or not of_disk:
             raise
         kept = "; what was there before is as it was" if target.exists() else ""
-        what = f"the adapter cannot be written: {getattr(error, 'strerror', None) or error}{kept}"
+        what = f"the adapter cannot be written: {error}{kept}"
         todo = "make room, or name a folder that this user can write to; the policy is still in memory"
         raise RunFolderError(what, where=where, todo=todo) from error
 
 
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
-    """Refuse a model with a trained weight that is NaN or infinite, as an optimizer makes one that divides by zero.
+    """Refuse a model with a trained weight, or one of its LoRA, that is NaN or infinite.
 
     Args:
-        model: its trainable parameters and its LoRA are looked at, as far as this process holds them.
-        where: of the error.
-        todo: gives what to do, where there is an error.
+        model: looked at as far as this process holds it.
+        where, todo: of the error; the second is called where there is one.
 
     Raises:
         NonFiniteError: with how many tensors, and the first of them.
@@ -127,8 +126,8 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 @contextlib.contextmanager
 def gathered(model: torch.nn.Module) -> Iterator[None]:
-    """What is trained is whole while inside, where ZeRO-3 has cut it; all processes have to enter it, and wait for each
-    other at the end.  FSDP's parts are not gathered here: its policies are saved by the trainer."""
+    """What ZeRO-3 has cut is whole while inside; all processes enter it, and wait for each other at the end.  FSDP's
+    policies are saved by the trainer."""
     import torch
 
     with contextlib.ExitStack() as stack:

@@ -33,11 +33,9 @@ def of_prompts(
     check_template(template, "Policy.generate")
     check_thinking(tokenizer, template)
     if not tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
-        raise ConfigError(
-            "the prompts are conversations and the tokenizer has no chat template",
-            where=type(tokenizer).__name__,
-            todo="use an instruct or chat checkpoint, or give plain strings as prompts",
-        )
+        what = "the prompts are conversations and the tokenizer has no chat template"
+        todo = "use an instruct or chat checkpoint, or give plain strings as prompts"
+        raise ConfigError(what, where=type(tokenizer).__name__, todo=todo)
     how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
     rows = (tokenizer(p) if isinstance(p, str) else tokenizer.apply_chat_template(p, **how) for p in prompts)
     return [list(row["input_ids"]) for row in rows]
@@ -120,10 +118,8 @@ def without_dropout(model: torch.nn.Module) -> None:
     configs = [one for one in getattr(model, "peft_config", {}).values() if getattr(one, "lora_dropout", 0)]
     if not configs:
         return
-    processes.warn(
-        f"the LoRA's dropout of {configs[0].lora_dropout:g} is switched off: with it the on-policy ratio would differ "
-        "from 1.",
-    )
+    dropped = f"the LoRA's dropout of {configs[0].lora_dropout:g} is switched off"
+    processes.warn(f"{dropped}: with it the on-policy ratio would differ from 1.")
     for name, module in model.named_modules():
         if "lora_dropout" in name and hasattr(module, "p"):
             module.p = 0.0

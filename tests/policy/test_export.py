@@ -221,12 +221,11 @@ def test_a_gguf_gives_the_completions_of_the_merged_checkpoint(
 def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
     policy: Any, task: Any, tmp_path: Path
 ) -> None:
-    before = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8)
-    audit = rewards.audit(WHOLE)
+    before, audit = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8), rewards.audit(WHOLE)
     folder = policy.save(tmp_path / "adapter", results={"before": before}, audits=[audit])
     card = (folder / "README.md").read_text()
-    assert f"| before | 4, greedy | {before.accuracy} |" in card
-    assert f"{len(audit.exploits)} exploits" in card
-    assert "- rloo-kit\n" in card
-    assert f"peft {peft.__version__}" in card
+    said = (f"| before | 4, greedy | {before.accuracy} |", f"{len(audit.exploits)} exploits", "- rloo-kit\n")
+    assert [
+        one for one in (*said, f"peft {peft.__version__}", "license: apache-2.0") if one not in card
+    ] == []
     assert str(Path.home()) not in card

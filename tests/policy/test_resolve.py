@@ -39,12 +39,12 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("name", "says"),
     [
         ("qwen3-4b-thinkin", "did you mean qwen3-4b-thinking"),
-        ("adaptor", "did you mean {}/adapter"),
-        ("./adaptor", "no folder './adaptor'[\\s\\S]*did you mean {}/adapter"),
-        ("~/adaptor", "did you mean {}/adapter"),
+        ("adaptor", "did you mean adapter"),
+        ("./adaptor", "no folder './adaptor'[\\s\\S]*did you mean adapter"),
+        ("~/adaptor", "did you mean adapter"),
         (Path("out/b"), "no folder 'out/b'"),
         ("{}/run/checkpoint-25", "no folder '{}/run/checkpoint-25'"),
-        ("out/adaptor", "cannot be reached[\\s\\S]*did you mean {}/out/adapter"),
+        ("out/adaptor", "cannot be reached[\\s\\S]*did you mean adapter"),
         ("out", "no config\\.json"),
     ],
 )
