@@ -76,8 +76,6 @@ class Plan:
             return wanted
         if asked is not None:
             return largest_slice(wanted, asked)
-        if self._sampling(wanted).fits == "fits":
-            return wanted
         least = self._sampling(1)._shortage
         sizes = dict.fromkeys(largest_slice(wanted, rows) for rows in range(wanted, 0, -1))
         return next(rows for rows in sizes if self._sampling(rows)._shortage <= least)
@@ -134,25 +132,30 @@ class Plan:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What would make it fit, cheapest in quality first; empty where it fits.
+        """What would make it fit, cheapest in quality first, with the largest value that fits; empty where it fits.
 
-        Each value is the largest that fits, found by planning again.  Until some change suffices, each one is combined
-        with those before it at their smallest; after that, only changes that suffice alone are listed.
+        Until some change suffices, each is combined with those before it at their smallest; after that, only changes
+        that suffice alone are listed.
         """
-        return () if self.fits == "fits" else tuple(_changes(self))
+        goals: tuple[Verdict, ...] = ("fits",) if self.fits == "tight" else ("fits", "tight")
+        least, found = self, list[Change]()
+        for knob, smaller in KNOBS.items() if self.fits != "fits" else ():
+            tried = [*smaller(self), *(() if found else smaller(least))]
+            fitting = next(filter(None, (first(tried, goal) for goal in goals)), None)
+            found += [Change.between(knob, self, fitting)] if fitting else []
+            # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+            least = min([*tried, least], key=lambda planned: planned.peak_bytes)
+        return tuple(found)
 
     @cached_property
     def seconds_per_step(self) -> tuple[float, float] | None:
-        """Seconds of a step, at best and in a slow case: :mod:`.seconds`, never timed.  None with vLLM, on a CPU, and
-        on a GPU that is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`."""
+        """Seconds of a step, at best and in a slow case, never timed; None with vLLM, on a CPU, on an unknown GPU."""
         speed = None if self.settings.engine else speed_of(self.device)
-        if speed is None:
-            return None
-        return seconds.of_step(self.model, replace(self.settings, generation_rows=self.sampled_rows), *speed)
+        sampled = replace(self.settings, generation_rows=self.sampled_rows)
+        return None if speed is None else seconds.of_step(self.model, sampled, *speed)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
-        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU, and on a CPU
-        where ``trainer.memory`` is a ``Meter`` that counts tensors."""
+        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU alone."""
         from rloo_kit.memory.meter import compare
 
         return compare(self.phases, trainer)
@@ -161,8 +164,8 @@ class Plan:
     def takes(self) -> str:
         """The peak, what is usable, and the phase."""
         scale, unit = scale_of(self.peak_bytes)
-        peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
-        return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
+        usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
+        return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
 
     @property
     def summary(self) -> str:
@@ -237,7 +240,7 @@ class Plan:
         return f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}{asleep}; read in unsloth and TRL, never measured"
 
     def rows(self) -> list[list[str]]:
-        """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
+        """The table in GiB, or MiB where the peak is below one: a header, a row per part, and the totals."""
         scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
@@ -274,14 +277,22 @@ class Change:
     @classmethod
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         """What leads from one plan to another."""
-        old, new = _arguments(before), _arguments(after)
-        changed = {name: value for name, value in new.items() if old[name] != value}
-        if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
-            changed["steps_per_generation"] = new["steps_per_generation"]
-        if "generation_rows" in changed:  # on another device None would be another number
+        old, new = before.settings, after.settings
+        changed = {
+            name: getattr(new, ours)
+            for name, ours in OURS.items()
+            if getattr(old, ours) != getattr(new, ours)
+        }
+        steps = new.batch_rows // new.micro_rows
+        # TRL's default of steps_per_generation follows the other.
+        if "gradient_accumulation_steps" in changed or steps != old.batch_rows // old.micro_rows:
+            changed["steps_per_generation"] = steps
+        if old.generation_rows != new.generation_rows:  # on another device None would be another number
             changed["generation_rows"] = after.sampled_rows
-        of_policy = ("name", "gradient_checkpointing")
-        loaded = {name: changed.pop(name) for name in of_policy if name in changed}
+        names = [planned.model.checkpoint.name for planned in (before, after)]
+        loaded: dict[str, Any] = {} if names[0] == names[1] else {"name": names[1]}
+        if old.checkpointing != new.checkpointing:
+            loaded["gradient_checkpointing"] = new.checkpointing
         return cls(knob, changed, loaded, after.peak_bytes, after.fits)
 
     def __str__(self) -> str:
@@ -292,18 +303,13 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
-def _arguments(planned: Plan) -> dict[str, Any]:
-    settings = planned.settings
-    return {
-        "num_generations": settings.num_generations,
-        "max_completion_length": settings.completion_tokens,
-        "per_device_train_batch_size": settings.micro_rows,
-        "gradient_accumulation_steps": settings.accumulation,
-        "steps_per_generation": settings.batch_rows // settings.micro_rows,
-        "generation_rows": settings.generation_rows,
-        "name": planned.model.checkpoint.name,
-        "gradient_checkpointing": settings.checkpointing,
-    }
+OURS = {
+    "num_generations": "num_generations",
+    "max_completion_length": "completion_tokens",
+    "per_device_train_batch_size": "micro_rows",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""A field of ``RLOOConfig`` -> ours."""
 
 
 def smaller_batches(planned: Plan) -> Iterator[Plan]:
@@ -358,19 +364,6 @@ KNOBS: dict[str, Callable[[Plan], Iterable[Plan]]] = {
 shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
-def _changes(before: Plan) -> Iterator[Change]:
-    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
-    least, fits_already = before, False
-    for knob, smaller in KNOBS.items():
-        tried = [*smaller(before), *(() if fits_already else smaller(least))]
-        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
-        if found is not None:
-            yield Change.between(knob, before, found)
-            fits_already = True
-        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
-        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
-
-
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
     """The first with that verdict."""
     return next((planned for planned in plans if planned.fits == verdict), None)
@@ -412,8 +405,8 @@ def plan(
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,
         "full_finetuning": full_finetuning,
+        **own,
     }
-    found |= own
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
         model, own = specs.loaded_model(loaded, checkpoint)
         found |= own

@@ -128,18 +128,9 @@ class Settings:
     @property
     def passes(self) -> Passes:
         """The forward passes of a step."""
-        return Passes.of(
-            beta=self.beta,
-            num_generations=self.num_generations,
-            micro_rows=self.micro_rows,
-            accumulation=self.accumulation,
-            steps_per_generation=self.batch_rows // self.micro_rows,
-            iterations=self.iterations,
-            single_pass=self.single_pass,
-            kl_placement=self.kl_placement,
-            groupwise=self.groupwise,
-            normalized=self.normalized,
-        )
+        same = ("beta", "num_generations", "micro_rows", "accumulation", "iterations", "single_pass")
+        given = {name: getattr(self, name) for name in (*same, "kl_placement", "groupwise", "normalized")}
+        return Passes.of(**given, steps_per_generation=self.batch_rows // self.micro_rows)
 
 
 def settings_of(

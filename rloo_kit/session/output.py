@@ -59,7 +59,7 @@ def text_table(rows: Sequence[Sequence[str]], total: bool = False) -> str:
 
 
 def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
-    """A figure that a cell shows as its value, without pyplot, which keeps every figure alive; it prints as text."""
+    """A figure that a cell shows, and that prints as text; without pyplot, which keeps every figure alive."""
     from matplotlib.figure import Figure
 
     def png(figure: Figure) -> bytes:

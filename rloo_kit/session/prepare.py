@@ -34,7 +34,6 @@ class Environment:
     """What the process runs on; ``print`` shows one screen.
 
     Attributes:
-        device: "cuda" or "cpu".
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
@@ -166,9 +165,7 @@ def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[s
 
     # A notebook's working directory is its own folder, and .env lies at the project's top.
     if not (found := find_dotenv(os.fspath(path), usecwd=True)):
-        if "=" in os.fspath(path):  # a line of such a file, given by mistake, may hold a token
-            notes.append("dotenv is the name of a file, not a line of one: nothing was read.")
-        elif os.fspath(path) != ".env":
+        if os.fspath(path) != ".env":
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
         return set()
     try:

@@ -1,8 +1,7 @@
 """Give memory back between two runs: `release()` drops references to models and names who still holds one.
 
-For notebooks, where the GPU stays full after ``del trainer``: IPython's Out history, the last traceback and the trainer
-itself each keep the model.  It saves no weights, and leaves the user's own containers alone: it names them.  torch and
-IPython are used where they are loaded and never loaded here.
+For notebooks, where the GPU stays full after ``del trainer``.  It saves no weights, and leaves users' containers alone.
+torch and IPython are used where they are loaded and never loaded here.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ WRAPPED = ("model", "model_wrapped", "ref_model", "module", "optimizer", "lr_sch
 class Released:
     """What `release` gave back, and what is still held.
 
-    On a GPU the bytes are those of ``torch.cuda.memory_allocated``; without one, of the live tensors that Python can
-    see, each storage once.
-
     Attributes:
-        freed_bytes, held_bytes: bytes that are not held any more, and that still are.
+        freed_bytes, held_bytes: as ``torch.cuda.memory_allocated`` counts them; without a GPU, live tensors' storages.
         holders: pairs of (who, bytes) from half a MiB on, largest first: names in the notebook and variables of running
             functions that are a model or a tensor, or have one among their items, attributes or closed-over variables.
             Each counts it in full.  What is held further down is in ``held_bytes`` alone.
@@ -61,10 +57,9 @@ def _mib(count: int) -> str:
 def release(*holders: object, namespace: dict[str, Any] | None = None) -> Released:
     """Drop what keeps the model in memory, and report what is still held and by whom.
 
-    With ``holders`` (a trainer, a policy, a model), the names in the notebook that refer to them or to their models go;
-    without, every name of a model, an optimizer, a learning-rate schedule, or an object with one of these as its
-    ``model`` (a trainer, a policy).  Either way IPython's Out history and the last traceback go, and the references
-    inside a trainer, which cannot be used after that; its ``state.log_history`` stays.  Calling it again is harmless.
+    Names in the notebook go that refer to ``holders`` or to their models; without holders, all of models, optimizers,
+    schedules, and what wraps one (a trainer, a policy).  So do IPython's Out history, the last traceback, and the
+    references inside a trainer, which cannot be used after that; its ``state.log_history`` stays.
 
     Args:
         holders: objects to let go of; none means every model that the namespace names.
@@ -89,8 +84,12 @@ def release(*holders: object, namespace: dict[str, Any] | None = None) -> Releas
     collect()
     held = bytes_in_use()
     found = _who_holds(namespace) if held >= WORTH_NAMING else ()
-    large = [(who, size) for who, size in found if size >= WORTH_NAMING]
-    return Released(max(before - held, 0), held, tuple(sorted(large, key=lambda pair: (-pair[1], pair[0]))))
+    large = sorted((-size, who) for who, size in found if size >= WORTH_NAMING)
+    return Released(max(before - held, 0), held, tuple((who, -size) for size, who in large))
+
+
+def _on_cuda() -> bool:
+    return _torch() is not None and bool(_torch().cuda.is_initialized())
 
 
 def collect() -> None:
@@ -100,9 +99,6 @@ def collect() -> None:
         sys.modules["torch"].cuda.empty_cache()
     elif sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)  # glibc keeps what lies below a block that is in use
-
-
-# --- letting go -------------------------------------------------------------------------------------------
 
 
 def _let_go(holders: tuple[object, ...], names: dict[str, Any]) -> None:
@@ -137,17 +133,13 @@ def _empty_trainer(thing: object) -> None:
 
 def clear_frames(*errors: BaseException | None) -> None:
     """Drop the local variables of the finished frames of errors, and of all that these were raised from."""
-    found: list[BaseException] = []
-    todo = list(errors)
+    found, todo = set[int](), list(errors)
     while todo:
         error = todo.pop()
-        if error is not None and all(error is not known for known in found):
-            found.append(error)
+        if error is not None and id(error) not in found:
+            found.add(id(error))
             todo += [error.__cause__, error.__context__]
             traceback.clear_frames(error.__traceback__)
-
-
-# --- who holds what ---------------------------------------------------------------------------------------
 
 
 def _attribute(thing: object, name: str) -> Any:
@@ -168,9 +160,9 @@ def _torch() -> Any:
 
 
 def _is_weights(thing: object) -> bool:
-    if (torch := _torch()) is None:
-        return False
-    return _is_a(thing, torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    torch = _torch()
+    kinds = torch and (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    return bool(kinds) and _is_a(thing, *kinds)
 
 
 def _weights(thing: object) -> list[Any]:
@@ -201,9 +193,8 @@ def _who_holds(names: dict[str, Any]) -> Iterator[tuple[str, int]]:
         for name, value in list(variables.items()):
             if value is not names and (held := _bytes_held(value)):
                 yield f"{name} (variable of {code.co_name}(), line {frame.f_lineno})", held
-                if isinstance(
-                    variables, dict
-                ):  # before Python 3.13 a copy that outlives the function's own `del`
+                # Before Python 3.13 the variables are a copy, which would outlive the function's own `del`.
+                if isinstance(variables, dict):
                     variables.pop(name, None)
 
 
@@ -217,10 +208,6 @@ def _bytes_held(value: object) -> int:
     models = [one for thing in near for one in _weights(thing) if hasattr(one, "buffers")]
     tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
     return _bytes_of([*near, *tensors])
-
-
-def _on_cuda() -> bool:
-    return _torch() is not None and bool(_torch().cuda.is_initialized())
 
 
 def bytes_in_use() -> int:

@@ -90,14 +90,12 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
 def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(
     notebook: Cell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processes.say("before")
     monkeypatch.setattr(output, "in_notebook", lambda: False)
     with output.one_output():
         processes.say("step 1")
         output.show(b"picture")
         assert not output.shows_pictures()
-    assert capsys.readouterr().out == "before\nstep 1\n"
-    assert notebook.outputs == []
+    assert (capsys.readouterr().out, notebook.outputs) == ("step 1\n", [])
 
 
 def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is_shown(

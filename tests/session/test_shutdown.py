@@ -55,11 +55,9 @@ def write_notebook(path: Path, *cells: tuple[str, str | None]) -> None:
     """A notebook as a run stores it: execution counts and outputs, which strict nbval compares."""
     notebook = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "P"}})
     for count, (source, text) in enumerate(cells, start=1):
-        cell = nbformat.v4.new_code_cell(source, execution_count=count)
-        if text is not None:
-            data = {"text/plain": text}
-            cell.outputs = [nbformat.v4.new_output("execute_result", data, execution_count=count)]
-        notebook.cells.append(cell)
+        data = [("execute_result", {"text/plain": text})] if text is not None else []
+        outputs = [nbformat.v4.new_output(kind, shown, execution_count=count) for kind, shown in data]
+        notebook.cells.append(nbformat.v4.new_code_cell(source, execution_count=count, outputs=outputs))
     nbformat.write(notebook, path)
 
 
@@ -68,11 +66,9 @@ def run_python(*arguments: str, cwd: Path | None = None, **variables: str) -> An
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=90, check=False)
 
 
-EXECUTE = "papermill.execute_notebook(n, n, progress_bar=False, execution_timeout=20)"
 RUNNERS = {
     "nbval": "-m pytest -q -p no:cacheprovider --nbval-current-env --nbval-cell-timeout=20 --nbval",
     "nbconvert": "-m nbconvert --execute --to notebook --inplace --ExecutePreprocessor.timeout=20",
-    "papermill": f"-c 'import papermill, sys; [{EXECUTE} for n in sys.argv[1:]]'",
 }
 
 
