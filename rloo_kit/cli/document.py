@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from yaml.error import MarkedYAMLError
-from yaml.reader import ReaderError
 
 from rloo_kit.errors import ConfigError, RLOOKitError
 
@@ -96,11 +94,7 @@ def check_known(name: object, known: Iterable[str], what: str, otherwise: str = 
 
 
 def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document:
-    """A file's values, with each ``key=value`` of ``settings`` put in its place.
-
-    Raises:
-        ConfigError: there is no such file, it is no YAML, or a key is written twice.
-    """
+    """A file's values, with each ``key=value`` of ``settings`` put in its place."""
     path, name = Path(file), os.fspath(file)
     try:
         text = path.read_text(encoding="utf-8")
@@ -116,8 +110,10 @@ def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document
         raise ConfigError("a configuration has names and values", where=f"{name}, line 1", todo=todo)
     _spell_out(document.data)
     for setting in settings:
-        with document.noted():
+        try:
             _put(document, setting)
+        except ConfigError as error:
+            document.faults.append(error)
         _spell_out(document.data)
     return document
 
@@ -135,10 +131,9 @@ def _parsed(text: str, place: str, places: dict[Key, str]) -> Any:
         return None if node is None else _value(loader, node, (), place, places)
     except RecursionError:
         what, line = "lists within lists that do not end", 0
-    except ReaderError as error:
-        what, line = error.reason, text.count("\n", 0, error.position)
-    except MarkedYAMLError as error:
-        what, line = error.problem, error.problem_mark.line
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what, line = getattr(error, "problem", None) or " ".join(str(error).split()), mark.line if mark else 0
     todo = "indent with spaces, write 'key: value', quote texts with ': ' or '!', keep one document in a file"
     raise ConfigError(f"this is no YAML: {what}", where=f"{place}, line {line + 1}", todo=todo)
 
@@ -178,10 +173,6 @@ def _put(document: Document, setting: str) -> None:
     path, equals, text = setting.partition("=")
     key = tuple(int(part) if part.isdecimal() else part for part in path.strip().split("."))
     where = f"--set {setting}"
-    document.places = {known: place for known, place in document.places.items() if known[: len(key)] != key}
-    for end in range(len(key)):  # sections that are not in the file; () for what is wrong with the setting
-        document.places.setdefault(key[:end], where)
-    document.places[key] = where
     try:
         if not equals:
             raise KeyError
@@ -197,3 +188,7 @@ def _put(document: Document, setting: str) -> None:
     except (TypeError, IndexError, KeyError):
         todo = "write SECTION.NAME=VALUE, or an entry's number from 0: --set trainer.max_steps=5"
         raise ConfigError("there is no place for this setting", where=where, todo=todo) from None
+    document.places = {known: place for known, place in document.places.items() if known[: len(key)] != key}
+    document.places[key] = where
+    for end in range(1, len(key)):  # sections that are not in the file
+        document.places.setdefault(key[:end], where)

@@ -136,8 +136,8 @@ def evaluate(
     asked |= generate
     check_asked(n=n, samples=samples, greedy=greedy, **asked)
     if isinstance(dataset, tasks.Task):
-        dataset, correct = dataset.held_out, correct or dataset.correct
-    rows = _rows(dataset, n)
+        correct = correct or dataset.correct
+    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
     if policy.tokenizer is not None:

@@ -59,7 +59,8 @@ def gsm8k(
                 raise DatasetError(what, where=where, todo=todo)
             rows = random.Random(seed).sample(rows, n)
         sides.append(dataset_of((Question(r["question"], gold_text(r["answer"]), "") for r in rows), asks))
-    return Task("gsm8k", *sides, correct, None, "word problems of grade school, two to eight steps")
+    train, held_out = sides
+    return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
 
 
 def _from_folder(folder: Path, split: str) -> list[Row]:
