@@ -55,7 +55,7 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape.
 
-    ``Policy(model, tokenizer)`` takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its shape
+    ``Policy(model, tokenizer)`` takes one made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its shape
     is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched off.
     ``base`` is the folder or hub id of the weights that training began with.
 
@@ -213,7 +213,7 @@ class Policy:
     ) -> Path:
         """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 
-        ``load_policy(folder)`` reads them back.  The folder is never half-written; an earlier adapter there is replaced.
+        ``load_policy(folder)`` reads them back.  Never half-written; an earlier adapter there is replaced.
         In a run of several processes all have to call it.
 
         Args:
