@@ -222,7 +222,8 @@ def task_rows(
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
     table: Any = rows
     if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is asked for
-        table = (table[i] for i in range(0, len(table), max(1, len(table) // limit)))
+        spread = range(0, len(table), max(1, len(table) // limit))
+        table = map(table.__getitem__, spread)
     task = [dict(row) for row in itertools.islice(table, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:

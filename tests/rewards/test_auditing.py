@@ -22,21 +22,19 @@ def of_copied_rule():
     return audit(rewards.thinking_reward())
 
 
-OURS = {
-    "number": rewards.answer_reward(),
-    "math": rewards.answer_reward("math"),
-    "choice": rewards.answer_reward("choice"),
-    "exact": rewards.answer_reward("exact"),
-    "form": rewards.thought_then_answer(),
-    "form and answer": rewards.thought_then_answer(correct=rewards.answer_reward()),
-    "number, the prompt opens": rewards.answer_reward(tokens=PROMPT_OPENS),
-    "form and answer, the prompt opens": rewards.thought_then_answer(
-        PROMPT_OPENS, correct=rewards.answer_reward(tokens=PROMPT_OPENS)
-    ),
-}
+BOTH = rewards.thought_then_answer(correct=rewards.answer_reward())
+OPENED = rewards.answer_reward(tokens=PROMPT_OPENS)
+OURS = [
+    BOTH,
+    rewards.thought_then_answer(),
+    OPENED,
+    rewards.thought_then_answer(PROMPT_OPENS, correct=OPENED),
+]
 
 
-@pytest.mark.parametrize("reward", OURS.values(), ids=OURS)
+@pytest.mark.parametrize(
+    "reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))]
+)
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     result = audit(reward).raise_for(exploits=0, refusals=0.02)
     assert (result.deterministic, result.order_free, result.group_std > 0) == (True, True, True)
@@ -102,26 +100,24 @@ def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["number", "math", "choice", "exact"])
-def test_the_cases_are_written_in_the_form_that_the_reward_reads(kind, form):
-    result = audit(rewards.answer_reward(kind, form=form))
-    assert result.form == form
-    assert (result.exploits, result.refusals) == ((), ())
-    assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
+def test_the_cases_are_written_in_the_form_that_the_reward_reads(form):
+    for kind in ("number", "choice", "exact"):
+        result = audit(rewards.answer_reward(kind, form=form))
+        assert (result.form, result.exploits, result.refusals) == (form, (), ())
+        assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
 
 
-COMPOSED = {
-    "clipped": lambda reward: rewards.clipped(reward),
-    "cached": lambda reward: rewards.cached(reward),
-    "guarded": lambda reward: rewards.guarded(reward),
-    "a gate": lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
-}
+COMPOSED = [
+    rewards.clipped,
+    rewards.cached,
+    rewards.guarded,
+    lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
+]
 
 
-@pytest.mark.parametrize("compose", COMPOSED.values(), ids=COMPOSED)
+@pytest.mark.parametrize("compose", COMPOSED)
 def test_a_composition_is_audited_as_its_members_say(compose):
-    member = rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS)
-    whole = compose(member)
+    whole = compose(rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS))
     assert (whole.form, whole.kind, whole.tokens.prompt_opens) == ("boxed", "choice", True)
     result = audit(whole, cases=REPORTED)
     assert (result.form, {f.gold for f in result.findings}) == ("boxed", {"A", "C"})
@@ -226,7 +222,6 @@ def last_word(completions, answer, **kwargs):
     return [float(words == [gold]) for words, gold in zip(said, answer, strict=True)]
 
 
-TYPED = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
 PLAIN = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in (41, 99)]
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
 OPENS = (
@@ -236,31 +231,25 @@ OPENS = (
 
 @pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "conversations"])
 @pytest.mark.parametrize("template", [None, OPENS], ids=["no template", "opens"])
-@pytest.mark.parametrize("reward", [last_word, rewards.answer_reward()], ids=["own", "answer_reward"])
-def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows):
+def test_a_tokenizer_without_tokens_of_a_thought_will_do(template, rows):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bytes_tokenizer("<eos>"), eos_token="<eos>", chat_template=template
     )
-    seen = []
 
     def reads(completions, completion_ids, **kwargs):
-        seen.extend(zip(completions, completion_ids, strict=True))
-        return reward(completions=completions, completion_ids=completion_ids, **kwargs)
-
-    if reward is last_word:
-        result = audit(reads, tokenizer, TYPED, rows=rows)
-        for completion, ids in seen:
-            decoded = tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
+        for completion, ids in zip(completions, completion_ids, strict=True):
             said = completion if isinstance(completion, str) else completion[0]["content"]
-            assert said == decoded, "what a policy of this tokenizer samples"
-        thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
-        assert (True in thoughts) is (template is not OPENS)
-    else:
-        result = audit(reward, tokenizer, TYPED, rows=rows)
-        result.raise_for(exploits=0, refusals=0.02)
-    assert not result.errors
+            assert said == tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
+        return last_word(completions=completions, **kwargs)
+
+    typed = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
+    result = audit(reads, tokenizer, typed, rows=rows)
+    thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
+    assert (True in thoughts) is (template is not OPENS)
     assert result.full > result.floor
+    ours = audit(rewards.answer_reward(), tokenizer, typed, rows=rows).raise_for(exploits=0, refusals=0.02)
+    assert not (result.errors or ours.errors)
 
 
 @pytest.mark.parametrize(
@@ -279,21 +268,20 @@ def test_an_audit_that_cannot_be_made_says_why(kwargs, says):
         audit(**{"reward": contains_gold, **kwargs})
 
 
-INVERTED = {
-    "right answers are punished": lambda gold, text: -float(gold in text),
-    "all but right answers are paid": lambda gold, text: float(gold not in text),
-    "only wrong ones are paid": lambda gold, text: float("answer is" in text and gold not in text),
-}
+INVERTED = [
+    lambda gold, text: -float(gold in text),
+    lambda gold, text: float(gold not in text),
+    lambda gold, text: float("answer is" in text and gold not in text),
+]
 
 
-@pytest.mark.parametrize("score", INVERTED.values(), ids=INVERTED)
+@pytest.mark.parametrize("score", INVERTED)
 def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails(score):
     def reward(completions, answer, **kwargs):
         return [score(gold, c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
 
-    result = audit(reward, cases=WRITTEN)
     with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
-        result.raise_for(exploits=None)
+        audit(reward, cases=WRITTEN).raise_for(exploits=None)
 
 
 def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing():
