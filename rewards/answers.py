@@ -20,8 +20,8 @@ from rewards.made import recorded
 from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
-from rewards.text import completion_text, rows_of
-from rewards.thinking import QWEN3, ThinkTokens, check_tokens, split_text, split_thinking, visible
+from rewards.text import completion_text
+from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 
 # ------------------------------------------------------------------------------------------ forms
 
@@ -260,12 +260,10 @@ class _AnswerReward:
         return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
-        golds = column_in({**kwargs, "completions": completions}, self.column, self.__name__)
-        said = rows_of(self.__name__, completions, completion_ids)
-        rows = [
-            (self.answers_of(completion, row_ids), self._accepted(gold))
-            for (completion, row_ids), gold in zip(said, golds, strict=True)
-        ]
+        golds = column_in(kwargs, self.column, self.__name__)
+        ids = [None] * len(completions) if completion_ids is None else completion_ids
+        said = map(self.answers_of, completions, ids)
+        rows = [(texts, self._accepted(gold)) for texts, gold in zip(said, golds, strict=True)]
         verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
@@ -280,7 +278,9 @@ class _AnswerReward:
         if callable(self.kind):
             return known
         texts = [gold_text(str(one)) for one in known]
-        fits = {"number": _numeric, "choice": re.compile(r"\W*[A-Ja-j]\W*").fullmatch}.get(self.kind, str)
+        fits: Any = {"number": _numeric, "choice": re.compile(r"\W*[A-Ja-j]\W*").fullmatch}.get(
+            self.kind, str
+        )
         return [text for text in texts if fits(text)]
 
     def _one(
@@ -356,7 +356,6 @@ def answer_reward(
     if not callable(kind):
         check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
     check_choice(form, FORMS, "form", "answer_reward")
-    check_tokens(tokens, "answer_reward")
     limits = (tolerance, timeout)
     if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
         where = f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})"

@@ -36,7 +36,6 @@ def test_overlong_and_repetition_are_trls_own():
         (rewards.length_reward, ((5, 2),), "fewest words"),
         (rewards.sentence_reward, (3, 1), "fewest"),
         (rewards.overlong_reward, (10, 20), "soft must lie"),
-        (rewards.repetition_reward, (0,), "ngram must be"),
     ],
 )
 def test_bad_settings_are_refused(make, wrong, says):

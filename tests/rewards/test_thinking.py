@@ -148,9 +148,6 @@ def test_bands_and_bonuses_are_free():
     chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
     assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [8.0]
     assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
-    for bands in ([], [(1, 0.3)], [(0, 1.0), (0, 2.0)], [(0, 1.0), (30, 2.0), (10, 3.0)]):
-        with pytest.raises(ValueError, match="Bands must start at 0"):
-            thinking_reward(bands=bands)
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]
@@ -179,21 +176,25 @@ def test_the_length_term_rises_to_its_end_and_no_further():
     reward = thought_then_answer(full_at=100)
     ids = [[O, *range(n), C, 42, E] for n in (5, 50, 100, 400)]
     assert reward(completions=["<think>a</think>42"] * 4, completion_ids=ids) == [0.05, 0.5, 1.0, 1.0]
-    with pytest.raises(ValueError, match="full_at"):
-        thought_then_answer(full_at=0)
-    with pytest.raises(ValueError, match="which ids end a completion"):
-        thought_then_answer(ThinkTokens(1, 2))
-    for pair in ((5, 5), ("a", "b")):
-        with pytest.raises(ValueError, match="two different tokens"):
-            ThinkTokens(*pair)
 
 
-def test_a_thought_copied_from_the_prompt_is_filler():
-    reward = thought_then_answer()
-    prompt = "Tom has four red apples and buys five green ones today"
-    texts = [f"<think>{prompt}</think>9", "<think>Four and five, taken together, make nine of them</think>9"]
-    ids = [[O, *range(12), C, 9, E]] * 2
-    assert reward(prompts=[prompt] * 2, completions=texts, completion_ids=ids) == [0.0, 0.4]
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: thought_then_answer(full_at=0), "full_at"),
+        (lambda: thought_then_answer(ThinkTokens(1, 2)), "which ids end a completion"),
+        (lambda: ThinkTokens(5, 5), "two different tokens"),
+        (lambda: ThinkTokens("a", "b"), "two different tokens"),
+        (lambda: thinking_reward(bands=[(1, 0.3)]), "Bands must start at 0"),
+        (lambda: thinking_reward(bands=[(0, 1.0), (30, 2.0), (10, 3.0)]), "Bands must start at 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_only_a_loop_is_repetition():
     assert repetition(list(range(900)) * 3) < 0.5, "honest phrases may come back in a long thought"
     assert repetition(list(range(20)) * 100) > 0.9
 
