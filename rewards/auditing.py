@@ -106,20 +106,13 @@ class Audit:
         found = [finding for finding in self.findings if finding.verdict == verdict]
         return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=verdict != "refusal"))
 
-    @property
-    def exploits(self) -> tuple[Finding, ...]:
-        """Completions that deserve nothing and earned at least half of an honest one's credit."""
-        return self.of("exploit")
-
-    @property
-    def refusals(self) -> tuple[Finding, ...]:
-        """Completions that deserve the reward and earned under half of it."""
-        return self.of("refusal")
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        """Completions on which the reward raised."""
-        return self.of("error")
+    exploits = property(
+        lambda self: self.of("exploit"), doc="Deserve nothing, and earned half of an honest one's credit."
+    )
+    refusals = property(
+        lambda self: self.of("refusal"), doc="Deserve the reward, and earned under half of it."
+    )
+    errors = property(lambda self: self.of("error"), doc="Completions on which the reward raised.")
 
     def share(self, verdict: str) -> float:
         """Exploits among the completions that deserve nothing, or refusals among those that deserve pay."""
@@ -200,12 +193,11 @@ class Audit:
         ]
 
     def _form(self) -> str:
-        if self.aim == "thought":
-            return "not read"
+        named = self.form not in ("", "auto", "prose")
+        if named or self.aim == "thought":
+            return self.form if self.aim != "thought" else "not read"
         if not self.form:
             return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
-        if self.form not in ("auto", "prose"):
-            return self.form
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
     def _tables(self) -> list[tuple[str, Rows]]:
@@ -313,8 +305,6 @@ def audit(
     aim, read = aim or said_by(reward, "aim", "answer"), str(form or said_by(reward, "form", ""))
     check_choice(aim, get_args(Aim), "aim", "audit")
     check_choice(form or "auto", FORMS, "form", "audit")
-    if limit < 1:
-        raise invalid("limit must be at least 1", f"audit(limit={limit})", "leave it at 8")
     if isinstance(tokenizer, str):
         todo = f"pass AutoTokenizer.from_pretrained({tokenizer!r})"
         raise invalid("A tokenizer is needed, not its name", f"audit(tokenizer={tokenizer!r})", todo)

@@ -244,6 +244,4 @@ def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest ``size`` scores are
     kept; the attributes ``hits`` and ``misses`` count.
     """
-    if size < 1:
-        raise invalid("size must be at least 1", f"cached(size={size})", "leave it at 100000")
     return _Cached(reward, size)

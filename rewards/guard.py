@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import math
@@ -18,6 +17,7 @@ import re
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
@@ -92,13 +92,11 @@ class _Guarded(Wrapped):
         if (state := given.get("trainer_state")) is not None:
             given["trainer_state"] = copy.copy(state)
             vars(given["trainer_state"]).update(_copied(vars(state)))
-        checks = {
-            "log_metric": _log_metric,
-            "log_extra": functools.partial(_log_extra, count_of(kwargs, args)),
-        }
+        count = count_of(kwargs, args)
+        checks: dict[str, Any] = {"log_metric": _log_metric, "log_extra": partial(_log_extra, count)}
         for name, check in checks.items():
             if given.get(name) is not None:
-                given[name] = functools.partial(check, given[name], self.__name__)
+                given[name] = partial(check, given[name], self.__name__)
         return given
 
     @contextlib.contextmanager
@@ -217,8 +215,7 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
     raise RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
 
 
-def _scalar(value: Any) -> Any:
-    """A number of numpy or torch as Python's."""
+def _scalar(value: Any) -> Any:  # of numpy or torch
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
@@ -265,9 +262,8 @@ def _log_extra(
 def _unreached(error: BaseException | None) -> BaseException | None:
     """The lost connection or the timeout behind an error; HTTP libraries have classes of their own for them."""
     for _ in range(20):  # a chain of causes may be a circle
-        if error is None or isinstance(error, (ConnectionError, TimeoutError)):
-            return error
-        if re.search(r"Connect|Timeout|Unavailable", type(error).__name__):
+        named = re.search(r"Connect|Timeout|Unavailable", type(error).__name__)
+        if error is None or named or isinstance(error, (ConnectionError, TimeoutError)):
             return error
         error = error.__cause__ or error.__context__
     return None

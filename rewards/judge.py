@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from rewards.compose import log_mean
@@ -99,17 +98,11 @@ def reward_model(
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
     """
-    where = f"reward_model({shown(model) if isinstance(model, str) else type(model).__name__})"
-    if batch_size < 1 or max_length < 1:
-        raise invalid("batch_size and max_length must be at least 1", where, "leave them at 8 and 4096")
-    name = _named(model)
+    name, where = _named(model), f"reward_model({type(model).__name__})"
     if name is None or (tokenizer is None and not name):
         what = "This is not a reward model" if name is None else "A loaded model needs its tokenizer"
         todo = "pass a hub id, a folder as a str, or a loaded model and its own tokenizer, not the policy's"
         raise invalid(what, where, todo)
-    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
-    if isinstance(model, str) and is_path and not Path(name).is_dir():
-        raise invalid("There is no such folder", where, "name the folder of a saved model")
     return _RewardModel(model, tokenizer, batch_size, max_length, device, with_thought, tokens)
 
 

@@ -104,19 +104,12 @@ def count_of(kwargs: Mapping[str, Any], args: Sequence[Any] = ()) -> int | None:
 
 
 def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
-    """A column of a call's keywords; RewardValueError if the dataset lacks it, or it has another length."""
+    """A column of a call's keywords; RewardValueError if the dataset lacks it."""
     if column not in kwargs:
         held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
         todo = f"add the column, or tell {reward} another; the dataset has {held}"
         raise RewardValueError(f"The dataset has no column '{column}'", reward_name=reward, todo=todo)
-    values, count = kwargs[column], count_of(kwargs)
-    single = isinstance(values, str)
-    if single or (count is not None and hasattr(values, "__len__") and len(values) != count):
-        has = f"is one text, {shown(values)}," if single else f"has {len(values)} values"
-        what = f"The column '{column}' {has} for {count} completions"
-        todo = f"pass a list with one value per completion: {column}=[...]"
-        raise RewardValueError(what, reward_name=reward, todo=todo)
-    return values
+    return kwargs[column]
 
 
 def check_callable(reward: Reward) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.errors import RewardValueError, invalid, shown
+from rewards.errors import invalid, shown
 from rewards.made import recorded
 from rewards.signature import Judges, Reward
 
@@ -33,22 +33,6 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
     text = _content_text(message)
     reasoning = message.get("reasoning_content")
     return f"<think>{reasoning}</think>{text}" if thought and reasoning else text
-
-
-def rows_of(reward: str, completions: Sequence[Any], ids: Any = None) -> list[tuple[Any, Any]]:
-    """Each completion with its ids, or None; RewardValueError for what is neither a str nor a list of messages."""
-    if ids is not None and len(ids) != len(completions):
-        what = f"There are {len(ids)} completion_ids for {len(completions)} completions"
-        raise RewardValueError(what, reward_name=reward, todo="pass one list of ids per completion")
-    for sample, said in enumerate(completions):
-        listed = isinstance(said, Sequence) and all(isinstance(m, Mapping) for m in said)
-        if not isinstance(said, str) and not listed:
-            what, todo = (
-                "A completion must be a str or a list of messages",
-                "pass TRL's completions as they are",
-            )
-            raise RewardValueError(what, reward_name=reward, sample=sample, value=said, todo=todo)
-    return list(zip(completions, [None] * len(completions) if ids is None else ids, strict=True))
 
 
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
@@ -100,7 +84,7 @@ class _OfText:
     __name__: str
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [self.score(completion_text(said)) for said, _ in rows_of(self.__name__, completions)]
+        return [self.score(completion_text(completion)) for completion in completions]
 
 
 @recorded()
@@ -169,12 +153,6 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
 def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
     """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty``, at most 0, times the share of
     repeated n-grams."""
-    if ngram < 1 or max_penalty > 0:
-        what, where = (
-            "ngram must be at least 1, and max_penalty at most 0",
-            f"repetition_reward({ngram}, {max_penalty})",
-        )
-        raise invalid(what, where, "leave them at 3 and -1.0")
     from trl.rewards import get_repetition_penalty_reward
 
     penalty = get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)

@@ -17,9 +17,11 @@ from rewards.compose import gated
 from rewards.errors import invalid
 from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
-from rewards.text import completion_text, prompt_text, rows_of
+from rewards.text import completion_text, prompt_text
 
 OPEN, CLOSE = "<think>", "</think>"
+Pairs = list[tuple[str, str]]  # thought and answer
+Bands = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,6 @@ class ThinkTokens:
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
 #: ``dataclasses.replace(QWEN3, prompt_opens=True)``.
 QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
-
-
-def check_tokens(tokens: object, where: str) -> None:
-    """Raise TypeError for what is no ThinkTokens."""
-    if not isinstance(tokens, ThinkTokens):
-        todo = "pass rewards.QWEN3, or rewards.ThinkTokens.from_tokenizer(tokenizer)"
-        raise invalid("tokens must be ThinkTokens", f"{where}(tokens={tokens!r})", todo, kind=TypeError)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -140,15 +135,14 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 
 def _flat(ids: Any) -> list[int]:
     values = ids.tolist() if hasattr(ids, "tolist") else ids
-    flat = list(values) if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) else None
-    if flat is None or (flat and isinstance(flat[0], (list, tuple))):
-        what = "A completion's ids must be one flat sequence of ints"
-        todo = "pass completion_ids[i], one completion's; not the text, nor the batch"
-        raise invalid(what, f"split_thinking, {type(ids).__name__}", todo, kind=TypeError)
+    flat = list(values) if isinstance(values, Iterable) else [[]]
+    if flat and not isinstance(flat[0], numbers.Number):
+        where, todo = f"split_thinking, {type(ids).__name__}", "pass completion_ids[i], one completion's"
+        raise invalid("A completion's ids must be one flat sequence of ints", where, todo, kind=TypeError)
     return flat
 
 
-def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> list[tuple[str, str]]:
+def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> Pairs:
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
     In decoded text a closing token looks like the same letters typed.  ``thought``, the split by ids (None if unknown),
@@ -191,7 +185,7 @@ def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
 @dataclass
 class _OfThought:
     tokens: ThinkTokens
-    score: Callable[[Thought, str, Any, ThinkTokens], float]
+    score: Callable[[Thought, Pairs, Any, ThinkTokens], float]
     __name__: str
 
     aim: ClassVar[str] = "thought"
@@ -200,20 +194,20 @@ class _OfThought:
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
     ) -> list[float]:
-        rows = rows_of(self.__name__, completions, completion_ids)
-        asked = prompts if prompts is not None else [""] * len(rows)
-        return [self._one(*row, prompt) for row, prompt in zip(rows, asked, strict=True)]
+        asked = prompts if prompts is not None else [""] * len(completions)
+        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
 
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
-        thought, text = split_thinking(ids, self.tokens), completion_text(completion, thought=True)
-        return self.score(thought, text, prompt, self.tokens)
+        thought = split_thinking(ids, self.tokens)
+        pairs = split_text(completion_text(completion, thought=True), thought, self.tokens)
+        return self.score(thought, pairs, prompt, self.tokens)
 
 
 @recorded()
 def thinking_reward(
     tokens: ThinkTokens = QWEN3,
     *,
-    bands: Sequence[tuple[int, float]] = ((0, 0.3), (10, 0.7), (30, 1.0)),
+    bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0)),
     missing: float = -1.0,
     bonuses: Mapping[str, float] | None = None,
 ) -> Reward:
@@ -231,7 +225,6 @@ def thinking_reward(
     >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
     [1.1]
     """
-    check_tokens(tokens, "thinking_reward")
     starts = [start for start, _ in bands]
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         todo = "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))"
@@ -241,19 +234,12 @@ def thinking_reward(
 
 
 def _by_length(
-    bands: Sequence[tuple[int, float]],
-    missing: float,
-    bonuses: Mapping[str, float],
-    thought: Thought,
-    text: str,
-    prompt: Any,
-    tokens: ThinkTokens,
+    bands: Bands, missing: float, bonuses: Mapping[str, float], thought: Thought, pairs: Pairs, *_: Any
 ) -> float:
     if not thought.closed:
         return missing
     band = max(k for k, (start, _) in enumerate(bands) if len(thought.thinking) >= start)
-    thinking = split_text(text, thought, tokens)[0][0]
-    bonus = sum(amount for mark, amount in bonuses.items() if mark in thinking)
+    bonus = sum(amount for mark, amount in bonuses.items() if mark in pairs[0][0])
     return bands[band][1] + (bonus if band > 0 else 0.0)
 
 
@@ -306,7 +292,6 @@ def thought_then_answer(
     >>> reward(completions=["<think>...</think>42", "<think>hmm hmm</think>"], completion_ids=ids)
     [1.0, 0.0]
     """
-    check_tokens(tokens, "thought_then_answer")
     where = f"thought_then_answer(tokens={tokens}, full_at={full_at})"
     if not tokens.eos_ids:
         todo = "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))"
@@ -320,13 +305,13 @@ def thought_then_answer(
 
 
 def _by_form(
-    full_at: int, failed: float, thought: Thought, text: str, prompt: Any, tokens: ThinkTokens
+    full_at: int, failed: float, thought: Thought, pairs: Pairs, prompt: Any, tokens: ThinkTokens
 ) -> float:
     length, answer = len(thought.thinking), thought.answer
     closed_once = thought.n_close == 1 and thought.n_open <= 1 and tokens.open_id not in answer
     if not closed_once or length < LEAST or not _ended(answer, tokens):
         return failed
-    thinking, said = split_text(text, thought, tokens)[-1]
+    thinking, said = pairs[-1]
     copied = _copied_share(thinking.split(), prompt_text(prompt, system=True).split())
     filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
     return failed if filler or not said.strip() else min(1.0, length / full_at)
