@@ -345,7 +345,14 @@ def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
     if (file := _config_file(text)) is not None:
         from transformers import AutoConfig
 
-        return models.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+        found = models.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+        if found.uncounted:
+            what = f"the plan cannot count {found.uncounted}"
+            todo = (
+                "plan a dense model, such as those of rloo_kit.CATALOGUE, or load it and watch its first step"
+            )
+            raise ConfigError(what, where=f"plan({text!r}), of family {found.family}", todo=todo)
+        return found
     near = " or ".join(models.nearest(text))
     raise PolicyNotFoundError(
         f"no shape is known for {text!r}",

@@ -94,6 +94,7 @@ def load_policy(
     if asked.name is None:
         name, thinking = resolve.first_run(asked.four_bit)
         asked = replace(asked, name=name, thinking=thinking if asked.thinking is None else asked.thinking)
+    assert asked.name is not None
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     return _loaded(found, asked)
