@@ -18,8 +18,7 @@ from bitsandbytes.nn import Params4bit
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedConfig
 
-from rloo_kit.memory.formulas import CUDA_CONTEXT_BYTES
-from rloo_kit.memory.hardware import cuda_process_bytes
+from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import weight_bytes
 from rloo_kit.models import Checkpoint, nf4_bytes
@@ -134,7 +133,8 @@ def case(place: Place, shape: str, k: int, groups: int, tokens: int, micro: int)
         counted = torch.cuda.memory_stats()
         found["within the plan's peak torch ran out, times"] = Figure(counted["num_ooms"], high=0)
         found["and emptied its cache, times"] = Figure(counted["num_alloc_retries"])
-        beside = cuda_process_bytes() - torch.cuda.memory_reserved()
+        free, total = torch.cuda.mem_get_info()
+        beside = total - free - torch.cuda.memory_reserved()
         found["context, GiB"] = Figure(beside / 2**30)
         found["context, measured / planned"] = Figure(beside / CUDA_CONTEXT_BYTES)
         for name, peak in trainer.memory.peaks.items():

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from rloo_kit.memory.meter import TensorGauge
-
 from .cards import Card
+from .gauge import TensorGauge
 
 FREE_SHARE = 0.95
 """Of the card's memory, before anything is loaded: the driver and the context have the rest."""

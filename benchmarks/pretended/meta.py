@@ -1,7 +1,7 @@
 """Passes on meta tensors: what Unsloth's GPU path asks of values, and kernels whose memory their meta functions tell.
 
 :func:`make_passes_run` is for a process that began with ``start(card, target="meta")``.  Nothing is computed; each call
-gives tensors of the right shape, so that :class:`~rloo_kit.memory.meter.TensorGauge` can count them.
+gives tensors of the right shape, so that :class:`~.gauge.TensorGauge` can count them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.memory.plan import Plan, first, generation_batches
+from rloo_kit.memory.plan import Plan, first, smaller_batches
 from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
@@ -26,6 +26,25 @@ ROWS = 8
 
 FIT_COMPLETION_TOKENS = 1024
 """Completions that :func:`fit` leaves room for by default: shorter ones cut off a thinking model's thought."""
+
+FIRST_RUN: tuple[tuple[str, bool | None], ...] = (("qwen3-4b-instruct", None), ("qwen3-1.7b", False))
+"""What ``load_policy()`` takes on a GPU, and whether it thinks: the first that fits, else the last.  A hybrid Qwen3
+thinks past :data:`FIT_COMPLETION_TOKENS`, and a truncated completion cannot be right."""
+
+
+def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
+    """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
+    device = device_of(card)
+    settings = replace(
+        settings_of(None, None), completion_tokens=FIT_COMPLETION_TOKENS, four_bit=load_in_4bit
+    )
+    settings = replace(settings, **device_settings(device))
+    for name, thinking in FIRST_RUN[:-1]:
+        shape = model_of(CATALOGUE[name], settings.lora_rank, load_in_4bit, settings.dtype_bytes)
+        planned = Plan.of(shape, settings, device)
+        if planned.fits == "fits" and planned.sampled_rows == settings.batch_rows:
+            return name, thinking
+    return FIRST_RUN[-1]
 
 
 def fit(
@@ -51,8 +70,7 @@ def fit(
     plans = [Plan.of(model, settings, device) for model in models]
     asked, batch = settings.generation_rows, settings.batch_rows
     at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]
-    fewer = [Plan.of(plans[0].model, smaller, device) for smaller in generation_batches(settings)]
-    return first([*at_once, plans[0], *fewer], "fits") or plans[0]
+    return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
 
 
 def longest_completion(planned: Plan) -> int:
@@ -61,8 +79,7 @@ def longest_completion(planned: Plan) -> int:
     low, high = 0, (32768 - planned.settings.prompt_tokens) // 64
     while low < high:
         middle = (low + high + 1) // 2
-        longer = replace(planned.settings, completion_tokens=64 * middle)
-        fits = Plan.of(planned.model, longer, planned.device).fits == "fits"
+        fits = planned.with_settings(completion_tokens=64 * middle).fits == "fits"
         low, high = (middle, high) if fits else (low, middle - 1)
     return 64 * low
 
@@ -78,12 +95,14 @@ def cell(model: str, card: str) -> str:
 
 def table() -> str:
     """A Markdown table of GPUs against models, and what it assumes in a sentence."""
-    lines = [f"| card | usable | `load_policy()` takes | {' | '.join(MODELS)} |"]
-    lines.append("|---|---:|---|" + "---|" * len(MODELS))
+    lines = [f'| card | usable | `load_policy()` takes | `load_policy("largest")` | {" | ".join(MODELS)} |']
+    lines.append("|---|---:|---|---|" + "---|" * len(MODELS))
     for label, name in CARDS.items():
         best, cells = fit(name), " | ".join(cell(model, name) for model in MODELS)
         usable = f"{best.device.usable_bytes / GIB:.1f} GiB"
-        lines.append(f"| {label} | {usable} | {best.model.checkpoint.name} | {cells} |")
+        lines.append(
+            f"| {label} | {usable} | {first_run(name)[0]} | {best.model.checkpoint.name} | {cells} |"
+        )
     s = best.settings
     rule = (
         f"Rule: 4 bit, LoRA rank {s.lora_rank}, {ROWS} completions at once, 2 per pass, prompts of {s.prompt_tokens} "

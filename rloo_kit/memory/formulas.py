@@ -1,8 +1,8 @@
 """How many bytes each part of an RLOO step takes: one formula a term, with the source it was read from.
 
 Sources are the pinned releases of bitsandbytes, PEFT, TRL, transformers, unsloth and unsloth_zoo; nothing is copied.
-The CPU's terms are checked against real tensors (tests/memory), the GPU's against unsloth's own GPU code run on tensors
-without memory (benchmarks/plan_on_meta.py) and on one H100.  It reads no device and imports nothing heavy.
+They are checked against unsloth's own GPU code run on tensors without memory (benchmarks/plan_on_meta.py) and on one
+H100.  A CPU's cache is its own; its activations are taken to be a GPU's.  It imports nothing heavy.
 
 Letters: n tokens in a micro-batch, T tokens in a row, H hidden size, A heads x head_dim, G kv_heads x head_dim,
 F ffn size, V vocabulary, L layers, r LoRA rank.
@@ -10,7 +10,8 @@ F ffn size, V vocabulary, L layers, r LoRA rank.
 
 from functools import cached_property
 
-from rloo_kit.forward_passes import CPU_TILE, DRAWN_AT_ONCE
+from rloo_kit.forward_passes import DRAWN_AT_ONCE
+from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.specs import PROCESSORS, Model, Settings
 from rloo_kit.session.output import GIB, MIB
 
@@ -28,18 +29,14 @@ _MOVING = (CACHE, DECODING, CHECKPOINTS, LAYER, HIDDEN, TILE, BUFFER, OFFLOAD, R
 PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order in which a table shows them
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
-CUDA_CONTEXT_BYTES = 512 * MIB
-"""Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
-messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
-
 LIBRARIES_BYTES = 530 * MIB
 """Of a process on a CPU beside tensors (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
 
 Parts = dict[str, int]  # part -> bytes
 
 
-class _Held:
-    """What is held in every phase, and the sizes that other terms are made of."""
+class Step:
+    """One training step of a model under some settings: its terms, and their sums by phase, in bytes."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
         self.model, self.settings = model, settings
@@ -67,6 +64,8 @@ class _Held:
         # One token's keys and values in all layers: 2 L G.
         self.token_cache = 2 * shape.layers * self.keys * settings.dtype_bytes
 
+    # --- what is held in every phase ---
+
     @property
     def optimizer(self) -> int:
         """AdamW: two moments of each weight's type, and a float32 step a tensor (torch.optim.AdamW); on a CPU also for
@@ -85,10 +84,10 @@ class _Held:
     def standing(self) -> Parts:
         """What is held in every phase after the first update."""
         s = self.settings
-        whole = self.model.linear_bytes + self.model.rest_bytes
         # 32 MiB on Hopper, taken for any over 24.5 GiB; else 8.1 (torch's getChosenWorkspaceSize).
         workspace = (4096 * 2 + 16 * 8) * 1024 if s.small_card else 32 * MIB
         positions = -(-self.checkpoint.positions // 8192) * 8192
+        whole = self.model.linear_bytes + self.model.rest_bytes
         found = {
             WEIGHTS: self.model.linear_bytes,
             KEPT: self.model.kept_bytes,
@@ -108,9 +107,7 @@ class _Held:
         }
         return {part: size for part, size in found.items() if size}
 
-
-class _Sampling(_Held):
-    """Terms of the rows sampled at once."""
+    # --- the rows sampled at once ---
 
     def cache(self, tokens: int) -> int:
         """Keys and values of the rows sampled at once, ``tokens`` per row."""
@@ -132,31 +129,21 @@ class _Sampling(_Held):
         return sizes
 
     @property
-    def cache_growth(self) -> int:
-        """The old copy of what grows: on a CPU a layer's keys, while ``torch.cat`` makes the new ones; on a GPU a
-        layer's buffer, while ``resize_`` copies it, and none where the first was large enough."""
-        if not self.settings.on_gpu:
-            return self.cache(self.cached_tokens) // self.checkpoint.layers // 2
-        return self.cache(self.buffer_sizes[-2]) // self.checkpoint.layers if self.buffer_sizes[1:] else 0
-
-    @property
     def sampling(self) -> int:
         """Next-token logits of all rows, in the copies that live at once.
 
         transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and noise of
         ``torch.multinomial``; while processors work, the last token's softmax and logits are still held.  On a CPU
-        with fast sampling (policy/generate.py): logits, exponentials of a tile of them and sums of 128.
+        (policy/generate.py): logits, and exponentials of a tile of them.
         """
-        s = self.settings
-        fast = s.fast_sampling and not s.on_gpu
-        logits = 4 if fast and s.dtype_bytes == 4 else s.dtype_bytes + 4
-        per_logit = logits if fast else logits + 2 * 4 + 4 * bool(s.processors)
+        s, vocabulary = self.settings, self.checkpoint.vocabulary
+        if not s.on_gpu:
+            return 4 * s.sampled_rows * (vocabulary + min(vocabulary, DRAWN_AT_ONCE))
+        per_logit = s.dtype_bytes + 4 + 2 * 4 + 4 * bool(s.processors)
         if s.processors:
             inside = max(PROCESSORS[name] + 4 * (place > 0) for place, name in enumerate(s.processors))
-            per_logit = max(per_logit, logits + inside + (0 if fast else 2 * 4))
-        vocabulary = self.checkpoint.vocabulary
-        drawing = 4 * (vocabulary + min(vocabulary, DRAWN_AT_ONCE)) + vocabulary // 32 if fast else 0
-        return s.sampled_rows * max(vocabulary * per_logit, drawing)
+            per_logit = max(per_logit, s.dtype_bytes + 4 + inside + 2 * 4)
+        return s.sampled_rows * vocabulary * per_logit
 
     def decode_scratch(self, tokens: int) -> int:
         """Beside the cache while unsloth decodes: of each layer a token's projections and its attention scores
@@ -173,20 +160,15 @@ class _Sampling(_Held):
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
-
-class _Passes(_Held):
-    """Terms of forward and backward passes."""
+    # --- forward and backward passes ---
 
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
-        """A layer's forward pass that keeps nothing.
+        """A layer's forward pass that keeps nothing, the larger of two moments (``LlamaDecoderLayer_fast_forward``).
 
-        GPU, the larger of two moments (``LlamaDecoderLayer_fast_forward``).  MLP: 5 H + 3 F a token, and the mask.
-        Attention: 3 H + 3 A + 3 G; in padded rows K and V are expanded, 3 H + 5 A + 2 G, and the mask is there in 16
-        bit, as bool (utils/attention_dispatch.py) and converted again by torch.  CPU, counted: 4 H + 4 F.
+        MLP: 5 H + 3 F a token, and the mask.  Attention: 3 H + 3 A + 3 G; in padded rows K and V are expanded,
+        3 H + 5 A + 2 G, and the mask is there in 16 bit, as bool (utils/attention_dispatch.py) and converted again.
         """
         s, pairs = self.settings, rows * tokens * tokens
-        if not s.on_gpu:
-            return rows * tokens * 4 * (self.hidden + self.ffn) * s.dtype_bytes + pairs
         heads = 4 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
         mlp = rows * tokens * (5 * self.hidden + 3 * self.ffn) * s.dtype_bytes + self.mask(rows, tokens)
         attention = rows * tokens * (3 * self.hidden + heads) * s.dtype_bytes
@@ -196,84 +178,50 @@ class _Passes(_Held):
         return max(mlp, attention) + rows * tokens * self.statistics + lora
 
     def mask(self, rows: int, tokens: int) -> int:
-        """Rows x T x T, where rows are padded: 16 bit on a GPU (unsloth's models/llama.py), a byte on a CPU
-        (transformers' masking_utils)."""
-        if not self.settings.on_gpu:
-            return rows * tokens * tokens
+        """Rows x T x T, where rows are padded (unsloth's models/llama.py)."""
         return rows * tokens * tokens * self.settings.dtype_bytes * self.settings.padded
 
     @property
-    def layer_with_gradient(self) -> int:
-        """The layer that is recomputed, at the widest moment of its backward pass.
-
-        GPU (``LoRA_MLP.backward``): what the layer saves, the incoming gradient, the product of gate and up, three
-        LoRAs in 16 bit and their gradients.  CPU, counted: 4 H + 3 A + 3 G + 6 F + 6 r and statistics.  Where
-        nothing is checkpointed, F + H (on a CPU 2 F) remain.
-        """
-        s = self.settings
-        if s.on_gpu:
-            lora = 12 * s.lora_rank * (self.hidden + self.ffn) * s.dtype_bytes
-            saved = self.layer_saved if s.checkpointing else 0
-            return saved + lora + self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
-        per_token = 2 * self.ffn
-        if s.checkpointing:
-            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 6 * self.ffn
-            per_token += 6 * s.lora_rank + self.statistics
-        return self.pass_tokens * per_token * s.dtype_bytes
+    def statistics(self) -> int:
+        """Per token, in float32, what norms and attention keep beside the activations, and what LoRA's A makes."""
+        return 4 * (2 * self.checkpoint.heads + self.checkpoint.kv_heads + 2) + 8 * self.settings.lora_rank
 
     @property
-    def statistics(self) -> int:
-        """Per token, what norms and attention keep beside the activations, and what LoRA's A makes.
-
-        GPU, bytes, in float32.  CPU, elements, with a row of the mask; in 16 bit also what RMSNorm keeps in float32:
-        2 H for each of two norms, and A + G for those of Q and K.
-        """
-        heads, kv_heads = self.checkpoint.heads, self.checkpoint.kv_heads
-        if self.settings.on_gpu:
-            return 4 * (2 * heads + kv_heads + 2) + 8 * self.settings.lora_rank
-        copies = 4 * self.hidden + self.attention + self.keys if self.settings.dtype_bytes == 2 else 0
-        return 2 + 2 * heads + kv_heads + self.settings.row_tokens + copies
+    def layer_with_gradient(self) -> int:
+        """The layer that is recomputed, at the widest moment of its backward pass (``LoRA_MLP.backward``): what the
+        layer saves, the incoming gradient, the product of gate and up, three LoRAs in 16 bit and their gradients.
+        Where nothing is checkpointed, F + H remain."""
+        s = self.settings
+        lora = 12 * s.lora_rank * (self.hidden + self.ffn) * s.dtype_bytes
+        saved = self.layer_saved if s.checkpointing else 0
+        return saved + lora + self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
 
     @property
     def layer_saved(self) -> int:
-        """What a layer keeps for its backward pass where nothing is checkpointed, its output included: on a GPU
+        """What a layer keeps for its backward pass where nothing is checkpointed, its output included:
         4 H + 3 A + 3 G + 2 F, in padded rows 4 H + 5 A + G + 2 F and the mask (kernels/fast_lora.py, rms_layernorm.py,
         qk_norm_rope.py)."""
         s = self.settings
-        if not s.on_gpu:
-            per_token = 4 * self.hidden + 3 * self.attention + 3 * self.keys + 4 * self.ffn
-            return self.pass_tokens * (per_token + 7 * s.lora_rank + self.statistics) * s.dtype_bytes
         heads = 5 * self.attention + self.keys if s.padded else 3 * (self.attention + self.keys)
         saved = self.pass_tokens * (4 * self.hidden + heads + 2 * self.ffn) * s.dtype_bytes
         return saved + self.pass_tokens * self.statistics + self.mask(s.micro_rows, s.row_tokens)
 
     @property
     def checkpoints(self) -> int:
-        """Between forward and backward: each layer's input, or all that it saves; the mask; on a CPU cosines and sines.
-        Where inputs are offloaded the embedding's output and the last layer's input stay."""
+        """Between forward and backward: each layer's input, or all that it saves, and the mask.  Where inputs are
+        offloaded the embedding's output and the last layer's input stay."""
         s = self.settings
         each = self.layer_input if s.checkpointing else self.layer_saved
-        kept = each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
-        return kept if s.on_gpu else kept + 2 * s.row_tokens * self.checkpoint.head_dim * s.dtype_bytes
+        return each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
 
     def tile(self, with_gradient: bool = True) -> int:
-        """Logits held at once while log-probabilities are computed; never those of all tokens.
+        """Logits held at once while log-probabilities are computed (unsloth_zoo/fused_losses/fused_linear.py).
 
-        CPU: the kit's own tile (train/cpu_logprobs.py).  In 16 bit, and where lm_head is trained, unsloth's rows of
-        ``cpu_tile_logits`` (unsloth_zoo/cpu/ops.py) in float32: logits and probabilities, from the second tile on those
-        of the previous one too.
-        GPU: unsloth_zoo/fused_losses/fused_linear.py.  Up to 24.5 GiB 4096 x 16384 logits in float32, for the gradient
-        an accumulator of 4096 x H, and 8 statistics of each 16384 of a row, twice from the second tile on; above, whole
-        rows, 512 or as many as n H / V, at most 2 GiB.
+        Up to 24.5 GiB 4096 x 16384 logits in float32, for the gradient an accumulator of 4096 x H, and 8 statistics of
+        each 16384 of a row, twice from the second tile on; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
         """
-        s, vocabulary, scored = self.settings, self.checkpoint.vocabulary, self.scored_tokens
-        if not s.on_gpu and s.dtype_bytes == 4 and not (s.full_finetuning and with_gradient):
-            return 4 * min(scored, CPU_TILE) * (CPU_TILE + (4 if with_gradient else 2) * self.hidden)
-        if not s.on_gpu:
-            rows = max(1, s.cpu_tile_logits // vocabulary)
-            first = 2 * 4 + s.dtype_bytes % 4
-            return min(scored, rows) * vocabulary * (first if scored <= rows else 4 * 4)
-        if s.small_card or scored >= 4096:
+        vocabulary, scored = self.checkpoint.vocabulary, self.scored_tokens
+        if self.settings.small_card or scored >= 4096:
             rows = min(scored, 4096)
             statistics = 8 * -(-vocabulary // 16384) * (1 if scored <= rows else 2)
             accumulator = self.hidden if with_gradient else 0
@@ -283,15 +231,15 @@ class _Passes(_Held):
 
     def final_hidden(self, with_gradient: bool) -> int:
         """The last norm's output and its scored positions; when training also the norm's input and the gradient, which
-        both kernels form in the forward pass; on a GPU 80 bytes a token of ids, mask, labels and results."""
+        both kernels form in the forward pass; 80 bytes a token of ids, mask, labels and results."""
         tokens = self.pass_tokens + self.scored_tokens
         hidden = tokens * (2 if with_gradient else 1) * self.hidden * self.settings.dtype_bytes
-        return hidden + self.pass_tokens * (80 if self.settings.on_gpu else 0)
+        return hidden + self.pass_tokens * 80
 
     @property
     def last_layer(self) -> int:
-        """On a GPU the last layer's forward pass, beside what is kept.  Where inputs are offloaded the first
-        micro-batch keeps one more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
+        """The last layer's forward pass, beside what is kept.  Where inputs are offloaded the first micro-batch keeps
+        one more: unsloth_zoo's ``CURRENT_GC_INDEX`` counted the pass without gradient before it."""
         s = self.settings
         if not s.checkpointing:
             return self.pass_tokens * (self.ffn + self.hidden) * s.dtype_bytes
@@ -299,9 +247,7 @@ class _Passes(_Held):
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
         return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
 
-
-class Step(_Sampling, _Passes):
-    """One training step of a model under some settings: its terms, and their sums by phase, in bytes."""
+    # --- the phases ---
 
     def phases(self) -> dict[str, Parts]:
         """Phase -> part -> bytes, in the order of a run."""
@@ -317,16 +263,17 @@ class Step(_Sampling, _Passes):
 
     def _generate(self) -> Parts:
         """The largest of three moments: all prompts in a layer; on a GPU the first decode step, which copies the
-        prompts' keys and values into buffers, and holds scores and probabilities of the token before; the last token.
+        prompts' keys and values into buffers, and holds scores and probabilities of the token before; the last token,
+        for which a layer's buffer may have been copied into a larger one.
         """
         s = self.settings
         if s.engine is not None:
             return self._phase(self._engine(asleep=False), 0)
         layer = self.layer_without_gradient(s.sampled_rows, s.prompt_tokens)
         prompts = {CACHE: self.cache(s.prompt_tokens), LAYER: layer}
-        whole, growth = self.cache(self.cached_tokens), self.cache_growth
+        whole = self.cache(self.cached_tokens)
         if not s.on_gpu:
-            return self._phase(_largest(prompts, {CACHE: whole + growth, DECODING: self.sampling}), 0)
+            return self._phase(_largest(prompts, {CACHE: whole, DECODING: self.sampling}), 0)
         held = s.sampled_rows * self.checkpoint.vocabulary * s.dtype_bytes
         drawing, before = held + self.sampling, 2 * held + s.sampled_rows * self.checkpoint.vocabulary * 8
         first, beside = self.buffer_sizes[0], before + self.decode_attention(s.prompt_tokens + 1)
@@ -334,6 +281,7 @@ class Step(_Sampling, _Passes):
             CACHE: self.cache(s.prompt_tokens + first),
             DECODING: self.decode_scratch(first) + max(drawing, beside),
         }
+        growth = self.cache(self.buffer_sizes[-2]) // self.checkpoint.layers if self.buffer_sizes[1:] else 0
         beside = before + max(growth, self.decode_attention(s.row_tokens - 1))
         last = {CACHE: whole, DECODING: self.decode_scratch(self.cached_tokens) + max(drawing, beside)}
         return self._phase(_largest(prompts, copying, last), whole // self.checkpoint.layers)
@@ -346,21 +294,18 @@ class Step(_Sampling, _Passes):
         return self._phase(moving, tile if TILE in moving else self.widest_activation)
 
     def _forward(self) -> Parts:
-        """On a GPU the last layer, or its end: everything kept and the head's tile.  lm_head's gradient is summed up
-        over tiles in float32 (unsloth_zoo/cpu/ops.py)."""
+        """The last layer, or its end: everything kept and the head's tile.  lm_head's gradient is summed up over tiles
+        in float32 (unsloth_zoo/cpu/ops.py)."""
         head = {HEAD_GRADIENT: 4 * self.head} if self.settings.full_finetuning else {}
-        moments = [{HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}]
-        if self.settings.on_gpu:
-            moments.append({LAYER: self.last_layer})
-        moving = _largest(*moments)
+        ends = {HIDDEN: self.final_hidden(with_gradient=True), TILE: self.tile(), **head}
+        moving = _largest(ends, {LAYER: self.last_layer})
         block = self.tile() if TILE in moving else self.widest_activation
         return self._phase({GRADIENTS: self.gradients, CHECKPOINTS: self.checkpoints, **moving}, block)
 
     def backward(self) -> Parts:
-        """Everything kept, and one layer in full.  On a GPU a weight is dequantised beside the buffer for them
+        """Everything kept, and one layer in full.  A weight is dequantised beside the buffer for them
         (``LoRA_MLP.backward``, without ``use_global_buffer``)."""
-        buffers = (2 if self.settings.on_gpu else 1) * self.buffer
-        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: buffers}
+        layers = {CHECKPOINTS: self.checkpoints, LAYER: self.layer_with_gradient, BUFFER: 2 * self.buffer}
         if self.settings.full_finetuning:
             # The embedding's; where it is lm_head too, that one's, and from the second micro-batch on their sum.
             copies = 1 + self.checkpoint.tied + (self.checkpoint.tied and self.settings.accumulation > 1)

@@ -6,7 +6,6 @@ It imports torch only where this machine is asked about.
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,37 +45,27 @@ CARD_MIB = {
 belongs to the driver and the desktop: see :data:`RESERVED_BYTES`."""
 
 CARD_SPEED = {
-    "rtx 2060 6gb": (336, 25.8),
-    "rtx 2080 ti": (616, 53.8),
-    "rtx 3060 12gb": (360, 25.5),
-    "rtx 3060 ti": (448, 32.4),
-    "rtx 3070": (448, 40.6),
-    "rtx 3080 10gb": (760, 59.5),
-    "rtx 3080 ti": (912, 68.2),
-    "rtx 3090": (936, 71.2),
-    "rtx 3090 ti": (1008, 80.0),
-    "rtx 4060": (272, 30.2),
-    "rtx 4060 ti 8gb": (288, 44.1),
-    "rtx 4060 ti 16gb": (288, 44.1),
-    "rtx 4070": (504, 58.3),
-    "rtx 4070 ti": (504, 80.2),
-    "rtx 4070 ti super": (672, 88.2),
-    "rtx 4080": (717, 97.5),
-    "rtx 4090": (1008, 165.2),
-    "rtx 5060 ti 16gb": (448, 47.4),
-    "rtx 5070": (672, 61.7),
-    "rtx 5070 ti": (896, 87.9),
-    "rtx 5080": (960, 112.6),
-    "rtx 5090": (1792, 209.5),
-    "t4": (320, 65),
-    "l4": (300, 121),
-    "a10": (600, 125),
+    name: (float(bandwidth), float(peak))
+    for line in """
+        rtx 2060 6gb: 336, 25.8;  rtx 2080 ti: 616, 53.8
+        rtx 3060 12gb: 360, 25.5;  rtx 3060 ti: 448, 32.4;  rtx 3070: 448, 40.6;  rtx 3080 10gb: 760, 59.5
+        rtx 3080 ti: 912, 68.2;  rtx 3090: 936, 71.2;  rtx 3090 ti: 1008, 80.0
+        rtx 4060: 272, 30.2;  rtx 4060 ti 8gb: 288, 44.1;  rtx 4060 ti 16gb: 288, 44.1;  rtx 4070: 504, 58.3
+        rtx 4070 ti: 504, 80.2;  rtx 4070 ti super: 672, 88.2;  rtx 4080: 717, 97.5;  rtx 4090: 1008, 165.2
+        rtx 5060 ti 16gb: 448, 47.4;  rtx 5070: 672, 61.7;  rtx 5070 ti: 896, 87.9;  rtx 5080: 960, 112.6
+        rtx 5090: 1792, 209.5;  t4: 320, 65;  l4: 300, 121;  a10: 600, 125
+    """.strip().splitlines()
+    for name, bandwidth, peak in (re.split("[:,] ", card) for card in line.strip().split(";  "))
 }
 """Name -> memory bandwidth in GB/s, and peak TFLOP/s of dense products in 16 bit that are added up in 32 bit, as torch
 has them.  From NVIDIA's architecture whitepapers and data sheets."""
 
 RESERVED_BYTES = 512 * MIB
 """Left free on a GPU that is only named: for the driver (a 12 GiB RTX 3060 gives torch 11.75 GiB) and a desktop."""
+
+CUDA_CONTEXT_BYTES = 512 * MIB
+"""Of a GPU beside torch's tensors: the CUDA context and libraries' kernels.  An estimate: published out-of-memory
+messages show 0.1 to 0.7 GiB between what the driver and what torch count; on an H100 it was 0.82."""
 
 FAST_INFERENCE_SHARE, COLOCATE_SHARE = 0.5, 0.3
 """vLLM's of the GPU where none is asked for: of unsloth's ``from_pretrained``, and of TRL's RLOOConfig."""
@@ -137,8 +126,7 @@ def device_of(card: str | float | Device | None = None) -> Device:
 
 
 def speed_of(device: Device) -> tuple[float, float] | None:
-    """Bytes and floating-point operations a second at best, by the GPU's name; None where :data:`CARD_SPEED` has it
-    not."""
+    """Bytes and floating-point operations a second at best, by the GPU's name; None where it is not known."""
     wanted = _bare(device.name)
     # torch's name of a card has no size, and a card's sizes differ in little else.
     named = [name for name in CARD_SPEED if wanted in (_bare(name), _bare(re.sub(r" \d+gb$", "", name)))]
@@ -180,9 +168,8 @@ def cuda_bytes_within_reach() -> int:
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    reserved = torch.cuda.memory_reserved()
     allowed = int(total * torch.cuda.get_per_process_memory_fraction())
-    return min(free + reserved, allowed) - torch.cuda.memory_allocated()
+    return min(free + torch.cuda.memory_reserved(), allowed) - torch.cuda.memory_allocated()
 
 
 def _this_machine() -> Device:
@@ -194,48 +181,18 @@ def _this_machine() -> Device:
 
         own = psutil.Process().memory_info().rss
         return Device("this CPU", int(psutil.virtual_memory().available + own), on_gpu=False)
-    context = max(0, (nvml_process_bytes() or 0) - torch.cuda.memory_reserved())
-    usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + context
+    # To ask makes a context, which a plan counts as well.
+    usable = cuda_bytes_within_reach() + torch.cuda.memory_allocated() + CUDA_CONTEXT_BYTES
     return Device(torch.cuda.get_device_name(), int(usable))
 
 
-def cuda_process_bytes() -> int:
-    """What the driver counts for this process; without NVML, what all programs use (``cudaMemGetInfo``)."""
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return nvml_process_bytes() or int(total - free)
-
-
-def nvml_process_bytes() -> int | None:
-    """What NVML counts for this process on the current GPU; None without nvidia-ml-py, without permission, or in a
-    container that hides process ids."""
-    import torch
-
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except Exception:
-        return None
-    return next((one.usedGpuMemory for one in running if one.pid == os.getpid()), None)
-
-
 def engine_of(
-    usable_bytes: int,
-    config: Any = None,
-    model: Any = None,
-    fast_inference: bool = False,
-    share: float | None = None,
+    usable_bytes: int, config: Any, model: Any, fast_inference: bool, share: float | None
 ) -> Engine | None:
     """vLLM on the GPU that trains: by unsloth's ``fast_inference``, which gives the trainer vLLM's own weights, or by
     TRL's ``vllm_mode="colocate"``, which keeps its own; None where it does not sample there."""
     standby = bool(getattr(config, "vllm_enable_sleep_mode", False))
-    loaded = getattr(model, "vllm_engine", None)
-    if loaded is not None:
+    if (loaded := getattr(model, "vllm_engine", None)) is not None:
         share, standby = _vllm_setting(loaded, "cache_config.gpu_memory_utilization"), sleeps(loaded)
     elif fast_inference:
         share = standby_share(usable_bytes) if standby else share
@@ -253,7 +210,6 @@ def sleeps(loaded: Any) -> bool:
 
 
 def _vllm_setting(loaded: Any, path: str) -> Any:
-    """One of a loaded vLLM's settings, where unsloth looks for them; None where this release has it not."""
     for name in ("llm_engine", "vllm_config", *path.split(".")):
         loaded = getattr(loaded, name, None)
     return loaded

@@ -8,23 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 from rewards.errors import RewardValueError
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory.plan import Plan
 from rloo_kit.session import processes
 from rloo_kit.session.release import clear_frames
-
-if TYPE_CHECKING:
-    from rloo_kit.memory.meter import Meter
-
-
-class Planned(Protocol):
-    """What this room needs of an :class:`rloo_kit.RLOOTrainer`."""
-
-    memory: Meter | None
-    memory_plan: Plan
 
 
 def warn_if_too_large(planned: Plan) -> None:
@@ -38,7 +28,7 @@ def warn_if_too_large(planned: Plan) -> None:
 
 
 @contextlib.contextmanager
-def phase(trainer: Planned, name: str) -> Iterator[None]:
+def phase(trainer: Any, name: str) -> Iterator[None]:
     """A phase of a run: its peak is kept in ``trainer.memory``, and running out of memory is explained."""
     metered = trainer.memory.phase(name) if trainer.memory else contextlib.nullcontext()
     with explain_out_of_memory(name, trainer.memory_plan), metered:
@@ -93,10 +83,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
-    anew = "rloo_kit.release(), load the policy anew"
-    way_on = f"No checkpoint was written: {anew} and start again"
+    way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
     if kept is not None:
-        way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
+        anew = "rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on from there"
+        way_on = f"{kept} is kept: {anew}"
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 

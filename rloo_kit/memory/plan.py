@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from rloo_kit.memory import seconds, specs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
 from rloo_kit.memory.specs import Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
-from rloo_kit.session.output import GIB, html_table, scale_of, text_table
+from rloo_kit.session.output import GIB, scale_of, text_table
 
 if TYPE_CHECKING:
     import trl
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
-Arguments: TypeAlias = dict[str, int | str | bool | None]
 
 
 def largest_slice(rows: int, at_most: int) -> int:
@@ -65,6 +64,10 @@ class Plan:
         phases = Step(self.model, replace(self.settings, generation_rows=rows)).phases()
         return replace(self, phases=phases, sampled_rows=rows)
 
+    def with_settings(self, **changed: Any) -> Self:
+        """The plan of the same model and device under changed settings."""
+        return self.of(self.model, replace(self.settings, **changed), self.device)
+
     def rows_at_once(self, wanted: int) -> int:
         """How many of the ``wanted`` completions are sampled at once: ``settings.generation_rows`` at most; where that
         is None as many as fit, and where not even one does, the most that make it no worse."""
@@ -73,8 +76,6 @@ class Plan:
             return wanted
         if asked is not None:
             return largest_slice(wanted, asked)
-        if self._sampling(wanted).fits == "fits":
-            return wanted
         least = self._sampling(1)._shortage
         sizes = dict.fromkeys(largest_slice(wanted, rows) for rows in range(wanted, 0, -1))
         return next(rows for rows in sizes if self._sampling(rows)._shortage <= least)
@@ -126,35 +127,35 @@ class Plan:
         return math.inf if engine is None else max(0, engine.share_bytes - step.weights) // step.token_cache
 
     @property
-    def offloaded_bytes(self) -> int:
-        """What "unsloth" checkpointing moves to the computer's own memory."""
-        return Step(self.model, self.settings).offloaded
-
-    @property
     def _starves(self) -> bool:
         return self.engine_tokens < self.settings.row_tokens
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """What would make it fit, cheapest in quality first; empty where it fits.
+        """What would make it fit, cheapest in quality first, with the largest value that fits; empty where it fits.
 
-        Each value is the largest that fits, found by planning again.  Until some change suffices, each one is combined
-        with those before it at their smallest; after that, only changes that suffice alone are listed.
+        Until some change suffices, each is combined with those before it at their smallest; after that, only changes
+        that suffice alone are listed.
         """
-        return () if self.fits == "fits" else tuple(_changes(self))
+        goals: tuple[Verdict, ...] = ("fits",) if self.fits == "tight" else ("fits", "tight")
+        least, found = self, list[Change]()
+        for knob, smaller in KNOBS.items() if self.fits != "fits" else ():
+            tried = [*smaller(self), *(() if found else smaller(least))]
+            fitting = next(filter(None, (first(tried, goal) for goal in goals)), None)
+            found += [Change.between(knob, self, fitting)] if fitting else []
+            # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
+            least = min([*tried, least], key=lambda planned: planned.peak_bytes)
+        return tuple(found)
 
     @cached_property
     def seconds_per_step(self) -> tuple[float, float] | None:
-        """Seconds of a step, at best and in a slow case: :mod:`.seconds`, never timed.  None with vLLM, on a CPU, and
-        on a GPU that is not in :data:`~rloo_kit.memory.hardware.CARD_SPEED`."""
+        """Seconds of a step, at best and in a slow case, never timed; None with vLLM, on a CPU, on an unknown GPU."""
         speed = None if self.settings.engine else speed_of(self.device)
-        if speed is None:
-            return None
-        return seconds.of_step(self.model, replace(self.settings, generation_rows=self.sampled_rows), *speed)
+        sampled = replace(self.settings, generation_rows=self.sampled_rows)
+        return None if speed is None else seconds.of_step(self.model, sampled, *speed)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
-        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU, and on a CPU
-        where ``trainer.memory`` is a ``Meter`` that counts tensors."""
+        """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU alone."""
         from rloo_kit.memory.meter import compare
 
         return compare(self.phases, trainer)
@@ -163,8 +164,8 @@ class Plan:
     def takes(self) -> str:
         """The peak, what is usable, and the phase."""
         scale, unit = scale_of(self.peak_bytes)
-        peak, usable = self.peak_bytes / scale, self.device.usable_bytes / scale
-        return f"{peak:.2f} of {usable:.2f} {unit}, at its peak in {self.peak_phase}"
+        usable = f"{self.device.usable_bytes / scale:.2f} {unit}"
+        return f"{self.peak_bytes / scale:.2f} of {usable}, at its peak in {self.peak_phase}"
 
     @property
     def summary(self) -> str:
@@ -197,19 +198,20 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
-        found = ["* an estimate" + "; no figure has been measured on a consumer card" * self.settings.on_gpu]
-        found += [self._time] if self.settings.on_gpu else []
-        if self.offloaded_bytes:
-            size = f"{self.offloaded_bytes / GIB:.2f} GiB"
-            found.append(f"{size} of activations go to the computer's own memory")
-        found += [self.sliced] if self.sliced else []
-        found += [self._engine] if self.settings.engine else []
+        on_gpu, offloaded = self.settings.on_gpu, Step(self.model, self.settings).offloaded
+        found = [
+            f"* an estimate{'; no figure has been measured on a consumer card' if on_gpu else ''}",
+            self._time if on_gpu else "activations on a CPU are taken to be a GPU's",
+            f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
+            self.sliced,
+            self._engine,
+        ]
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
             found += [f"  {number}. {change}" for number, change in enumerate(self.changes, 1)]
         elif self.fits != "fits":
             found.append("no model, batch or length of the catalogue fits")
-        return found
+        return list(filter(None, found))
 
     @property
     def _time(self) -> str:
@@ -226,20 +228,19 @@ class Plan:
 
     @property
     def _engine(self) -> str:
-        engine, s = self.settings.engine, self.settings
-        assert engine is not None
+        if (engine := self.settings.engine) is None:
+            return ""
         room = f"weights, and a cache of at most {self.engine_tokens:.0f} tokens"
         if self._starves:
-            room += f", where a completion with its prompt has {s.row_tokens}: give it more (gpu_memory_utilization)"
-        return (
-            f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}"
-            + "; asleep while the trainer works (standby), it gives back what is not the trainer's"
-            * engine.standby
-            + "; read in unsloth and TRL, never measured, and without its CUDA graphs"
-        )
+            tokens = self.settings.row_tokens
+            room += (
+                f", where a completion with its prompt has {tokens}: give it more (gpu_memory_utilization)"
+            )
+        asleep = "; asleep while the trainer works (standby)" * engine.standby
+        return f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}{asleep}; read in unsloth and TRL, never measured"
 
     def rows(self) -> list[list[str]]:
-        """The table: a header, a row per part, and the totals; in GiB, or MiB where the peak is below one."""
+        """The table in GiB, or MiB where the peak is below one: a header, a row per part, and the totals."""
         scale, unit = scale_of(self.peak_bytes)
         table = [[unit, *self.phases]]
         for part in self.parts:
@@ -255,9 +256,7 @@ class Plan:
         return "\n".join([self.title, "", text_table(self.rows(), total=True), "", self.summary, *self.notes])
 
     def _repr_html_(self) -> str:
-        notes = "<br>".join(map(html.escape, [self.summary, *self.notes]))
-        title = html.escape(self.title).replace("\n", "<br>")
-        return f"<p>{title}</p>{html_table(self.rows(), total=True)}<p>{notes}</p>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 @dataclass(frozen=True)
@@ -270,10 +269,31 @@ class Change:
     """
 
     knob: str
-    config: Arguments
-    policy: Arguments
+    config: dict[str, Any]
+    policy: dict[str, Any]
     peak_bytes: int
     fits: Verdict
+
+    @classmethod
+    def between(cls, knob: str, before: Plan, after: Plan) -> Self:
+        """What leads from one plan to another."""
+        old, new = before.settings, after.settings
+        changed = {
+            name: getattr(new, ours)
+            for name, ours in OURS.items()
+            if getattr(old, ours) != getattr(new, ours)
+        }
+        steps = new.batch_rows // new.micro_rows
+        # TRL's default of steps_per_generation follows the other.
+        if "gradient_accumulation_steps" in changed or steps != old.batch_rows // old.micro_rows:
+            changed["steps_per_generation"] = steps
+        if old.generation_rows != new.generation_rows:  # on another device None would be another number
+            changed["generation_rows"] = after.sampled_rows
+        names = [planned.model.checkpoint.name for planned in (before, after)]
+        loaded: dict[str, Any] = {} if names[0] == names[1] else {"name": names[1]}
+        if old.checkpointing != new.checkpointing:
+            loaded["gradient_checkpointing"] = new.checkpointing
+        return cls(knob, changed, loaded, after.peak_bytes, after.fits)
 
     def __str__(self) -> str:
         values = [f"{name}={value!r}" for name, value in self.config.items()]
@@ -283,103 +303,70 @@ class Change:
         return f"{self.knob}: {', '.join(values)} ({self.fits}, peak {self.peak_bytes / scale:.2f} {unit})"
 
 
-def generation_batches(settings: Settings) -> Iterator[Settings]:
+OURS = {
+    "num_generations": "num_generations",
+    "max_completion_length": "completion_tokens",
+    "per_device_train_batch_size": "micro_rows",
+    "gradient_accumulation_steps": "accumulation",
+}
+"""A field of ``RLOOConfig`` -> ours."""
+
+
+def smaller_batches(planned: Plan) -> Iterator[Plan]:
     """Smaller generation batches and micro-batches with the same completions per update, largest first."""
-    effective, k = settings.micro_rows * settings.accumulation, settings.num_generations
-    for rows in range(settings.batch_rows, 0, -1):
+    s = planned.settings
+    effective, k = s.micro_rows * s.accumulation, s.num_generations
+    for rows in range(s.batch_rows, 0, -1):
         if rows % k or effective % rows:
             continue
-        for micro in range(min(settings.micro_rows, rows), 0, -1):
-            smaller = (rows, micro) != (settings.batch_rows, settings.micro_rows)
-            if smaller and rows % micro == 0 and effective % micro == 0:
-                yield replace(settings, batch_rows=rows, micro_rows=micro, accumulation=effective // micro)
+        for micro in range(min(s.micro_rows, rows), 0, -1):
+            if (rows, micro) != (s.batch_rows, s.micro_rows) and rows % micro == effective % micro == 0:
+                yield planned.with_settings(
+                    batch_rows=rows, micro_rows=micro, accumulation=effective // micro
+                )
 
 
-def _smaller_groups(settings: Settings) -> Iterator[Settings]:
+def _smaller_groups(planned: Plan) -> Iterator[Plan]:
     """Fewer completions per prompt with the same prompts per batch, most first; K 2 is the least that RLOO has."""
-    groups = settings.batch_rows // settings.num_generations
-    updates = max(1, settings.micro_rows * settings.accumulation // settings.batch_rows)
-    for k in range(settings.num_generations - 1, 1, -1):
-        rows = groups * k
-        micro = max(m for m in range(1, min(settings.micro_rows, rows) + 1) if rows % m == 0)
-        fewer = replace(settings, num_generations=k, batch_rows=rows)
-        yield replace(fewer, micro_rows=micro, accumulation=updates * rows // micro)
+    s = planned.settings
+    updates = max(1, s.micro_rows * s.accumulation // s.batch_rows)
+    for k in range(s.num_generations - 1, 1, -1):
+        rows = s.batch_rows // s.num_generations * k
+        micro = max(m for m in range(1, min(s.micro_rows, rows) + 1) if rows % m == 0)
+        batch = {"batch_rows": rows, "micro_rows": micro, "accumulation": updates * rows // micro}
+        yield planned.with_settings(num_generations=k, **batch)
 
 
-def _shorter(settings: Settings) -> Iterator[Settings]:
-    for tokens in range((settings.completion_tokens - 1) // 64 * 64, 0, -64):
-        yield replace(settings, completion_tokens=tokens)
+def _smaller_models(planned: Plan) -> Iterator[Plan]:
+    s, size = planned.settings, planned.model.checkpoint.parameters
+    for checkpoint in reversed(CATALOGUE.values()):
+        if checkpoint.name not in FOR_CPU and checkpoint.parameters < size:
+            size = checkpoint.parameters
+            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, planned.device)
 
 
-KNOBS: dict[str, Callable[[Settings], Iterable[Settings]]] = {
-    "completions at once": lambda s: [replace(s, generation_rows=None)] * bool(s.generation_rows),
-    "gradient checkpointing": lambda s: (
-        [replace(s, checkpointing="unsloth")] * (s.checkpointing != "unsloth")
+KNOBS: dict[str, Callable[[Plan], Iterable[Plan]]] = {
+    "completions at once": lambda p: (
+        [p.with_settings(generation_rows=None)] if p.settings.generation_rows else []
     ),
-    "generation batch": generation_batches,
-    "completion length": _shorter,
+    "gradient checkpointing": lambda p: (
+        [p.with_settings(checkpointing="unsloth")] if p.settings.checkpointing != "unsloth" else []
+    ),
+    "generation batch": smaller_batches,
+    "completion length": lambda p: (
+        p.with_settings(completion_tokens=tokens)
+        for tokens in range((p.settings.completion_tokens - 1) // 64 * 64, 0, -64)
+    ),
     "K": _smaller_groups,
-    "model": lambda s: [],
+    "model": _smaller_models,
 }
 """Smaller plans, largest first.  Cheapest in quality first: the first three take time and leave every update as it is;
 shorter completions may cut answers; a smaller K makes the baseline noisier; a smaller model knows less."""
 
 
-def _smaller(knob: str, before: Plan) -> Iterator[Plan]:
-    s, smallest = before.settings, before.model.checkpoint.parameters
-    for settings in KNOBS[knob](s):
-        yield Plan.of(before.model, settings, before.device)
-    for checkpoint in reversed(CATALOGUE.values()) if knob == "model" else ():
-        if checkpoint.name not in FOR_CPU and checkpoint.parameters < smallest:
-            smallest = checkpoint.parameters
-            yield Plan.of(model_of(checkpoint, s.lora_rank, s.four_bit, s.dtype_bytes), s, before.device)
-
-
-def _changes(before: Plan) -> Iterator[Change]:
-    goals: tuple[Verdict, ...] = ("fits",) if before.fits == "tight" else ("fits", "tight")
-    least, fits_already = before, False
-    for knob in KNOBS:
-        tried = [*_smaller(knob, before), *(() if fits_already else _smaller(knob, least))]
-        found = next(filter(None, (first(tried, goal) for goal in goals)), None)
-        if found is not None:
-            yield _change(knob, before, found)
-            fits_already = True
-        # Of equals the changed one: fewer completions at once may matter only together with a smaller batch.
-        least = min([*tried, least], key=lambda planned: planned.peak_bytes)
-
-
-def _change(knob: str, before: Plan, after: Plan) -> Change:
-    old, new = _arguments(before), _arguments(after)
-    changed = {name: value for name, value in new.items() if old[name] != value}
-    if "gradient_accumulation_steps" in changed:  # TRL's default of the other follows it
-        changed["steps_per_generation"] = new["steps_per_generation"]
-    if "generation_rows" in changed:  # on another device None would be another number
-        changed["generation_rows"] = after.sampled_rows
-    loaded: Arguments = {name: changed.pop(name) for name in OF_POLICY if name in changed}
-    return Change(knob, changed, loaded, after.peak_bytes, after.fits)
-
-
-OF_POLICY = ("name", "gradient_checkpointing")
-
-
 def first(plans: Iterable[Plan], verdict: Verdict) -> Plan | None:
     """The first with that verdict."""
     return next((planned for planned in plans if planned.fits == verdict), None)
-
-
-def _arguments(planned: Plan) -> Arguments:
-    """Those of ``RLOOConfig``, and ``load_policy``'s name and gradient_checkpointing, that lead to a plan."""
-    settings = planned.settings
-    return {
-        "num_generations": settings.num_generations,
-        "max_completion_length": settings.completion_tokens,
-        "per_device_train_batch_size": settings.micro_rows,
-        "gradient_accumulation_steps": settings.accumulation,
-        "steps_per_generation": settings.batch_rows // settings.micro_rows,
-        "generation_rows": settings.generation_rows,
-        "name": planned.model.checkpoint.name,
-        "gradient_checkpointing": settings.checkpointing,
-    }
 
 
 def plan(
@@ -418,8 +405,8 @@ def plan(
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,
         "full_finetuning": full_finetuning,
+        **own,
     }
-    found |= own
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
         model, own = specs.loaded_model(loaded, checkpoint)
         found |= own

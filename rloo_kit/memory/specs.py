@@ -19,7 +19,7 @@ from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.forward_passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.memory.hardware import Device, Engine
 from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
-from rloo_kit.session.import_order import UNSLOTH_CPU_TILE_LOGITS, cpu_tile_logits, import_unsloth
+from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB
 
 if TYPE_CHECKING:
@@ -103,7 +103,6 @@ class Settings:
     groupwise: bool = True
     normalized: bool = False
     reference_copy: bool = False
-    fast_sampling: bool = DEFAULTS.fast_sampling
     processors: tuple[str, ...] = ()
     single_pass: bool = DEFAULTS.single_pass
     optimizer: str = DEFAULTS.optim
@@ -115,7 +114,6 @@ class Settings:
     dtype_bytes: int = 2
     engine: Engine | None = None
     small_card: bool = True
-    cpu_tile_logits: int = UNSLOTH_CPU_TILE_LOGITS
 
     @property
     def row_tokens(self) -> int:
@@ -130,18 +128,9 @@ class Settings:
     @property
     def passes(self) -> Passes:
         """The forward passes of a step."""
-        return Passes.of(
-            beta=self.beta,
-            num_generations=self.num_generations,
-            micro_rows=self.micro_rows,
-            accumulation=self.accumulation,
-            steps_per_generation=self.batch_rows // self.micro_rows,
-            iterations=self.iterations,
-            single_pass=self.single_pass,
-            kl_placement=self.kl_placement,
-            groupwise=self.groupwise,
-            normalized=self.normalized,
-        )
+        same = ("beta", "num_generations", "micro_rows", "accumulation", "iterations", "single_pass")
+        given = {name: getattr(self, name) for name in (*same, "kl_placement", "groupwise", "normalized")}
+        return Passes.of(**given, steps_per_generation=self.batch_rows // self.micro_rows)
 
 
 def settings_of(
@@ -159,8 +148,7 @@ def settings_of(
     if prompt_tokens is None:
         room = max_seq_length - completion if max_seq_length else Settings.prompt_tokens
         prompt_tokens = max(1, min(Settings.prompt_tokens, room))
-    sampling = values.get("generation_kwargs", {})
-    asked = IDLE | values | sampling
+    asked = IDLE | values | values.get("generation_kwargs", {})
     counts = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
@@ -173,6 +161,11 @@ def settings_of(
         if count is not None and count < 1:
             todo = "look at the lengths and batches of the configuration"
             raise ConfigError(f"{name} must be at least 1", where=f"plan, {name}={count}", todo=todo)
+    estimator, groupwise = values.get("advantage_estimator", "rloo"), True
+    if estimator != "rloo":  # a plan for a named GPU does not import torch
+        from rloo_kit import advantages
+
+        groupwise = advantages.find(estimator).groupwise
     return Settings(
         **counts,
         accumulation=accumulation,
@@ -180,32 +173,19 @@ def settings_of(
         steps=max(0, values.get("max_steps", 0)),
         beta=values["beta"],
         kl_placement=values.get("kl_placement", "reward"),
-        groupwise=_is_groupwise(values.get("advantage_estimator", "rloo")),
+        groupwise=groupwise,
         normalized=values.get("normalize_advantages", False),
-        fast_sampling=values["fast_sampling"] and not sampling,
         processors=tuple(name for name in PROCESSORS if asked[name] != IDLE[name]),
         single_pass=values["single_pass"],
         optimizer=str(getattr(optimizer, "value", optimizer)),  # transformers makes an enum of it
     )
 
 
-def _is_groupwise(estimator: str) -> bool:
-    if estimator == "rloo":  # a plan for a named GPU does not import torch
-        return True
-    from rloo_kit import advantages
-
-    return advantages.find(estimator).groupwise
-
-
 def device_settings(device: Device) -> dict[str, Any]:
-    """The settings of a device.  On a CPU, importing unsloth settles the type it computes in and the tile's size."""
+    """The settings of a device.  On a CPU, importing unsloth settles the type it computes in."""
     in_float32 = not device.on_gpu and not import_unsloth().is_bfloat16_supported()
-    return {
-        "on_gpu": device.on_gpu,
-        "small_card": device.usable_bytes <= 24.5 * GIB,
-        "dtype_bytes": 4 if in_float32 else 2,
-        "cpu_tile_logits": cpu_tile_logits(),
-    }
+    small = device.usable_bytes <= 24.5 * GIB
+    return {"on_gpu": device.on_gpu, "small_card": small, "dtype_bytes": 4 if in_float32 else 2}
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
@@ -252,18 +232,14 @@ def reference_is_base(model: torch.nn.Module) -> bool:
     return bool(ups) and not others and not any(p.any() for p in ups)
 
 
-def _checkpointing_of(model: torch.nn.Module) -> bool | str:
-    named = getattr(model, "_unsloth_gradient_checkpointing", None)
-    if named is not None:
-        return named if isinstance(named, str) else bool(named)
-    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
-
-
 def loaded_model(model: AnyModel, checkpoint: Checkpoint) -> tuple[Model, dict[str, Any]]:
     """A loaded model's real bytes, and its own settings; without a LoRA all its weights are trained."""
+    checkpointing = getattr(model, "_unsloth_gradient_checkpointing", None)
+    if checkpointing is None:
+        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     own = {
         "four_bit": any(quantisation_tensors(p) for p in model.parameters()),
-        "checkpointing": _checkpointing_of(model),
+        "checkpointing": checkpointing,
         "dtype_bytes": model.get_input_embeddings().weight.element_size(),
     }
     lora = {name: p for name, p in model.named_parameters() if is_lora(name) and ".ref." not in name}

@@ -40,74 +40,58 @@ class Setting(NamedTuple):
     device: str = ""  # "cpu" or "cuda" where it has an effect on one alone
 
 
-def settings() -> dict[str, Setting]:
-    """The variables that must be in place before the stack is imported, with the kit's values."""
-    cache = str(cache_folder() / "unsloth_compiled_cache")
-    return {
-        "UNSLOTH_DISABLE_STATISTICS": Setting(
-            "1", "unsloth", "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
-        ),
-        "UNSLOTH_COMPILE_LOCATION": Setting(
-            cache, "unsloth", "unsloth otherwise writes its compiled code into the notebook's folder"
-        ),
-        # unsloth takes bfloat16 where the CPU has it: less exact, and slower at the tiny policy's size.
-        CPU_BF16: Setting(
-            "0", "unsloth", "float32 on every CPU, so that results agree; 1 takes bfloat16", device="cpu"
-        ),
-        # By default on a T4 alone (kernels/utils.py, _BNB_GEMM_4BIT_ARCHS).  bitsandbytes chooses by its own timings of
-        # the card and the shape, and makes the matrix where that is faster (backends/cuda/ops.py).  On an H100, whose
-        # memory is three times as fast as an RTX 4090's, a step took a fifth longer with it (docs/speed.md).
-        FUSED_4BIT: Setting(
-            None if (gpu_bandwidth() or 0.0) > FAST else "1",
-            "unsloth",
-            "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token",
-            device="cuda",
-        ),
-        # On an H100 the first step took 36 s longer with it (58 s with 4-bit products), a later one 5 to 11 %.
-        BLOCK_COMPILE: Setting(
-            "0",
-            "unsloth",
-            "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster",
-            device="cuda",
-        ),
-        # unsloth sets it where the platform allows, but does not look for the old name.
-        "PYTORCH_ALLOC_CONF": Setting(
-            None, "torch", "torch settles its allocator once", old_name="PYTORCH_CUDA_ALLOC_CONF"
-        ),
-        "TOKENIZERS_PARALLELISM": Setting(
-            "false", "tokenizers", "forked data workers otherwise warn, or hang, on the tokenizer's threads"
-        ),
-        "HF_HUB_OFFLINE": Setting(
-            None, "huggingface_hub", "without a network every look-up waits and retries"
-        ),
-        **dict.fromkeys(
-            ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT"), Setting(None, "huggingface_hub", "read once")
-        ),
-        **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch", "read once")),
-    }
-
-
 FAST = 1.5e12
 """Bytes a second: above it are the A100 and what came after it in data centres (and the RTX 5090, at 1.8e12), below it
 all other consumer cards."""
 
 
+def settings() -> dict[str, Setting]:
+    """The variables that must be in place before the stack is imported, with the kit's values."""
+    cache = str(cache_folder() / "unsloth_compiled_cache")
+    # By default on a T4 alone (unsloth's _BNB_GEMM_4BIT_ARCHS).  On an H100, whose memory is three times as fast as an
+    # RTX 4090's, a step took a fifth longer with it (docs/speed.md).
+    fused = None if (gpu_bandwidth() or 0.0) > FAST else "1"
+    sampled = (
+        "2 to 16 completions are sampled from 4-bit weights; 0 makes each matrix in 16 bit for every token"
+    )
+    statistics = "on a GPU, loading otherwise downloads statistics repos, for up to 120 s"
+    folder = "unsloth otherwise writes its compiled code into the notebook's folder"
+    same = "float32 on every CPU, so that results agree; 1 takes bfloat16"  # and faster at the tiny policy's size
+    # On an H100 the first step took 36 s longer with it (58 s with 4-bit products), a later one 5 to 11 %.
+    compiled = (
+        "compiling the layers made the first step 36 to 58 s longer on an H100, and later ones no faster"
+    )
+    threads = "forked data workers otherwise warn, or hang, on the tokenizer's threads"
+    offline = "without a network every look-up waits and retries"
+    hub = ("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT")
+    return {
+        "UNSLOTH_DISABLE_STATISTICS": Setting("1", "unsloth", statistics),
+        "UNSLOTH_COMPILE_LOCATION": Setting(cache, "unsloth", folder),
+        CPU_BF16: Setting("0", "unsloth", same, device="cpu"),
+        FUSED_4BIT: Setting(fused, "unsloth", sampled, device="cuda"),
+        BLOCK_COMPILE: Setting("0", "unsloth", compiled, device="cuda"),
+        # unsloth sets it where the platform allows, but does not look for the old name.
+        "PYTORCH_ALLOC_CONF": Setting(None, "torch", "read once", old_name="PYTORCH_CUDA_ALLOC_CONF"),
+        "TOKENIZERS_PARALLELISM": Setting("false", "tokenizers", threads),
+        "HF_HUB_OFFLINE": Setting(None, "huggingface_hub", offline),
+        **dict.fromkeys(hub, Setting(None, "huggingface_hub", "read once")),
+        **dict.fromkeys(("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"), Setting(None, "torch", "read once")),
+    }
+
+
 def gpu_bandwidth() -> float | None:
-    """Bytes a second between a GPU and its memory, of the first that ``CUDA_VISIBLE_DEVICES`` names; None where NVML
-    finds none.  Two transfers a clock, as NVML counts the clock of GDDR and HBM: 9.4e11 on an RTX 3090."""
-    import pynvml  # torch is not imported yet where this is needed
+    """Bytes a second between the first visible GPU and its memory, two transfers a clock as NVML counts the clock of
+    GDDR and HBM: 9.4e11 on an RTX 3090.  None where NVML finds none; torch is not imported yet where this is needed."""
+    import pynvml
 
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-        if first.isdigit():
-            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        else:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
+        of = pynvml.nvmlDeviceGetHandleByIndex if first.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+        handle = of(int(first) if first.isdigit() else first)
         megahertz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
         return 2 * megahertz * 1e6 * pynvml.nvmlDeviceGetMemoryBusWidth(handle) / 8
-    except pynvml.NVMLError:
-        return None
+    return None
 
 
 class _UnslothFirst:
@@ -207,15 +191,6 @@ def import_unsloth() -> ModuleType:
                 todo=f"install unsloth {TESTED['unsloth']}, the first with a CPU backend: make install",
             ) from error
         raise
-
-
-CPU_TILE_LOGITS = "UNSLOTH_CPU_CE_CHUNK_ELEMENTS"
-UNSLOTH_CPU_TILE_LOGITS = 16 * 2**20  # unsloth's own default for it (unsloth_zoo/cpu/ops.py)
-
-
-def cpu_tile_logits() -> int:
-    """Logits in one tile while a CPU computes log-probabilities; unsloth reads the variable at every call."""
-    return int(os.environ.get(CPU_TILE_LOGITS, UNSLOTH_CPU_TILE_LOGITS))
 
 
 def apply_settings() -> None:

@@ -1,7 +1,6 @@
 """Launch several processes, and tell whether accelerate gave what a launch asked for.
 
-Engines are accelerate's, DeepSpeed's and torch's own; :func:`command` composes a command.  For ``rloo-kit launch`` and
-for the trainer, which checks.
+Engines are accelerate's, DeepSpeed's and torch's own.  For ``rloo-kit launch``, and for the trainer, which checks.
 """
 
 from __future__ import annotations
@@ -14,22 +13,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.processes import COUNTS, process_count
 
-BY_LAUNCH = (
-    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"  # set by every `accelerate launch`, and by nothing else
-)
+BY_LAUNCH = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"  # set by `accelerate launch`, and by nothing else
 VARIABLES = {"DeepSpeed": "ACCELERATE_USE_DEEPSPEED", "FSDP": "ACCELERATE_USE_FSDP"}
 CPU = "ACCELERATE_USE_CPU"
 
-# --- what a launch asked for ------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """What a launch asked for."""
 
     processes: int  # 2 where it is known that there are several
@@ -39,21 +33,21 @@ class Asked:
 
 
 def asked(
-    deepspeed: object = None, fsdp: object = None, environment: Mapping[str, str] | None = None
+    deepspeed: object = None, fsdp: object = None, environment: Mapping[str, str] = os.environ
 ) -> Asked:
     """What the launcher and a configuration, by transformers' settings of these names, ask for."""
-    env = os.environ if environment is None else environment
-    count = process_count(env)
-    by = [f"{name}={env[name]}" for name in (*COUNTS, CPU, *VARIABLES.values()) if name in env]
+    count = process_count(environment)
+    by = [
+        f"{name}={environment[name]}" for name in (*COUNTS, CPU, *VARIABLES.values()) if name in environment
+    ]
     # accelerate's simple launcher starts one process, and sets this where it was asked for several.
-    alone = count == 1 and BY_LAUNCH in env and "WORLD_SIZE" not in env and "MASTER_ADDR" in env
-    if alone:
-        by.append(f"MASTER_ADDR={env['MASTER_ADDR']} of accelerate launch")
+    alone = BY_LAUNCH in environment and "WORLD_SIZE" not in environment and "MASTER_ADDR" in environment
+    if alone := alone and count == 1:
+        by.append(f"MASTER_ADDR={environment['MASTER_ADDR']} of accelerate launch")
     engine = ""
     for name, given in (("FSDP", fsdp), ("DeepSpeed", deepspeed)):
-        if given:
-            by.append(f"RLOOConfig({name.lower()}=...)")
-        if given or env.get(VARIABLES[name], "").lower() in ("true", "1"):
+        by += [f"RLOOConfig({name.lower()}=...)"] if given else []
+        if given or environment.get(VARIABLES[name], "").lower() in ("true", "1"):
             engine = name
     return Asked(2 if alone else count, engine, tuple(by), alone)
 
@@ -68,14 +62,8 @@ def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: b
     if processes >= wanted.processes and wanted.engine in ("", found):
         return None
     engine = {"DeepSpeed": "zero2", "FSDP": "fsdp2"}.get(wanted.engine, "ddp")
-    if on_cpu and engine == "fsdp2":
-        todo = (
-            f"FSDP needs GPUs; without fsdp: {command('ddp', wanted.processes, ['SCRIPT.py'], on_cpu=True)}"
-        )
-    else:
-        todo = str(command(engine, wanted.processes, ["SCRIPT.py"], on_cpu=on_cpu))
-    if on_cpu and engine == "zero2":
-        todo = f"RLOOConfig(use_cpu=True, deepspeed={deepspeed_file(engine)!r}), unset {CPU}, and {todo}"
+    todo = "without DeepSpeed and FSDP, which are for GPUs: " if on_cpu and wanted.engine else ""
+    todo += str(command("ddp" if on_cpu else engine, wanted.processes, ["SCRIPT.py"], on_cpu=on_cpu))
     if wanted.launched_alone:
         todo += "; or unset MASTER_ADDR, if one process is meant"
     number = "1 process" if wanted.processes == 1 else f"{wanted.processes} processes"
@@ -87,12 +75,9 @@ def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: b
     )
 
 
-# --- launching --------------------------------------------------------------------------------------------
-
 Engine = Literal["ddp", "zero2", "zero3", "fsdp2"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 CONFIGS = "configs/accelerate"  # accelerate's and DeepSpeed's configurations, in a checkout of the kit
-PORT = 29500  # torch's own default for the rendezvous
 MODULES = {"accelerate launch": "accelerate.commands.launch", "torchrun": "torch.distributed.run"}
 
 
@@ -103,7 +88,7 @@ class Machines:
     count: int = 1
     rank: int = 0
     host: str = "127.0.0.1"
-    port: int = PORT
+    port: int = 29500
 
 
 @dataclass(frozen=True)
@@ -116,7 +101,7 @@ class Command:
 
     def __str__(self) -> str:
         """As it is typed in a shell."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
         return " ".join([*variables, self.launcher, shlex.join(self.arguments)])
 
     def run(self) -> int:
@@ -136,8 +121,7 @@ def command(
 ) -> Command:
     """The command that runs ``target``, a script or ``-m`` and a module, in so many processes of all machines together.
 
-    Without GPUs it is by gloo; DeepSpeed there needs ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well
-    (:func:`deepspeed_file`).
+    Without GPUs it is by gloo; DeepSpeed there needs ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well.
 
     Raises:
         ConfigError: an unknown engine, FSDP without GPUs, or processes that do not divide among the machines.
@@ -147,38 +131,38 @@ def command(
     >>> print(command("ddp", 2, ["train.py"], on_cpu=True))
     ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 train.py
     """
-    several = machines or Machines()
-    where = f"engine={engine!r}, processes={processes}, machines={several.count}, machine {several.rank}"
+    of = machines or Machines()
+    count, rank = of.count, of.rank
+    where = f"engine={engine!r}, processes={processes}, machines={count}, machine {rank}"
     if engine not in ENGINES or (engine == "fsdp2" and on_cpu):
-        todo = "one of ddp, zero2, zero3" + ("" if on_cpu else ", fsdp2")
-        raise ConfigError(
-            "FSDP2 needs GPUs" if engine == "fsdp2" else "there is no such engine", where=where, todo=todo
-        )
-    if (
-        processes < 1
-        or several.count < 1
-        or processes % several.count
-        or not 0 <= several.rank < several.count
-    ):
+        what = "FSDP2 needs GPUs" if engine == "fsdp2" else "there is no such engine"
+        raise ConfigError(what, where=where, todo="one of ddp, zero2, zero3" + ", fsdp2" * (not on_cpu))
+    if min(processes, count) < 1 or processes % count or not 0 <= rank < count:
         raise ConfigError(
             "processes must be at least 1 and divide evenly among the machines, which count from 0",
             where=where,
             todo="give a multiple of the machines, and a rank below their number",
         )
-    address = several.host, str(several.port)
-    if not on_cpu:
-        arguments = ["--config_file", f"{configs}/{engine}.yaml", "--num_processes", str(processes)]
-        if several.count > 1:
-            arguments += ["--num_machines", str(several.count), "--machine_rank", str(several.rank)]
-            arguments += ["--main_process_ip", address[0], "--main_process_port", address[1]]
-        return Command("accelerate launch", (*arguments, *target))
-    # `accelerate launch --cpu` starts one process.  With ACCELERATE_USE_CPU accelerate has no DeepSpeed, and without it
-    # no gloo but where the configuration says use_cpu=True.
-    arguments = ["--nproc_per_node", str(processes // several.count)]
-    if several.count > 1:
-        arguments += ["--nnodes", str(several.count), "--node_rank", str(several.rank)]
-        arguments += ["--master_addr", address[0], "--master_port", address[1]]
-    return Command("torchrun", (*arguments, *target), {} if deepspeed_file(engine) else {CPU: "true"})
+    if on_cpu:
+        # `accelerate launch --cpu` starts one process.  With ACCELERATE_USE_CPU accelerate has no DeepSpeed, and
+        # without it no gloo but where the configuration says use_cpu=True.
+        options: dict[str, object] = {"nproc_per_node": processes // count}
+        several: dict[str, object] = {
+            "nnodes": count,
+            "node_rank": rank,
+            "master_addr": of.host,
+            "master_port": of.port,
+        }
+    else:
+        options = {"config_file": f"{configs}/{engine}.yaml", "num_processes": processes}
+        several = {"num_machines": count, "machine_rank": rank, "main_process_ip": of.host}
+        several["main_process_port"] = of.port
+    given = options | (several if count > 1 else {})
+    words = (word for name, value in given.items() for word in (f"--{name}", str(value)))
+    launcher = "torchrun" if on_cpu else "accelerate launch"
+    return Command(
+        launcher, (*words, *target), {CPU: "true"} if on_cpu and not deepspeed_file(engine) else {}
+    )
 
 
 def deepspeed_file(engine: str, configs: str = CONFIGS) -> str | None:

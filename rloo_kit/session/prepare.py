@@ -12,8 +12,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,12 +21,11 @@ from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.redact import INSTEAD, hide, is_hidden, without_hidden
 from rloo_kit.session import import_order
 from rloo_kit.session.import_order import CPU_BF16, import_unsloth, settings
-from rloo_kit.session.output import GIB, quiet, running_shell
+from rloo_kit.session.output import GIB, quiet
 from rloo_kit.session.processes import say
 from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"
-_shown_in_cell: int | None = None
 Answer = TypeVar("Answer")
 
 
@@ -35,7 +34,6 @@ class Environment:
     """What the process runs on; ``print`` shows one screen.
 
     Attributes:
-        device: "cuda" or "cpu".
         total_bytes, free_bytes: the device's memory (the machine's, on a CPU).
         bf16: whether the kit computes in bfloat16 here, see :func:`compute_dtype`.
         versions: package -> installed version, for the packages of :data:`TESTED`.
@@ -81,11 +79,6 @@ class Environment:
         settings = f"bf16={self.bf16}, offline={self.offline}, seed={self.seed}"
         return f"Environment(device={self.device!r}, {settings})"
 
-    def _ipython_display_(self) -> None:
-        # A bare prepare() at a cell's end has printed the screen already.
-        if _running_cell() != _shown_in_cell:
-            print(self)
-
 
 def prepare(
     dotenv: str | os.PathLike[str] | None = ".env", offline: bool | None = None, seed: int = 0
@@ -107,20 +100,45 @@ def prepare(
         RunFolderError: the working directory was deleted.
         VersionError: trl is not of the version that the trainer was written for.
     """
-    global _shown_in_cell
     notes: list[str] = []
     from_file = _load_dotenv(dotenv, notes)
-    _check_trl()
+    if "trl" in outside():  # of the rest, importing unsloth warns
+        raise VersionError(
+            "the trainer overrides methods of trl 1.15 and does not work with another release",
+            where=f"trl {version_of('trl')}",
+            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
+        )
     is_offline, hub = _settle_offline(offline, notes)
-    steps = _asked_steps()
+    steps = os.environ.get(STEPS) or None
+    if steps and not (steps.isascii() and steps.isdecimal() and int(steps) > 0):
+        raise ConfigError(
+            f"{STEPS} must be a whole number above 0",
+            where=f"{STEPS}={steps!r}",
+            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
+        )
     import_unsloth()
     with quiet():
         from transformers import set_seed
     set_seed(seed)
-    environment = _describe(is_offline, hub, seed, from_file, notes)
-    environment = replace(environment, model=os.environ.get(MODEL) or None, steps=steps)
+    device, name = _device(notes)
+    variables = tuple(_variables(device, from_file, notes))
+    free, total = device_memory()
+    environment = Environment(
+        device=device,
+        device_name=name,
+        total_bytes=total,
+        free_bytes=free,
+        bf16=compute_dtype() == "bfloat16",
+        versions={package: version_of(package) for package in TESTED},
+        offline=is_offline,
+        hub=hub,
+        seed=seed,
+        variables=variables,
+        warnings=tuple(notes),
+        model=os.environ.get(MODEL) or None,
+        steps=int(steps) if steps else None,
+    )
     say(environment)
-    _shown_in_cell = _running_cell()
     return environment
 
 
@@ -139,63 +157,25 @@ def compute_dtype() -> str:
     return "bfloat16" if asked in ("1", "true", "yes", "on") else "float32"  # as unsloth reads it
 
 
-def _asked_steps() -> int | None:
-    text = os.environ.get(STEPS) or None
-    if text is not None and not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ConfigError(
-            f"{STEPS} must be a whole number above 0",
-            where=f"{STEPS}={text!r}",
-            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
-        )
-    return int(text) if text else None
-
-
-def _running_cell() -> int | None:
-    return getattr(running_shell(), "execution_count", None)
-
-
-def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> tuple[str, ...]:
+def _load_dotenv(path: str | os.PathLike[str] | None, notes: list[str]) -> set[str]:
     """Set the file's variables, and never show their values from now on; the names of those that are in effect."""
     if path is None:
-        return ()
-    from dotenv import find_dotenv
+        return set()
+    from dotenv import dotenv_values, find_dotenv
 
     # A notebook's working directory is its own folder, and .env lies at the project's top.
     if not (found := find_dotenv(os.fspath(path), usecwd=True)):
-        if "=" in os.fspath(path):  # a line of such a file, given by mistake, may hold a token
-            notes.append("dotenv is the name of a file, not a line of one: nothing was read.")
-        elif os.fspath(path) != ".env":
+        if os.fspath(path) != ".env":
             notes.append(f"{without_hidden(os.fspath(path))} was not found here or in a folder above.")
-        return ()
-    file, known, loaded = Path(found), settings(), []
-    for name, value in _read(file).items():
-        if os.environ.get(name) == value:
-            loaded.append(name)  # by an earlier prepare(), or by who started this process
-        elif name in os.environ and name not in import_order.set_by_kit:
-            continue
-        elif name in known and known[name].read_by in sys.modules:
-            notes.append(
-                f"{name} in {file.name} came too late: {known[name].read_by} had read it. Restart the kernel and "
-                "call prepare() before importing it."
-            )
-        else:
-            os.environ[name] = value
-            import_order.set_by_kit.pop(name, None)
-            loaded.append(name)
-    return tuple(loaded)
-
-
-def _read(file: Path) -> dict[str, str]:
-    from dotenv import dotenv_values
-
+        return set()
     try:
-        text = file.read_bytes().decode("utf-8-sig")  # Windows' editors put a mark before UTF-8
+        text = Path(found).read_bytes().decode("utf-8-sig")  # Windows' editors put a mark before UTF-8
         if "\0" in text:
             raise UnicodeError
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"{file.name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})",
-            where=f"prepare, {file}",
+            f"{Path(found).name} cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8 text'})",
+            where=f"prepare, {found}",
             todo="let this user read it, and save it as UTF-8: PowerShell writes UTF-16",
         ) from None
     values = {
@@ -203,17 +183,10 @@ def _read(file: Path) -> dict[str, str]:
     }
     for name, value in values.items():
         hide(name, value)
-    return values
-
-
-def _check_trl() -> None:
-    """Of another TRL an error: the trainer overrides its methods.  Of the rest, importing unsloth warns."""
-    if "trl" in outside():
-        raise VersionError(
-            "the trainer overrides methods of trl 1.15 and does not work with another release",
-            where=f"trl {version_of('trl')}",
-            todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
-        )
+        # The kit's own defaults give way; where a library has read one already, :func:`_variables` says so.
+        if name not in os.environ or import_order.set_by_kit.pop(name, None) is not None:
+            os.environ[name] = value
+    return {name for name, value in values.items() if os.environ[name] == value}
 
 
 def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
@@ -267,28 +240,14 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     return future.result(timeout=seconds)
 
 
-def _describe(offline: bool, hub: str, seed: int, from_file: Sequence[str], notes: list[str]) -> Environment:
+def _device(notes: list[str]) -> tuple[str, str]:
     import torch
 
-    device, name = "cpu", f"{torch.get_num_threads()} threads"
-    if torch.cuda.is_available():
-        device, name = "cuda", torch.cuda.get_device_name()
-        if os.name == "nt" or "microsoft" in platform.uname().release.lower():  # WSL has Windows' driver
-            notes.append(SPILLS)
-    free, total = device_memory()
-    return Environment(
-        device=device,
-        device_name=name,
-        total_bytes=total,
-        free_bytes=free,
-        bf16=compute_dtype() == "bfloat16",
-        versions={package: version_of(package) for package in TESTED},
-        offline=offline,
-        hub=hub,
-        seed=seed,
-        variables=tuple(_variables(device, from_file, notes)),
-        warnings=tuple(notes),
-    )
+    if not torch.cuda.is_available():
+        return "cpu", f"{torch.get_num_threads()} threads"
+    if os.name == "nt" or "microsoft" in platform.uname().release.lower():  # WSL has Windows' driver
+        notes.append(SPILLS)
+    return "cuda", torch.cuda.get_device_name()
 
 
 SPILLS = (
@@ -297,7 +256,7 @@ SPILLS = (
 )
 
 
-def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
+def _variables(device: str, from_file: Collection[str], notes: list[str]) -> Iterator[tuple[str, str, str]]:
     known = settings()
     for name, setting in known.items():
         value = os.environ.get(name)
@@ -305,7 +264,7 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
             continue  # without it load_policy chooses float32
         if value != import_order.read[name]:
             late = f"{name} was changed after {setting.read_by} read it"
-            notes.append(f"{late}; restart the kernel to change it.")
+            notes.append(f"{late}: restart the kernel, and set it before any import or in .env.")
         elif name in from_file or is_hidden(name, value):
             yield name, INSTEAD, "from .env"
         elif name in import_order.set_by_kit:
@@ -314,9 +273,7 @@ def _variables(device: str, from_file: Sequence[str], notes: list[str]) -> Itera
             yield name, _short(value or ""), import_order.found[name]
         elif value is None and setting.value is not None:
             notes.append(f"{name} could not be set: {setting.read_by} was imported before prepare().")
-    for name in from_file:
-        if name not in known:
-            yield name, INSTEAD, "from .env"
+    yield from ((name, INSTEAD, "from .env") for name in sorted(set(from_file) - set(known)))
 
 
 def _short(value: str) -> str:

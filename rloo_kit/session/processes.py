@@ -1,7 +1,4 @@
-"""The processes of a run: which one this is, and what is said by the main one alone.
-
-What all would say the main one says (:func:`say`, :func:`warn`), and an error the one that it ends (:func:`named`).
-"""
+"""The processes of a run: which one this is, and what is said by the main one alone."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from rloo_kit.session import output
 
 COUNTS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
-"""torchrun's, then mpirun's, in accelerate's order (utils/environment.py, ``get_cpu_distributed_information``).  Its
-PMI_SIZE is left out: srun sets it for tasks that have nothing to do with each other."""
+"""torchrun's, then mpirun's, in accelerate's order (``get_cpu_distributed_information``).  Its PMI_SIZE is left out:
+srun sets it for tasks that have nothing to do with each other."""
 
 
-def process_count(environment: Mapping[str, str] | None = None) -> int:
+def process_count(environment: Mapping[str, str] = os.environ) -> int:
     """Processes of this run, as set by torchrun, ``accelerate launch`` and mpirun."""
-    return _first_number(COUNTS, 1, os.environ if environment is None else environment)
+    return _first_number(COUNTS, 1, environment)
 
 
 def rank() -> int:
@@ -57,9 +54,6 @@ def folder() -> Path:
             where="the working directory, as os.getcwd() has it",
             todo="os.chdir to a folder that is there, or restart the kernel",
         ) from error
-
-
-# --- what is said -----------------------------------------------------------------------------------------
 
 
 reword: Callable[[str], str] = str
@@ -98,16 +92,11 @@ def _is_library(file: str) -> bool:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """While inside, an error that ends one process of several is said with its rank, also in torchrun's report, which
-    otherwise gives an exit status alone."""
+    """While inside, an error that ends one process of several is said with its rank; torchrun's report has a status."""
     try:
         yield
     except Exception as error:
         if process_count() > 1:
             said = f"process {rank()} of {process_count()} ends: {type(error).__name__}: {error}"
             print(said, file=sys.stderr, flush=True)
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-            get_error_handler().record_exception(error)
         raise

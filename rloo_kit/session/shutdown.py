@@ -10,20 +10,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rloo_kit.session.output import running_shell
 from rloo_kit.session.release import collect, release
-
-if TYPE_CHECKING:
-    from http.client import HTTPConnection
-
-    from ipykernel.kernelbase import Kernel
-    from IPython.core.interactiveshell import ExecutionInfo, InteractiveShell
 
 _DELAY_SECONDS = 1.0  # for the cell's reply to be sent
 _GRACE_SECONDS = 4.0  # for an orderly end; a Jupyter server kills after 5
@@ -33,50 +25,38 @@ _pending: threading.Timer | None = None
 def shutdown_kernel() -> None:
     """End this notebook's kernel after the running cell, and free its memory; the last line of a notebook.
 
-    - A Jupyter server (JupyterLab, Notebook 7): about a second after the cell's reply the server is asked to
-      end the session, as its own "Shut Down Kernel" does.  The kernel does not come back, and the page says
-      that it has none.  The request goes to the server that started this kernel and so does the server's
-      token, to no other.  If the request fails, the kernel stops by itself, and says so in the cell: the server
-      takes it for a crash and starts a fresh one in its place.
+    - A Jupyter server (JupyterLab, Notebook 7): the one that started this kernel is asked to end its session, as by its
+      own "Shut Down Kernel".  Where it refuses, the kernel stops by itself and says so: the server starts a fresh one.
     - VS Code: its kernels have no server, so the kernel stops by itself, and VS Code says it has died.
-    - nbconvert, papermill, nbval, ``jupyter execute``: nothing.  They end their kernels themselves, and
-      treat one that ends early as an error.
-    - A script, a terminal IPython: nothing.
+    - nbconvert, papermill, nbval, ``jupyter execute``, a script, a terminal: nothing.  Runners end kernels themselves.
 
-    If another cell starts first (Run All with cells below), the shutdown is cancelled.  A thread that does
-    not end delays the end by a grace period only.  Models are released first, since an orderly end takes
-    seconds.  Call it in a cell, not in a widget's callback.  It returns and raises nothing, and prints nothing else.
+    If another cell starts first (Run All with cells below), it is cancelled.  Models are released first; a thread that
+    does not end delays the end by a grace period only.  It returns and raises nothing.
 
-    Tried: Jupyter Server 2.21 with a token, and without one on a Unix socket under a base URL; ipykernel 7.4; the
-    runners above.  Not tried: VS Code itself, HTTPS, Colab, Kaggle, Windows, and JupyterHub.
+    Tried: Jupyter Server 2.21, ipykernel 7.4, the runners above.  Not tried: VS Code itself, HTTPS, Colab, Kaggle,
+    Windows, JupyterHub.
     """
     global _pending
-    shell = running_shell()
+    shell: Any = running_shell()
     kernel = getattr(shell, "kernel", None)
     if kernel is None or (_pending is not None and not _pending.finished.is_set()):
         return
     server = _find_server()
-    if server is not None or _in_vscode(shell):
+    # VS Code's notebooks have the name; its extension host has the variables, and its terminal has not.
+    in_vscode = {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys() or "__vsc_ipynb_file__" in shell.user_ns
+    if server or in_vscode:
         collect()
-        _pending = _after_this_cell(shell, partial(_end, kernel, server))
+        _pending = threading.Timer(_DELAY_SECONDS, partial(_end, kernel, server))
+        _pending.daemon = True
+        _start_after_this_cell(shell, _pending)
 
 
-def _in_vscode(shell: InteractiveShell) -> bool:
-    # Its notebooks have the name; its extension host has the variables, and its terminal has not.
-    known = {"VSCODE_PID", "VSCODE_CWD"} & os.environ.keys()
-    return bool(known) or "__vsc_ipynb_file__" in shell.user_ns
-
-
-def _after_this_cell(shell: InteractiveShell, action: Callable[[], None]) -> threading.Timer:
-    """Run ``action`` a moment after this cell has ended, unless another cell starts first."""
-    timer = threading.Timer(_DELAY_SECONDS, action)
-    timer.daemon = True
-
+def _start_after_this_cell(shell: Any, timer: threading.Timer) -> None:
     def start(_result: object) -> None:
         shell.events.unregister("post_run_cell", start)
         timer.start()
 
-    def cancel(info: ExecutionInfo | None) -> None:
+    def cancel(info: Any) -> None:
         # Frontends run code of their own between cells (variable viewers), without history.
         if info is None or info.store_history:
             shell.events.unregister("pre_run_cell", cancel)
@@ -84,106 +64,65 @@ def _after_this_cell(shell: InteractiveShell, action: Callable[[], None]) -> thr
 
     shell.events.register("post_run_cell", start)
     shell.events.register("pre_run_cell", cancel)
-    return timer
 
 
-def _end(kernel: Kernel, server: _Server | None) -> None:
+def _end(kernel: Any, server: dict[str, Any]) -> None:
     """End the process, through the server if there is one; runs in a daemon thread."""
     try:
-        if server is not None and server.end_kernel(first=_release_quietly) is False:
+        if server and not _end_by_server(server):
             return  # a runner inside the server started this kernel and will end it
-        asked = server is not None
     except Exception as error:  # no connection, a refusal, a reply that cannot be read
-        asked = False
+        server = {}
         with contextlib.suppress(Exception):
+            what = str(error).partition("\n")[0]
             print(
-                f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {error}).\n"
+                f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {what}).\n"
                 "Where: its token or host is no longer that of the start of this kernel.\n"
                 "What to do: the kernel stops by itself, and the server starts a fresh, empty kernel in its place: end "
                 "that one with the page's Shut Down Kernel.",
                 flush=True,
             )
-    if not asked:
-        _release_quietly()
+    if not server:
+        with contextlib.suppress(Exception):
+            release()
         with contextlib.suppress(Exception):
             kernel.io_loop.add_callback(kernel.do_shutdown, False)
         time.sleep(_GRACE_SECONDS)
     os._exit(0)  # reached only where a thread or an exit handler keeps the process alive
 
 
-def _release_quietly() -> None:
-    with contextlib.suppress(Exception):
-        release()
+def _end_by_server(server: dict[str, Any]) -> bool:
+    """Release models, and end the kernel's session; False where the server does not know the kernel."""
+    import httpx
 
-
-@dataclass(frozen=True)
-class _Server:
-    kernel_id: str
-    host: str
-    port: int
-    unix_socket: str
-    https: bool
-    base_url: str
-    token: str = field(repr=False)
-
-    def end_kernel(self, first: Callable[[], None]) -> bool:
-        """End the kernel's session; False where the server does not know the kernel.
-
-        Args:
-            first: called before, once a session of this kernel is found.
-
-        Raises:
-            OSError: no connection, no reply or a refusal.
-        """
-        status, body = self._ask("GET", "api/sessions")
-        if status != 200:
-            raise ConnectionRefusedError(f"the server answered {status}")
-        mine = [one["id"] for one in json.loads(body) if one["kernel"]["id"] == self.kernel_id]
+    # Without a token the server's check against forged requests wants the same value twice.
+    headers = {"Cookie": "_xsrf=72", "X-XSRFToken": "72"}
+    headers |= {"Authorization": f"token {server['token']}"} if server.get("token") else {}
+    host = "127.0.0.1" if server["hostname"] in ("", "*", "0.0.0.0", "::") else server["hostname"]
+    url = f"{'https' if server.get('secure') else 'http'}://{host}:{server['port']}{server['base_url']}api/"
+    # Unverified: it is this machine, and the certificate usually names another host.  Without a proxy the token stays.
+    transport = httpx.HTTPTransport(uds=server.get("sock") or None, verify=False)
+    with httpx.Client(
+        transport=transport, headers=headers, timeout=_GRACE_SECONDS, trust_env=False
+    ) as client:
+        sessions = client.get(f"{url}sessions").raise_for_status().json()
+        mine = [one["id"] for one in sessions if one["kernel"]["id"] == server["kernel_id"]]
         if mine:
-            first()
-        what = f"api/sessions/{mine[0]}" if mine else f"api/kernels/{self.kernel_id}"
+            with contextlib.suppress(Exception):
+                release()
+        what = f"sessions/{mine[0]}" if mine else f"kernels/{server['kernel_id']}"
         try:
-            status, _ = self._ask("DELETE", what)
-        except TimeoutError:  # the server replies when this process has ended, which a thread delays
+            answer = client.delete(url + what)
+        except (
+            httpx.TimeoutException
+        ):  # the server replies when this process has ended, which a thread delays
             return True
-        if status not in (204, 404):
-            raise ConnectionRefusedError(f"the server answered {status}")
-        return status == 204
-
-    def _ask(self, method: str, what: str) -> tuple[int, bytes]:
-        # Without a token the server's check against forged requests wants the same value twice.
-        headers = {"Cookie": "_xsrf=72", "X-XSRFToken": "72"}
-        if self.token:
-            headers["Authorization"] = f"token {self.token}"
-        connection = self._connect()
-        try:
-            connection.request(method, self.base_url + what, headers=headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def _connect(self) -> HTTPConnection:
-        # http.client, not urllib: it follows no proxy and no redirect, so the token stays here.
-        import http.client
-        import socket
-        import ssl
-
-        if self.unix_socket:
-            connection = http.client.HTTPConnection("localhost", timeout=_GRACE_SECONDS)
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.settimeout(_GRACE_SECONDS)
-            connection.sock.connect(self.unix_socket)
-            return connection
-        if not self.https:
-            return http.client.HTTPConnection(self.host, self.port, timeout=_GRACE_SECONDS)
-        # Unverified: it is this machine, and the certificate usually names another host.
-        context = ssl._create_unverified_context()
-        return http.client.HTTPSConnection(self.host, self.port, timeout=_GRACE_SECONDS, context=context)
+        return answer.status_code != 404 and bool(answer.raise_for_status())
 
 
-def _find_server() -> _Server | None:
-    try:
+def _find_server() -> dict[str, Any]:
+    """What the server that started this kernel wrote down of itself, and the kernel's id; empty where there is none."""
+    with contextlib.suppress(Exception):  # no file, an unreadable one, a kernel that is no ipykernel
         from ipykernel import get_connection_file
         from jupyter_core.paths import jupyter_runtime_dir
 
@@ -192,15 +131,5 @@ def _find_server() -> _Server | None:
         folders = [connection.parent, Path(jupyter_runtime_dir())]
         files = [folder / f"jpserver-{pid}.json" for folder in folders for pid in parents if pid]
         info = json.loads(next(file for file in files if file.is_file()).read_text(encoding="utf-8"))
-        everywhere = info["hostname"] in ("", "*", "0.0.0.0", "::")
-        return _Server(
-            kernel_id=connection.stem.removeprefix("kernel-"),
-            host="127.0.0.1" if everywhere else info["hostname"],
-            port=info["port"],
-            unix_socket=info.get("sock") or "",
-            https=bool(info.get("secure")),
-            base_url=info["base_url"],
-            token=info.get("token") or "",
-        )
-    except Exception:  # no file, an unreadable one, a kernel that is no ipykernel
-        return None
+        return {**info, "kernel_id": connection.stem.removeprefix("kernel-")}
+    return {}

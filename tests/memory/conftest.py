@@ -1,6 +1,5 @@
 """What the memory room's tests share: a device, configurations, plans of the tiny policy, and a fake GPU."""
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +7,7 @@ import pytest
 import torch
 
 import rloo_kit
-from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
-from rloo_kit.memory.meter import Peak
 from rloo_kit.memory.plan import Plan
 from rloo_kit.session.output import GIB
 
@@ -34,13 +31,7 @@ ONE_GROUP = SimpleNamespace(
 
 
 def tiny_plan(policy: Any, **config: Any) -> Plan:
-    given = SimpleNamespace(**{"gradient_checkpointing": True, **config})
-    return rloo_kit.plan(policy, given, CPU, prompt_tokens=40)
-
-
-def tiny_step(policy: Any, **settings: Any) -> Step:
-    planned = tiny_plan(policy)
-    return Step(planned.model, dataclasses.replace(planned.settings, **settings))
+    return rloo_kit.plan(policy, SimpleNamespace(**config), CPU, prompt_tokens=40)
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
@@ -49,16 +40,3 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, **values: Any) -> None:
     known = {"is_available": True, "get_per_process_memory_fraction": 1.0, "get_device_name": "a fake card"}
     for name, answer in {**sizes, **known, **values}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
-
-
-class FakeGauge:
-    """Gives the peaks it was told, one per reading."""
-
-    def __init__(self, *peaks: int) -> None:
-        self.peaks = iter(peaks)
-
-    def restart(self) -> None:
-        pass
-
-    def read(self) -> Peak:
-        return Peak(next(self.peaks))

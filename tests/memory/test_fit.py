@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 import rloo_kit
-from rloo_kit.memory import hardware, specs
-from rloo_kit.memory.fit import longest_completion
+from rloo_kit.memory import specs
+from rloo_kit.memory.fit import first_run, longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
@@ -55,7 +55,6 @@ def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_cuda(monkeypatch, mem_get_info=(int(11.5 * GIB), 12 * GIB))
-    monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: None)
     assert rloo_kit.fit(load_in_4bit=True).model.checkpoint.name == "qwen3-8b"
     assert rloo_kit.fit(load_in_4bit=False).model.checkpoint.name == "qwen3-4b"
 
@@ -66,3 +65,17 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
     for tokens, fits in ((longest, True), (longest + 64, False)):
         settings = dataclasses.replace(planned.settings, completion_tokens=tokens)
         assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits
+
+
+@pytest.mark.parametrize(
+    ("card", "chosen"),
+    [
+        ("8GB", ("qwen3-4b-instruct", None)),
+        ("rtx 4090", ("qwen3-4b-instruct", None)),
+        ("6GB", ("qwen3-1.7b", False)),
+    ],
+)
+def test_a_first_run_takes_an_instruct_4b_where_it_fits_and_else_a_smaller_one_that_does_not_think(
+    card: str, chosen: tuple[str, bool | None]
+) -> None:
+    assert first_run(card) == chosen

@@ -1,8 +1,6 @@
 """Hardware: GPUs by name, what this machine has, and vLLM's share of it."""
 
 import importlib.util
-import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,26 +35,18 @@ def test_a_card_is_known_by_its_names_and_bytes_are_taken_as_they_are(name: str,
 
 
 @pytest.mark.parametrize(
-    ("reserved", "by_nvml", "fraction", "usable", "why"),
+    ("reserved", "fraction", "usable", "why"),
     [
-        (0, None, 1.0, 6, "nothing is loaded"),
-        (1, None, 1.0, 7, "what torch holds is the run's own"),
-        (1, 2, 1.0, 8, "NVML counts the context too"),
-        (1, None, 0.5, 4, "the process is limited to half of the card"),
-        (1, 2, 0.5, 5, "and its context is not torch's"),
+        (0, 1.0, 6.5, "nothing is loaded but the context, which a plan counts"),
+        (1, 1.0, 7.5, "what torch holds is the run's own"),
+        (1, 0.5, 4.5, "the process is limited to half of the card"),
     ],
 )
 def test_this_machines_card_has_what_is_free_and_what_the_process_holds(
-    monkeypatch: pytest.MonkeyPatch,
-    reserved: int,
-    by_nvml: int | None,
-    fraction: float,
-    usable: int,
-    why: str,
+    monkeypatch: pytest.MonkeyPatch, reserved: int, fraction: float, usable: float, why: str
 ) -> None:
     fake_cuda(monkeypatch, memory_reserved=reserved * GIB, get_per_process_memory_fraction=fraction)
-    monkeypatch.setattr(hardware, "nvml_process_bytes", lambda: by_nvml and by_nvml * GIB)
-    assert device_of() == Device("a fake card", usable * GIB), why
+    assert device_of() == Device("a fake card", int(usable * GIB)), why
 
 
 def test_without_a_gpu_the_machines_own_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,21 +62,6 @@ def test_a_model_is_where_it_computes_and_not_where_its_embedding_lies() -> None
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Linear(2, 2, device="meta"))
     assert hardware.where_computed(model).type == "meta"
     assert hardware.where_computed(model[0]).type == "cpu"
-
-
-@pytest.mark.parametrize(("pids", "expected"), [((-1, 0), 7 * GIB), ((0,), 7 * GIB), ((-1,), None)])
-def test_nvml_is_asked_for_this_process_alone(
-    monkeypatch: pytest.MonkeyPatch, pids: tuple[int, ...], expected: int | None
-) -> None:
-    rows = [SimpleNamespace(pid=pid or os.getpid(), usedGpuMemory=(9 if pid else 7) * GIB) for pid in pids]
-    nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetComputeRunningProcesses=lambda handle: rows,
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    fake_cuda(monkeypatch, current_device=0, get_device_properties=SimpleNamespace(uuid="1-2"))
-    assert hardware.nvml_process_bytes() == expected
 
 
 CARD = "rtx 3090"

@@ -73,14 +73,14 @@ def test_every_change_that_is_advised_makes_it_fit(card: Any) -> None:
 
 def test_smaller_batches_leave_updates_and_groups_whole_and_k_ends_at_two() -> None:
     asked = Settings(num_generations=4, batch_rows=16, micro_rows=8, accumulation=4)
-    smaller = list(planning.KNOBS["generation batch"](asked))
+    planned = Plan.of(rloo_kit.plan("qwen3-4b", card="24GB").model, asked, Device("large", 2**40))
+    smaller = [smaller.settings for smaller in planning.KNOBS["generation batch"](planned)]
     for settings in smaller:
         assert settings.micro_rows * settings.accumulation == 32, "completions per update"
         assert settings.batch_rows % 4 == 0, "whole groups"
         assert 32 % settings.batch_rows == settings.batch_rows % settings.micro_rows == 0, "whole batches"
     assert {settings.batch_rows for settings in smaller} == {16, 8, 4}
-    found = [settings.num_generations for settings in planning.KNOBS["K"](asked)]
-    assert found == [3, 2]
+    assert [found.settings.num_generations for found in planning.KNOBS["K"](planned)] == [3, 2]
 
 
 def test_advice_holds_where_steps_per_generation_follows_the_accumulation() -> None:

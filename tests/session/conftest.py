@@ -44,7 +44,6 @@ print("--- late")
 os.environ["OMP_NUM_THREADS"] = "7"
 open("late.env", "w").write("UNSLOTH_COMPILE_LOCATION=elsewhere\\n")
 rloo_kit.prepare(dotenv="late.env")
-print(os.environ["UNSLOTH_COMPILE_LOCATION"] == "elsewhere")
 
 print("--- missing")
 rloo_kit.prepare(dotenv="nowhere.env")
@@ -130,7 +129,7 @@ def prepare_in_cells():
     shell = start_ipython()
     shell.run_cell("import rloo_kit", store_history=True)
     shown = []
-    for cell in ("rloo_kit.prepare(dotenv=None)", "env = rloo_kit.prepare(dotenv=None)\\nenv", "env"):
+    for cell in ("rloo_kit.prepare(dotenv=None)", "env = rloo_kit.prepare(dotenv=None)"):
         with contextlib.redirect_stdout(io.StringIO()) as out:
             shell.run_cell(cell, store_history=True)
         shown.append(out.getvalue())

@@ -11,65 +11,44 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.session import launch, processes
 from rloo_kit.session.launch import CONFIGS, ENGINES, Machines, asked, command, deepspeed_file, downgrade
 
-LAUNCH = {launch.BY_LAUNCH: "False", "ACCELERATE_MIXED_PRECISION": "no"}
-CPU, DEEPSPEED, FSDP = (
-    {launch.CPU: "True"},
-    {"ACCELERATE_USE_DEEPSPEED": "true"},
-    {"ACCELERATE_USE_FSDP": "true"},
-)
+LAUNCH = {launch.BY_LAUNCH: "False"}
+CPU, DEEPSPEED = {launch.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
+FSDP = {"ACCELERATE_USE_FSDP": "true"}
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
 
 GIVEN = {
     "a process alone": ({}, {}, 1, "NO"),
     "accelerate launch, one process": (LAUNCH | CPU, {}, 1, "NO"),
     "torchrun on CPUs": (TWO | CPU, {}, 2, "MULTI_CPU"),
-    "mpirun on CPUs": ({"OMPI_COMM_WORLD_SIZE": "2"} | CPU, {}, 2, "MULTI_CPU"),
+    "mpirun on CPUs": (MPI | CPU, {}, 2, "MULTI_CPU"),
     "tasks of srun that have nothing to do with each other": ({"PMI_SIZE": "4"}, {}, 1, "NO"),
     "DeepSpeed by the launcher": (TWO | LAUNCH | DEEPSPEED, {}, 2, "DEEPSPEED"),
     "DeepSpeed by the configuration": (TWO, {"deepspeed": "zero2.json"}, 2, "DEEPSPEED"),
     "FSDP by the launcher": (TWO | LAUNCH | FSDP, {}, 2, "FSDP"),
 }
+ON_CPUS = "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2"
 DOWNGRADED = {
     "accelerate launch --cpu --num_processes 2 is one process": (
         (LAUNCH | CPU | {"MASTER_ADDR": "127.0.0.1"}, {}, 1, "NO"),
-        (
-            "several processes with DDP",
-            "this is 1 with",
-            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2",
-        ),
+        ("several processes with DDP", "this is 1 with", ON_CPUS, "unset MASTER_ADDR"),
     ),
     "torchrun where accelerate sees no GPU, and was not told of the CPU": (
         (TWO, {}, 1, "NO"),
-        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", "ACCELERATE_USE_CPU=true torchrun"),
+        ("asked for 2 processes", "this is 1 with", "WORLD_SIZE=2", ON_CPUS),
     ),
-    "mpirun, which accelerate reads on CPUs alone": (
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, {}, 1, "NO"),
-        ("asked for 2 processes", "OMPI_COMM_WORLD_SIZE=2"),
-    ),
+    "mpirun, which accelerate reads on CPUs alone": ((MPI, {}, 1, "NO"), ("asked for 2 processes",)),
     "--use_deepspeed with ACCELERATE_USE_CPU is DDP": (
         (TWO | LAUNCH | CPU | DEEPSPEED, {}, 2, "MULTI_CPU"),
-        (
-            "2 processes with DeepSpeed",
-            "this is 2 with DDP",
-            "unset ACCELERATE_USE_CPU",
-            "use_cpu=True, deepspeed=",
-        ),
-    ),
-    "deepspeed=FILE with ACCELERATE_USE_CPU is DDP": (
-        (TWO | CPU, {"deepspeed": "zero3.json"}, 2, "MULTI_CPU"),
-        ("with DeepSpeed", "RLOOConfig(deepspeed=...)", "unset ACCELERATE_USE_CPU"),
+        ("2 processes with DeepSpeed", "this is 2 with DDP", "without DeepSpeed and FSDP", ON_CPUS),
     ),
     "FSDP by TrainingArguments on CPUs is DDP": (
         (TWO | CPU, {"fsdp": True}, 2, "MULTI_CPU"),
-        ("with FSDP", "RLOOConfig(fsdp=...)", "FSDP needs GPUs", "ACCELERATE_USE_CPU=true torchrun"),
-    ),
-    "accelerate launch --use_fsdp without a GPU is processes that each train alone": (
-        (TWO | LAUNCH | FSDP, {}, 1, "NO"),
-        ("2 processes with FSDP", "this is 1 with", "FSDP needs GPUs"),
+        ("with FSDP", "RLOOConfig(fsdp=...)", ON_CPUS),
     ),
     "fsdp=True without a launcher": (
         ({}, {"fsdp": True}, 1, "NO"),
-        ("1 process with FSDP", "this is 1 with DDP"),
+        ("1 process with FSDP, and this is 1 with DDP",),
     ),
 }
 
@@ -84,7 +63,6 @@ def test_what_was_asked_for_and_given_passes(case: str) -> None:
 def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
     (environment, settings, count, kind), words = DOWNGRADED[case]
     error = downgrade(asked(**settings, environment=environment), count, kind, on_cpu=True)
-    assert error is not None
     assert len(str(error).splitlines()) == 3
     assert [word for word in words if word not in str(error)] == []
 
@@ -109,9 +87,8 @@ def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(
 ) -> None:
     monkeypatch.setenv(launch.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(ValueError, match="the launch asked for several processes") as caught:
+    with pytest.raises(ConfigError, match="the launch asked for several processes"):
         make_trainer()
-    assert "torchrun --nproc_per_node 2" in str(caught.value)
 
 
 @pytest.mark.parametrize("number", ["2", "1"])
@@ -124,8 +101,7 @@ def test_what_accelerate_launch_leaves_in_one_process(number: str, monkeypatch: 
         monkeypatch.delenv(name, raising=False)
     given = launch_command_parser().parse_args(["--cpu", "--num_processes", number, "train.py"])
     given.use_cpu, given.num_machines, given.mixed_precision, given.dynamo_backend = True, 1, "no", "no"
-    command, environment = prepare_simple_launcher_cmd_env(given)
-    assert command[1:] == ["train.py"]
+    _, environment = prepare_simple_launcher_cmd_env(given)
     assert asked(environment=environment).launched_alone is (number == "2")
 
 
@@ -142,7 +118,6 @@ def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_
 
 # --- launching ---
 
-
 ROOT = Path(__file__).parents[2]
 TWO_MACHINES = Machines(2, 1, "node0", 29400)
 
@@ -151,18 +126,9 @@ TWO_MACHINES = Machines(2, 1, "node0", 29400)
     ("given", "expected"),
     [
         (
-            {"engine": "zero3", "processes": 4},
-            "accelerate launch --config_file configs/accelerate/zero3.yaml --num_processes 4 "
-            "-m rloo_kit train run.yaml",
-        ),
-        (
             {"engine": "fsdp2", "processes": 8, "machines": TWO_MACHINES},
             "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 8 --num_machines 2 "
             "--machine_rank 1 --main_process_ip node0 --main_process_port 29400 -m rloo_kit train run.yaml",
-        ),
-        (
-            {"engine": "ddp", "processes": 2, "on_cpu": True},
-            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 -m rloo_kit train run.yaml",
         ),
         (
             {"engine": "zero2", "processes": 2, "on_cpu": True},
@@ -186,7 +152,6 @@ def test_the_command_of_an_engine(given: dict[str, Any], expected: str) -> None:
         ({"engine": "fsdp2", "processes": 2, "on_cpu": True}, "FSDP2 needs GPUs"),
         ({"engine": "ddp", "processes": 3, "machines": TWO_MACHINES}, "a multiple of the machines"),
         ({"engine": "ddp", "processes": 0}, "at least 1"),
-        ({"engine": "ddp", "processes": 2, "machines": Machines(2, 2)}, "a rank below"),
     ],
 )
 def test_a_launch_that_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
@@ -195,26 +160,16 @@ def test_a_launch_that_cannot_be_is_refused(given: dict[str, Any], words: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_engine_has_a_configuration_that_accelerate_reads(engine: str) -> None:
+def test_accelerate_takes_every_engines_configuration_and_the_command(engine: str) -> None:
     from accelerate.commands.config.config_args import ClusterConfig
-
-    file = ROOT / CONFIGS / f"{engine}.yaml"
-    config = ClusterConfig.from_yaml_file(yaml_file=str(file))
-    kind = {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
-    assert config.distributed_type == kind
-    if own := deepspeed_file(engine):
-        assert config.deepspeed_config["deepspeed_config_file"] == own
-        stage = json.loads((ROOT / own).read_text())["zero_optimization"]["stage"]
-        assert engine == f"zero{stage}"
-
-
-def test_accelerate_takes_the_command_as_it_is_written() -> None:
-    """Its own parser, with our file: a setting that it does not know is an error there."""
     from accelerate.commands.launch import launch_command_parser
 
-    for engine in ENGINES:
-        made = command(engine, 4, ["-m", "rloo_kit", "train", "run.yaml"], machines=TWO_MACHINES)
-        given = launch_command_parser().parse_args(list(made.arguments))
-        assert (given.num_processes, given.num_machines, given.machine_rank) == (4, 2, 1)
-        assert (given.module, given.training_script) == (True, "rloo_kit")
-        assert given.training_script_args == ["train", "run.yaml"]
+    config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / CONFIGS / f"{engine}.yaml"))
+    assert config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
+    if own := deepspeed_file(engine):
+        assert config.deepspeed_config["deepspeed_config_file"] == own
+        assert engine == f"zero{json.loads((ROOT / own).read_text())['zero_optimization']['stage']}"
+    made = command(engine, 4, ["-m", "rloo_kit", "train", "run.yaml"], machines=TWO_MACHINES)
+    given = launch_command_parser().parse_args(list(made.arguments))
+    assert (given.num_processes, given.num_machines, given.machine_rank) == (4, 2, 1)
+    assert (given.training_script, given.training_script_args) == ("rloo_kit", ["train", "run.yaml"])

@@ -9,7 +9,6 @@ import torch
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import specs as reading
-from rloo_kit.memory.meter import Meter
 from tests.conftest import random_rewards
 
 STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}
@@ -33,7 +32,6 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     before = weights(policy)
     trainer = make_trainer(random_rewards, model=policy, **{**STEPS, "learning_rate": rate})
     assert trainer.ref_model.dtype == policy.model.dtype == getattr(torch, dtype)
-    trainer.memory = Meter.for_model(trainer.model, count_tensors=True)
     trainer.train()
     after = weights(policy)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
@@ -45,8 +43,6 @@ def test_every_weight_is_trained_and_the_reference_is_the_policy_at_the_start(
     for row in compared.parts:
         assert row.planned_bytes == pytest.approx(row.measured_bytes, rel=0.01), row.name
     assert {"reference model", "optimizer state"} <= {row.name for row in compared.parts}
-    (train,) = (row for row in compared.phases if row.name == "peak in train")
-    assert train.measured_bytes <= train.planned_bytes * 1.01
 
 
 def test_it_is_saved_whole_read_back_and_its_folder_replaced(tmp_path: Path, task: Any) -> None:

@@ -1,0 +1,61 @@
+"""Live bytes of tensors, counted at every operation; for comparing a plan of memory with."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class TensorGauge(TorchDispatchMode):
+    """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``: now, at most since
+    :meth:`restart`, and of the largest single storage since then.
+
+    Each storage counts once, from the operation that returns it until it is freed; not what a kernel allocates inside.
+    """
+
+    def __init__(self, standing: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.live_bytes = self.peak_bytes = self.largest_bytes = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[int, int] = {}
+        for tensor in standing:
+            self._count(tensor)
+        self.restart()
+
+    def restart(self) -> None:
+        """Set the peak to what is live now."""
+        self.peak_bytes, self.largest_bytes = self.live_bytes, 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf)
+        return result
+
+    def _count(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if self._sizes.get(key, 0) == size:
+            return
+
+        def freed(_: object) -> None:
+            if self._known.pop(key, None) is not None:
+                self.live_bytes -= self._sizes.pop(key)
+
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, freed)
+        self.live_bytes += size - (before := self._sizes.get(key, 0))
+        self._sizes[key] = size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies
+        self.largest_bytes = max(self.largest_bytes, size)
