@@ -73,19 +73,3 @@ def test_trackio_gets_the_metrics_the_completions_and_the_kits_figures_offline(
     assert TOKEN.encode() not in written
     assert b"of-a-env-file" not in written
     assert offline == []
-
-
-def test_an_evaluation_before_and_after_a_training_reaches_trackio(
-    make_trainer: Made, offline: list[Any], task: Any
-) -> None:
-    pytest.importorskip("trackio")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    settings = {"report_to": "trackio", "project": "evaluated", "run_name": "one", "max_steps": 1}
-    held_out = task.held_out.select(range(2))
-    trainer = make_trainer(**settings, eval_dataset=held_out, num_generations_eval=1)
-    for step in (trainer.evaluate, trainer.train, trainer.evaluate):
-        step()
-    logs = SQLiteStorage.get_logs("evaluated", "one")
-    assert sum("eval/reward" in log for log in logs) == 2
-    assert offline == []
