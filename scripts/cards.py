@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rloo_kit.memory.specs import bytes_of, standing_tensors
+from rloo_kit.memory.specs import bytes_of
 from rloo_kit.session.output import MIB
 
 
@@ -12,7 +12,7 @@ def libraries_mib() -> float:
 
     from rloo_kit import load_policy
 
-    own = bytes_of(standing_tensors(load_policy("tiny").model))
+    own = bytes_of(load_policy("tiny").model.parameters())
     return float(psutil.Process().memory_info().rss - own) / MIB
 
 

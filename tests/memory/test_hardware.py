@@ -108,20 +108,6 @@ def test_trls_own_engine_is_a_second_copy_and_a_server_is_elsewhere() -> None:
     assert plan(rloo_kit.RLOOConfig()).settings.engine is None, "never by default"
 
 
-def test_a_share_that_holds_no_completion_does_not_fit_whatever_is_free() -> None:
-    found = plan(model="qwen3-8b", card="t4", fast_inference=True, gpu_memory_utilization=0.3)
-    assert found.peak_bytes < found.device.usable_bytes
-    assert found.fits == "does not fit"
-    assert "too small for vLLM to start" in found.summary
-    assert "give it more (gpu_memory_utilization)" in str(found)
-    assert "qwen3-4b" in str(found.changes[0]), "the largest whose weights the share holds"
-    enough = plan(model="qwen3-8b", card="t4", fast_inference=True, gpu_memory_utilization=0.5)
-    tokens = (enough.device.usable_bytes // 2 - Step(enough.model, enough.settings).weights) // (
-        2 * 36 * 8 * 128 * 2
-    )
-    assert (enough.fits, enough.engine_tokens) == ("fits", tokens), "36 layers, 8 heads of 128, 2 bytes"
-
-
 def source_of(package: str, file: str) -> str:
     """Of code that does not import without a GPU."""
     spec = importlib.util.find_spec(package)
