@@ -78,7 +78,10 @@ gpu-check: $(if $(PY),,$(STAMP))  ## check this GPU: correct, memory, speed, hyg
 	@$(or $(PY),$(BIN)/python) -m benchmarks.gpu $(ARGS)
 
 lock: $(STAMP)  ## write the installed versions into requirements/constraints.txt
-	$(BIN)/python scripts/lock.py
+	@echo '# The versions that the tests ran on, of the ranges of pyproject.toml and all below them: make lock writes it.' \
+	    > requirements/constraints.txt
+	$(BIN)/python -m uv pip freeze --exclude-editable | grep -vE '^(uv|pip|setuptools)==' | sed 's/+.*//' \
+	    >> requirements/constraints.txt
 
 clean:  ## remove .venv and everything a run leaves behind
 	rm -rf $(VENV) .triton .llama_cpp out .mypy_cache .ruff_cache unsloth_compiled_cache

@@ -35,8 +35,7 @@ import trl
 from tables import RESULTS, command_line, document, table
 
 from tests.conftest import SMALL, random_rewards
-from tests.train.bad_inputs import INPUTS, arguments
-from tests.train.bad_inputs.case import Bad
+from tests.train.bad_inputs import INPUTS, Bad, arguments
 
 # On this CPU TRL would refuse every case for its default of bf16.
 SETTINGS = {**SMALL, "logging_steps": 1, "disable_tqdm": True, "learning_rate": 1e-3, "bf16": False}

@@ -157,7 +157,7 @@ PARTS = (
     "scheduler.pt",
     "rng_state.pth",
     "trainer_state.json",
-    "rollout.pt",
+    "rollout_0.pt",
     "rloo_kit_manifest.json",
 )
 

@@ -3,8 +3,7 @@
 Run:  python benchmarks/rewards_audit.py
 Writes benchmarks/results/rewards_audit.md.  Needs math-verify and trl, no GPU and no network.
 
-With --tokenizer NAME_OR_FOLDER the ids come from a real tokenizer; without, words stand for tokens.  Where the
-package reward-doctor is installed (pip install reward-doctor), its independent corpus is run as well.
+With --tokenizer NAME_OR_FOLDER the ids come from a real tokenizer; without, words stand for tokens.
 """
 
 from __future__ import annotations
@@ -94,26 +93,6 @@ def summary(audits: list[tuple[str, Audit]]) -> str:
     return table(("reward", "judged on", "exploits", "refusals", "margin", "s per 1,000"), "llllll", rows)
 
 
-def independent() -> str:
-    """The corpus of reward-doctor, by another author, where it is installed."""
-    try:
-        from reward_doctor.corpus import load  # type: ignore[import-not-found]
-    except ImportError:
-        return "Not run: the package reward-doctor is not installed."
-    algebra = rewards.answer_reward("math")
-    judges = {"math-verify, whole completion": math_verify_reward, 'answer_reward("math")': algebra}
-    rows, cases = [], load()
-    for name, reward in judges.items():
-        scores = [
-            reward(completions=[[{"content": case.completion}]], answer=[case.reference]) for case in cases
-        ]
-        right = [score == [1.0] for score, case in zip(scores, cases, strict=True) if case.expect]
-        wrong = [score == [1.0] for score, case in zip(scores, cases, strict=True) if not case.expect]
-        refused = f"{len(right) - sum(right)} of {len(right)}"
-        rows.append((name, f"{sum(wrong)} of {len(wrong)}", refused))
-    return table(("reward", "wrongly accepted", "wrongly refused"), "lll", rows)
-
-
 def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:
     """The whole result as Markdown."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("math-verify", "trl"))
@@ -124,19 +103,14 @@ def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:
         "An exploit is a completion that deserves nothing and earns at least half of what an honest\n"
         "right one does; a refusal is one that deserves the reward and earns under half.  The cases, with\n"
         "the reason for each, are in `rewards/cases.toml`.  They were committed before `answer_reward` was\n"
-        "written (one was added since, and the long text rewritten), but by the same author.  So read the\n"
-        "independent corpus below as well, and [answer_sets.md](answer_sets.md): cases by writers who had not\n"
+        "written (one was added since, and the long text rewritten), but by the same author.  So read\n"
+        "[answer_sets.md](answer_sets.md): cases by writers who had not\n"
         "read the rules, with how many the rules failed at first sight.",
         summary(audits),
         "trl's accuracy rewards take LaTeX alone, by design, and math-verify reads expressions in LaTeX alone:\n"
         "most of their refusals are answers in plain prose.",
         "## In one line each",
         "\n".join(f"- {audit.headline}" for _, audit in audits),
-        "## An independent corpus",
-        "reward-doctor 0.2.0, its cases without the contested ones.  `answer_reward` was mended after its\n"
-        "first run on it, so it is no longer held out; that run, which this tree cannot repeat, gave 1 of 37\n"
-        "and 2 of 46.",
-        independent(),
     ]
     for name, audit in audits:
         if audit.exploits or audit.refusals or audit.errors:

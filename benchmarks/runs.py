@@ -63,7 +63,6 @@ VARIANTS = {
     "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
     "kit-token": Variant({"importance_sampling_level": "token"}),
-    "kit-token-clipped": Variant({"importance_sampling_level": "token", "max_grad_norm": 0.1}),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),

@@ -1,7 +1,6 @@
 """One process, and several by DDP, DeepSpeed's ZeRO-2 and ZeRO-3: the same first steps, on CPUs by gloo.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.scale --write      # benchmarks/results/scale.md; needs the extra deepspeed
-    OMP_NUM_THREADS=1 python -m benchmarks.scale --processes 2 --engines ddp --settings rloo
+    OMP_NUM_THREADS=1 python -m benchmarks.scale      # writes benchmarks/results/scale.md; needs the extra deepspeed
 
 Completions are the same on any process, by prompt and place in the group, and so is the global batch: what differs is
 the engine.  Each run takes two updates, so the second one's figures show the first.  Figures, no seconds: on two cores
@@ -20,9 +19,10 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import rloo_kit
+from benchmarks.tables import document, table
 from rloo_kit.session.launch import deepspeed_file
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +126,7 @@ def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dic
     for rank in range(processes):
         started.append(os.fork())
         if not started[-1]:
-            _child(policy, folder, engine, settings, Place(rank, processes, port))
+            _child(policy, folder, engine, settings, (rank, processes, port))
     ended = [os.waitpid(one, 0)[1] for one in started]
     if any(ended):
         raise RuntimeError(f"{engine}, {processes} processes, {settings}: exit states {ended}")
@@ -134,23 +134,16 @@ def forked(policy: Any, folder: Path, processes: int, engine: str, settings: dic
     return found
 
 
-class Place(NamedTuple):
-    """A process among several, as torchrun would tell it."""
-
-    rank: int
-    processes: int
-    port: int
-
-
-def _child(policy: Any, folder: Path, engine: str, settings: dict[str, Any], place: Place) -> NoReturn:
-    code = 1
+def _child(
+    policy: Any, folder: Path, engine: str, settings: dict[str, Any], place: tuple[int, int, int]
+) -> NoReturn:
+    code, (rank, processes, port) = 1, place  # as torchrun would tell it
     try:
-        if place.processes > 1:
-            told = {"RANK": place.rank, "LOCAL_RANK": place.rank, "WORLD_SIZE": place.processes}
-            os.environ |= {name: str(value) for name, value in told.items()}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.port)}
-        figures = trained(policy, folder, place.processes, engine, settings)
-        if place.rank == 0:
+        if processes > 1:
+            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "MASTER_PORT": port}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in told.items()}}
+        figures = trained(policy, folder, processes, engine, settings)
+        if rank == 0:
             (folder / FIGURES).write_text(json.dumps(figures))
         code = 0
     except BaseException:
@@ -169,16 +162,14 @@ def free_port() -> int:
         return port
 
 
-def measured(
-    folder: Path, processes: int, engines: list[str], settings: list[str]
-) -> dict[str, dict[str, list[Figures]]]:
+def measured(folder: Path, processes: int, settings: list[str]) -> dict[str, dict[str, list[Figures]]]:
     """setting -> engine -> the figures of each update."""
     policy = rloo_kit.load_policy("tiny", seed=0)
     found: dict[str, dict[str, list[Figures]]] = {}
     for name in settings:
-        for engine in (ALONE, *engines):
+        for engine in (ALONE, *SEVERAL):
             count = 1 if engine == ALONE else processes
-            place = folder / f"{name} {engine}".replace(" ", "-")
+            place = folder / f"{processes} {name} {engine}".replace(" ", "-")
             found.setdefault(name, {})[engine] = forked(policy, place, count, engine, SETTINGS[name])
     return found
 
@@ -189,69 +180,41 @@ def furthest(alone: list[Figures], several: list[Figures]) -> float:
     return max(abs(a - b) / max(abs(a), 1e-3) for a, b in pairs)
 
 
-def table(found: dict[str, dict[str, list[Figures]]], engines: list[str]) -> str:
-    """A row a setting: the second update as one process has it, and how far each engine is from both."""
-    head = ["setting", "reward", "KL", "gradient norm", *engines]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, runs in found.items():
-        last = runs[ALONE][-1]
-        kl = f"{last['kl']:.5f}" if "kl" in last else ""
-        far = [f"{furthest(runs[ALONE], runs[engine]):.1e}" for engine in engines]
-        row = [name, f"{last['reward']:.4f}", kl, f"{last['grad_norm']:.4f}", *far]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def in_two(folder: Path) -> str:
-    """Every setting in 2 processes."""
-    return f"## 2 processes\n\n{table(measured(folder / '2', 2, SEVERAL, list(SETTINGS)), SEVERAL)}"
-
-
-def in_four(folder: Path) -> str:
-    """One setting in 4."""
-    return f"## 4 processes\n\n{table(measured(folder / '4', 4, SEVERAL, ['rloo']), SEVERAL)}"
-
-
-PARTS = {"two": in_two, "four": in_four}
-
-
-def page(folder: Path, parts: list[str]) -> str:
-    """The page of results."""
+def report(found: dict[int, dict[str, dict[str, list[Figures]]]]) -> str:
+    """The page: a row a setting, with the second update of one process and how far each engine is from both."""
     versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("torch", "deepspeed", "accelerate"))
-    named = "" if parts == list(PARTS) else f" --parts {' '.join(parts)}"
-    sections = "\n\n".join(PARTS[part](folder) for part in parts)
-    return f"""# The same steps in several processes
-
-Written by `OMP_NUM_THREADS=1 python -m benchmarks.scale --write{named}`, on a CPU, over gloo ({versions}).  No GPU was
-used.
-
-The tiny policy, {ROWS * 2} completions an update, {K} a prompt, {STEPS} updates.  The completions are given, so that
-every engine trains on the same.  Reward, KL and gradient norm are those of the second update in one process.  A column
-of an engine shows the largest relative difference of any logged figure ({", ".join(METRICS)}) in either update.
-
-{sections}
-"""
+    parts = []
+    for processes, settings in found.items():
+        rows = []
+        for name, runs in settings.items():
+            last = runs[ALONE][-1]
+            shown = [f"{last[one]:.5f}" if one in last else "" for one in ("reward", "kl", "grad_norm")]
+            rows.append([name, *shown, *(f"{furthest(runs[ALONE], runs[one]):.1e}" for one in SEVERAL)])
+        columns = ("setting", "reward", "KL", "gradient norm", *SEVERAL)
+        parts += [f"## {processes} processes", table(columns, "l" * len(columns), rows)]
+    return document(
+        "The same steps in several processes",
+        f"`OMP_NUM_THREADS=1 python -m benchmarks.scale`, on a CPU, over gloo ({versions}); on no GPU.",
+        f"The tiny policy, {ROWS * 2} completions an update, {K} a prompt, {STEPS} updates. The completions are given, "
+        "so that every engine trains on the same. Reward, KL and gradient norm are those of the second update in one "
+        "process. The column of an engine has the largest relative difference of any logged figure "
+        f"({', '.join(METRICS)}) in either update.",
+        *parts,
+    )
 
 
 def main() -> None:
-    """Measure, and print or write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--engines", nargs="*", default=SEVERAL, choices=SEVERAL)
-    parser.add_argument("--settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--out", type=Path, help="a folder for the runs and for figures.json")
-    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="of the page")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    """Measure, and write the page; or one number of processes, into figures.json of a folder."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--processes", type=int, help="2 or 4; default: both, and the page")
+    parser.add_argument("--out", type=Path, help="a folder for the runs, from which measuring goes on")
     given = parser.parse_args()
-    folder = given.out or Path(tempfile.mkdtemp())
-    if given.write:
-        RESULTS.write_text(page(folder, given.parts))
+    folder, wanted = given.out or Path(tempfile.mkdtemp()), {2: list(SETTINGS), 4: ["rloo"]}
+    if given.processes:
+        found = measured(folder, given.processes, wanted[given.processes])
+        (folder / FIGURES).write_text(json.dumps(found))
         return
-    found = measured(folder, given.processes, given.engines, given.settings)
-    print(table(found, given.engines))
-    (folder / FIGURES).write_text(json.dumps(found))
+    RESULTS.write_text(report({count: measured(folder, count, names) for count, names in wanted.items()}))
 
 
 if __name__ == "__main__":

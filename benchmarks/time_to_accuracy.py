@@ -50,20 +50,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "kit, half the batch": {"variant": "kit", "prompts_per_step": 2, "micro_batch": 16},
     "kit, two updates, token ratios": {"variant": "kit-token", **TWO_UPDATES},
     "kit, two updates of the whole batch, token ratios": WHOLE_BATCH,
-    "whole batch, learning rate / 2": {**WHOLE_BATCH, "learning_rate": 5e-4},
-    "whole batch, learning rate x 2": {**WHOLE_BATCH, "learning_rate": 2e-3},
-    "whole batch, max_grad_norm 0.1": {**WHOLE_BATCH, "variant": "kit-token-clipped"},
-    "whole batch, K 4": {**WHOLE_BATCH, "prompts_per_step": 8, "num_generations": 4},
-    "whole batch, K 16": {**WHOLE_BATCH, "prompts_per_step": 2, "num_generations": 16},
-    "whole batch, cut at 24 tokens": {**WHOLE_BATCH, "max_completion_length": 24},
 }
 """Name -> what differs from a task's settings; the first is what the others are compared with."""
-
-VARIED = "kit, two updates"
-"""The setting that candidates vary, with which they are compared as well."""
-
-CHOSEN = "kit, two updates of the whole batch, token ratios"
-"""The setting that those vary whose name begins with "whole batch"."""
 
 Runs = Mapping[str, Mapping[int, Result]]  # Setting -> seed -> its run
 
@@ -140,9 +128,7 @@ class Reached:
     """What a run had spent when it reached an accuracy."""
 
     tokens: float
-    completions: float
     cpu_seconds: float
-    wall_seconds: float
 
 
 def reached(run: Result, target: float) -> Reached | None:
@@ -150,43 +136,36 @@ def reached(run: Result, target: float) -> Reached | None:
     for before, after in pairwise(run.evaluated):
         if after.accuracy >= target:
             rise = after.accuracy - before.accuracy
-            return spent_at(
-                run, before, after, max(0.0, (target - before.accuracy) / rise) if rise > 0 else 1.0
-            )
+            return spent_at(before, after, max(0.0, (target - before.accuracy) / rise) if rise > 0 else 1.0)
     return None
 
 
 def given(run: Result) -> Reached:
     """All that a run had spent by its last evaluation."""
     last = run.evaluated[-1]
-    return spent_at(run, last, last, 1.0)
+    return spent_at(last, last, 1.0)
 
 
-def spent_at(run: Result, before: Evaluated, after: Evaluated, share: float) -> Reached:
+def spent_at(before: Evaluated, after: Evaluated, share: float) -> Reached:
     """What had been spent at a share of the way from one evaluation to the next."""
 
     def between(start: float, end: float) -> float:
         return start + share * (end - start)
 
-    spec, steps = run.spec, between(before.step, after.step)
-    return Reached(
-        tokens=between(before.tokens, after.tokens),
-        completions=steps * spec.prompts_per_step * spec.num_generations / spec.num_iterations,
-        cpu_seconds=between(before.spent.cpu_seconds, after.spent.cpu_seconds),
-        wall_seconds=between(before.spent.wall_seconds, after.spent.wall_seconds),
-    )
+    seconds = between(before.spent.cpu_seconds, after.spent.cpu_seconds)
+    return Reached(between(before.tokens, after.tokens), seconds)
 
 
 # --- settings, compared
 
 
-def ratios(runs: Runs, setting: str, target: float, figure: str, base: str | None = None) -> list[float]:
-    """A setting's figure at a target over a base's, by default the first's, seed by seed, of the seeds that both have.
+def ratios(runs: Runs, setting: str, target: float, figure: str) -> list[float]:
+    """A setting's figure at a target over the first's, seed by seed, of the seeds that both have.
 
-    A run of the base that did not reach the target counts with what it was given: the ratio is then an upper bound.
+    A run of the first that did not reach the target counts with what it was given: the ratio is then an upper bound.
     Another's that did not makes it infinite.
     """
-    first, found = runs[base or next(iter(runs))], []
+    first, found = runs[next(iter(runs))], []
     for seed in sorted(set(first) & set(runs[setting])):
         base_run = reached(first[seed], target) or given(first[seed])
         there = reached(runs[setting][seed], target)
@@ -216,12 +195,8 @@ def report(runs: Runs, command: str) -> str:
     spec, first = everything[0].spec, next(iter(runs))
     learned = TASKS[spec.task]
     targets = " and ".join(map(str, learned.targets))
-    rivals = [name for name in runs if name not in (first, VARIED) and _base_of(name) in runs]
     gone = [name for name in runs if name not in SETTINGS]
-    left_out = [f"Measured, and since then taken out of the kit: {'; '.join(gone)}."] if gone else []
-    against = (
-        ["Tokens against another setting's, in the same way:", rival_table(runs, rivals)] if rivals else []
-    )
+    left_out = [f"Measured by commit 665db77 or earlier, and no longer: {'; '.join(gone)}."] if gone else []
     return document(
         f"Generated tokens until a held-out accuracy of {targets}: {spec.task}",
         command,
@@ -237,7 +212,6 @@ def report(runs: Runs, command: str) -> str:
         "are at most what is said; for a setting that missed the ratio is the median of all its seeds, a missed one "
         "infinite [95 %, order statistics], and the tokens are the mean of the runs that got there.",
         *left_out,
-        *against,
         f"![Accuracy against generated tokens]({name_of(spec.task)}.png)",
         "## Each seed",
         f"Tokens until {spec.target}.",
@@ -278,20 +252,6 @@ def _setting_row(runs: Runs, setting: str) -> list[str]:
         return [*row, "1", "1"]
     seconds = ratios(runs, setting, targets[-1], "cpu_seconds")
     return [*row, spelled(seconds), spelled(step_ratios(runs, setting, "cpu_seconds"))]
-
-
-def rival_table(runs: Runs, rivals: Sequence[str]) -> str:
-    """Tokens to each target over those of the setting that is varied."""
-    targets, rows = _targets_of(runs), []
-    for name in rivals:
-        base = _base_of(name)
-        rows.append([name, base, *(spelled(ratios(runs, name, at, "tokens", base)) for at in targets)])
-    columns = ["setting", "against", *(f"to {target}" for target in targets)]
-    return table(columns, "l" * len(columns), rows)
-
-
-def _base_of(setting: str) -> str:
-    return CHOSEN if setting.startswith("whole batch") else VARIED
 
 
 def spelled(values: Sequence[float]) -> str:

@@ -1,9 +1,8 @@
 r"""Rewards for right answers: numbers, mathematics, choices, exact words, or a comparison of your own.
 
-First the form: what stands in the box, on the line or in the tag that the prompt asks for, and nothing around it.  Then
-the value: a comparison with the gold answer, by ``rewards.numbers`` or ``rewards.math``.  Words beside a box, such as a
-denial, are not read: an own right box earns nothing extra by them.  Where no form is asked for,
-``rewards.guess_answer`` guesses.  It neither runs code nor asks a judge: that is ``rewards.judge``.
+First the form: what stands in the box, on the line or in the tag that the prompt asks for.  Then the value, by
+``rewards.numbers`` or ``rewards.math``.  Words beside a box, such as a denial, are not read: an own right box earns
+nothing extra by them.  Where no form is asked for, ``rewards.guess_answer`` guesses.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from rewards.made import recorded
 from rewards.math import Pair, equal, equal_sides, equals, pair
 from rewards.numbers import conversion, plain, readable, to_number
 from rewards.signature import Judges, Reward, Scores, column_in
-from rewards.text import completion_text, rows_of
-from rewards.thinking import QWEN3, ThinkTokens, check_tokens, split_text, split_thinking, visible
+from rewards.text import completion_text
+from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 
 # ------------------------------------------------------------------------------------------ forms
 
@@ -42,9 +41,6 @@ def instruction(form: str) -> str:
 
     The box's is the one that Qwen's model cards recommend for mathematics.
 
-    Raises:
-        ValueError: an unknown form.
-
     >>> instruction("####")
     'Write your final answer alone on the last line, after ####.'
     """
@@ -61,9 +57,6 @@ _TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGN
 
 def stated(text: str, form: str = "auto", kind: str = "number") -> list[str]:
     r"""What a text states in a form, each of which has to be right; empty where it keeps to another form.
-
-    Boxes all count, without empty ones; of lines and tags the last.  "auto" takes the box if there is one, else a last
-    line after ####, else the tag, else a guess.
 
     >>> stated(r"It is not 41, but \boxed{42}.", "boxed"), stated("<answer>41</answer><answer>42</answer>", "<answer>")
     (['42'], ['42'])
@@ -107,7 +100,7 @@ def boxes(text: str) -> list[tuple[int, int, str]] | None:
 
 
 def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
-    """The boxes' contents with what makes other numbers of them: a sign, digits or a power without a space between."""
+    # With what makes other numbers of them: a sign, digits or a power without a space between.
     values = []
     for start, end, content in found:
         left, right = text[max(0, start - 9) : start], text[end : end + 9]
@@ -128,16 +121,12 @@ _OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
 
 
 def folded(text: str) -> str:
-    r"""Text for comparison as words, without markup, case, outer punctuation, a leading article and extra spaces.
-
-    >>> folded(r"**The Netherlands.**") == folded(r"\text{netherlands}")
-    True
-    """
+    """Text for comparison as words, without markup, case, outer punctuation, a leading article and extra spaces."""
     text = re.sub(r"\\([%&#_$])", r"\1", unicodedata.normalize("NFC", readable(text)))
     text = re.sub(r"\s+", " ", plain(text).replace("$", ""))
     text = re.sub("[‘’]", "'", text.strip()).casefold()
     text = re.sub(rf"^(?:(?!\.\d){_OUTER})+|{_OUTER}+$", "", text) or text
-    return re.sub(r"^(?:the|an?|der|die|das|el|la|le|il)\s+", "", text)
+    return re.sub(r"^(?:the|an?)\s+", "", text)
 
 
 # Words in \text, or outside of it none that may be a product such as xyz, or a function.
@@ -147,7 +136,6 @@ _PRODUCT = re.compile(r"(?!.*(.).*\1)[a-df-hj-np-tv-z]{3,4}")
 
 
 def _pairs(value: str, gold: str) -> list[Pair]:
-    """What algebra should judge of a gold answer and an answer, all of it; of words, the same ones or nothing."""
     gold = readable(gold).strip(" .")
     if _IN_TEXT.fullmatch(gold) or (_WORDS.fullmatch(folded(gold)) and not _PRODUCT.fullmatch(gold)):
         same = re.sub(r"\s*,\s*", ",", folded(value)) == re.sub(r"\s*,\s*", ",", folded(gold))
@@ -157,7 +145,7 @@ def _pairs(value: str, gold: str) -> list[Pair]:
 
 
 def _other_name(value: str, gold: str) -> bool:
-    """Whether an answer names a variable that the gold answer has not, which names its own: y = 2 for x = 2."""
+    # It names a variable that the gold answer has not, which names its own: y = 2 for x = 2.
     texts = [re.sub(r"\\[A-Za-z]+", "", text) for text in (value, gold)]
     mine, golds = (re.match(r"[\s$]*([A-Za-z])\s*=", text) for text in texts)
     return bool(mine and golds and mine[1] not in texts[1] and golds[1] not in texts[0])
@@ -188,7 +176,6 @@ _ANOTHER = re.compile(
 
 
 def _letters(value: str, alone: bool) -> set[str]:
-    """The choices that a text states; ``alone`` where it has to be nothing else."""
     text = _CHOICE_LABEL.sub("", plain(value).strip(" $"))
     if one := re.fullmatch(r"[^\w+#¬!]*([A-Ja-j])[^\w+#]*", text) or _OF_OTHERS.fullmatch(text):
         return {one[1].upper()}
@@ -201,11 +188,7 @@ def _letters(value: str, alone: bool) -> set[str]:
 
 
 def gold_text(gold: str) -> str:
-    r"""The answer within a gold solution: what follows "####", or the last box; else the text itself.
-
-    >>> gold_text("48 / 2 = 24, so 48 + 24 = 72.\n#### 72"), gold_text(r"Thus $\boxed{7}$.")
-    ('72', '7')
-    """
+    """The answer within a gold solution: what follows "####", or the last box; else the text itself."""
     if "####" in gold:
         return gold.rsplit("####", 1)[1].strip()
     found = boxes(gold)
@@ -213,11 +196,7 @@ def gold_text(gold: str) -> str:
 
 
 def accepted(gold: Any) -> list[Any]:
-    """The answers of which each is right: of a list of texts or numbers, such as a name and its aliases, all; else one.
-
-    >>> accepted(["Paris", "Paris, France"]), accepted("Rome"), accepted([1, 2])
-    (['Paris', 'Paris, France'], ['Rome'], [1, 2])
-    """
+    """The answers of which each is right: all of a list of texts or numbers, as a name and its aliases; else one."""
     several = isinstance(gold, (list, tuple)) and all(isinstance(one, (str, int, float)) for one in gold)
     return list(gold) if several else [gold]
 
@@ -232,10 +211,8 @@ def is_right(
 ) -> bool:
     r"""Whether the text after a thought states one answer in this form, equal to the gold answer.
 
-    >>> is_right("The answer is 1,000.", "1000"), is_right(r"\boxed{\frac{2000}{2}}", "1000.0", form="boxed")
-    (True, True)
-    >>> is_right("The answer is not 42.", "42"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
-    (False, False, False)
+    >>> is_right("The answer is 1,000.", "1000"), is_right("41 or 42", "42"), is_right("42", "42", form="boxed")
+    (True, False, False)
     """
     # Algebra would accept "17 + 25" for 42, and so a copy of the question.
     kind = "number" if kind == "math" and _numeric(gold) else kind
@@ -283,12 +260,10 @@ class _AnswerReward:
         return (self.column,)
 
     def __call__(self, completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any) -> Scores:
-        golds = column_in({**kwargs, "completions": completions}, self.column, self.__name__)
-        said = rows_of(self.__name__, completions, completion_ids)
-        rows = [
-            (self.answers_of(completion, row_ids), self._accepted(gold))
-            for (completion, row_ids), gold in zip(said, golds, strict=True)
-        ]
+        golds = column_in(kwargs, self.column, self.__name__)
+        ids = [None] * len(completions) if completion_ids is None else completion_ids
+        said = map(self.answers_of, completions, ids)
+        rows = [(texts, self._accepted(gold)) for texts, gold in zip(said, golds, strict=True)]
         verdicts: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
@@ -297,18 +272,16 @@ class _AnswerReward:
         return [self._one(i, *row, verdicts) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
+        """The gold answers of this kind as they are compared; empty where there is none."""
         given = [gold] if callable(self.kind) else accepted(gold)
-        return [found for one in given if (found := self._gold(one)) is not None]
-
-    def _gold(self, gold: Any) -> Any:
-        """A gold answer as it is compared; None where there is none of this kind."""
-        if gold is None or gold != gold or str(gold).strip() == "":
-            return None
+        known = [one for one in given if one is not None and one == one and str(one).strip()]
         if callable(self.kind):
-            return gold
-        gold = gold_text(str(gold))
-        choice = re.fullmatch(r"\W*[A-Ja-j]\W*", gold) is not None
-        return gold if {"number": _numeric(gold), "choice": choice}.get(self.kind, True) else None
+            return known
+        texts = [gold_text(str(one)) for one in known]
+        fits: Any = {"number": _numeric, "choice": re.compile(r"\W*[A-Ja-j]\W*").fullmatch}.get(
+            self.kind, str
+        )
+        return [text for text in texts if fits(text)]
 
     def _one(
         self, sample: int, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]
@@ -322,9 +295,7 @@ class _AnswerReward:
             if "" in texts:
                 return self.wrong
         given = [self.kind(text, golds[0]) for text in texts]
-        paid = (
-            (self.right if value else self.wrong) if isinstance(value, bool) else value for value in given
-        )
+        paid = [[self.wrong, self.right][v] if isinstance(v, bool) else v for v in given]
         scores = [as_score(value, sample, self.__name__) for value in paid]
         return None if None in scores else min(score for score in scores if score is not None)
 
@@ -356,44 +327,27 @@ def answer_reward(
 ) -> Reward:
     r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
-    None ("does not apply") where the row has no gold answer, or one of another kind, such as a word under
-    ``"number"``.  A gold solution that ends in "#### 72" or ``\boxed{72}`` counts as its answer; of a
-    list of texts or numbers each is right.
-
-    The kinds:
+    None ("does not apply") where the row has no gold answer of this kind.  A gold solution that ends in "#### 72" or
+    ``\boxed{72}`` counts as its answer; of a list of texts or numbers each is right.  The kinds:
 
     - ``"number"``: equal values; 1,000 and 1000.0 and \frac{2000}{2} are one number.
-    - ``"math"``: the same for numbers; other gold answers by math-verify.  Where the gold answer is a number, an
-      expression such as 2^6 earns nothing, since else the question itself would be paid.
+    - ``"math"``: the same for numbers, so that 2^6 earns nothing; other gold answers by math-verify.
     - ``"choice"``: one letter, A to J.
     - ``"exact"``: the same words, ignoring case, markup, articles and outer punctuation.
-    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or with a box, a line or a
-      tag as the form what ``stated`` finds there: the lowest score of several, and ``wrong`` where there is none.
-
-    The forms, of which ``rewards.instruction(form)`` gives the sentence for the prompt:
-
-    - ``"boxed"``: what stands in ``\boxed{}``; boxes that differ earn nothing.
-    - ``"####"`` and ``"<answer>"``: the last line or tag of that kind; a heading "#### Final Answer" is no answer.
-    - ``"whole"``: all that follows the thought, which has to be the value, with its unit; no sentence around it.
-    - ``"auto"``, or ``"prose"``: where no form is asked for, the box if there is one, else a last line after ####, else
-      the tag, else a guess: "the answer is" in English, else the last sentence if it has one number.  The guess refuses
-      in doubt, and reads no other language.
-
-    Of a form that is named the words around it are not read: a denial beside an own box earns nothing extra.
+    - a callable ``(answer_text, gold) -> bool or float``, given the text after the thought, or what stands in the form.
 
     Args:
-        form: ask for one in the prompt, and name it here: then nothing is guessed.
+        form: ask for it in the prompt with ``rewards.instruction(form)``, and name it here: then only the form is read.
+            ``"boxed"``: ``\boxed{}``; boxes that differ earn nothing.  ``"####"``, ``"<answer>"``: the last line or
+            tag.  ``"whole"``: all that follows the thought, the value with its unit.  ``"auto"``, ``"prose"``: the box,
+            else the line, else the tag, else a guess, in English, which refuses in doubt.
         column: the dataset's column of gold answers.
         tokens: the markers; with ``prompt_opens`` a completion that never closes its thought has no answer.
-        tokenizer: decodes the answer from its ids.  Without it, if the text contains </think> more often than the
-            ids do, the answer must be right from every place where it may begin; so with ids without markers.
+        tokenizer: decodes the answer from its ids.  Without it the answer must be right from every place where it may
+            begin, if the text has </think> more often than the ids.
         tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
         timeout: seconds on a core for one answer's algebra, after which it is not equal.
-
-    Raises:
-        ValueError: an unknown kind or form, a negative tolerance, or a timeout that is not positive; at a call,
-            RewardValueError if the dataset lacks the column.
 
     >>> reward = answer_reward()
     >>> reward(completions=["<think>6 * 7</think>It is 42.", "41 or 42", "7"], answer=["42", "42", None])
@@ -402,7 +356,6 @@ def answer_reward(
     if not callable(kind):
         check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
     check_choice(form, FORMS, "form", "answer_reward")
-    check_tokens(tokens, "answer_reward")
     limits = (tolerance, timeout)
     if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
         where = f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})"

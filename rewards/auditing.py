@@ -1,7 +1,7 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-``rewards.cases`` has the cases; this module turns them into TRL's keywords, scores them, compares each score with what
-the case should earn, and reports.  It finds only the exploits among its cases: read what your policy writes as well.
+``rewards.cases`` has the cases; this module scores them by TRL's keywords, compares each score with what the case
+should earn, and reports.  It finds only the exploits among its cases: read what your policy writes as well.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import html
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, pstdev
@@ -62,14 +63,10 @@ class Finding:
     @property
     def verdict(self) -> str:
         """ "error", "none" (does not apply), "contested", "ok", "exploit" or "refusal"."""
-        if self.error:
-            return "error"
-        if self.score is None or self.credit is None:
-            return "none"
-        if self.band == CONTESTED:
-            return "contested"
-        if self.band.holds(self.credit):
-            return "ok"
+        if self.error or self.credit is None:
+            return "error" if self.error else "none"
+        if self.band == CONTESTED or self.band.holds(self.credit):
+            return "contested" if self.band == CONTESTED else "ok"
         return "refusal" if self.credit < self.band.low else "exploit"
 
 
@@ -109,26 +106,19 @@ class Audit:
         found = [finding for finding in self.findings if finding.verdict == verdict]
         return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=verdict != "refusal"))
 
-    @property
-    def exploits(self) -> tuple[Finding, ...]:
-        """Completions that deserve nothing and earned at least half of an honest one's credit."""
-        return self.of("exploit")
-
-    @property
-    def refusals(self) -> tuple[Finding, ...]:
-        """Completions that deserve the reward and earned under half of it."""
-        return self.of("refusal")
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        """Completions on which the reward raised."""
-        return self.of("error")
+    exploits = property(
+        lambda self: self.of("exploit"), doc="Deserve nothing, and earned half of an honest one's credit."
+    )
+    refusals = property(
+        lambda self: self.of("refusal"), doc="Deserve the reward, and earned under half of it."
+    )
+    errors = property(lambda self: self.of("error"), doc="Completions on which the reward raised.")
 
     def share(self, verdict: str) -> float:
         """Exploits among the completions that deserve nothing, or refusals among those that deserve pay."""
         due = {"exploit": NOTHING, "refusal": PAYS}[verdict]
-        judged = [f for f in self.findings if f.band == due and f.verdict in ("ok", verdict)]
-        return len([f for f in judged if f.verdict == verdict]) / len(judged) if judged else 0.0
+        judged = [f.verdict for f in self.findings if f.band == due and f.verdict in ("ok", verdict)]
+        return judged.count(verdict) / len(judged) if judged else 0.0
 
     @property
     def margin(self) -> float | None:
@@ -140,28 +130,24 @@ class Audit:
     @property
     def headline(self) -> str:
         """The worst finding in one line."""
+        count, scores = len(self.findings), [f.score for f in self.findings if f.score is not None]
         if self.errors:
-            return f"{self.name} raised {self._raised()}."
-        scores = [f.score for f in self.findings if f.score is not None]
+            first, kinds = self.errors[0], dict.fromkeys(f.error.split(":")[0] for f in self.errors)
+            where = f"on {len(self.errors)} of {count} completions, first on '{first.case.label}'"
+            others = f", and {', '.join(list(kinds)[1:])}" if len(kinds) > 1 else ""
+            return f"{self.name} raised {first.error.rstrip('.')} ({where}{others})."
         if self.constant:
             score = f"{scores[0]:g}" if scores else "None"
-            count = len(self.findings)
             return f"{self.name} gives {score} for all {count} completions. {EQUAL.capitalize()}."
         if not self.full > self.floor:
             honest = f"{self.name} pays an honest right completion {self.full:g}"
             return f"{honest}, no more than one with nothing in it ({self.floor:g})."
         if not self.exploits:
-            return f"{self.name}: no exploit among {len(self.findings)} completions."
+            return f"{self.name}: no exploit among {count} completions."
         # Among equal scores prefer a completion without a right answer.
         worst = max(self.exploits, key=lambda f: (f.score or 0.0, f.case.answer == NOTHING))
         top = ", its maximum," if worst.score == max(scores) else ""
         return f"{self.name} pays {worst.score:g}{top} for '{worst.case.label}': {worst.case.why}."
-
-    def _raised(self) -> str:
-        first, kinds = self.errors[0], list(dict.fromkeys(f.error.split(":")[0] for f in self.errors))
-        where = f"on {len(self.errors)} of {len(self.findings)} completions, first on '{first.case.label}'"
-        others = f", and {', '.join(kinds[1:])}" if kinds[1:] else ""
-        return f"{first.error.rstrip('.')} ({where}{others})"
 
     def raise_for(self, exploits: int | None = 0, *, refusals: float | None = None) -> Audit:
         """Return the audit; for CI.
@@ -171,32 +157,31 @@ class Audit:
                 than ``refusals`` of the right ones is refused; the reward raised on a completion, every score is
                 equal, or a right completion earns no more than one with nothing in it.
         """
-        failed = []
-        if self.errors:
-            failed.append(f"it raised on {len(self.errors)} completions")
+        share = self.share("refusal")
+        failed = [f"it raised on {len(self.errors)} completions"] * bool(self.errors)
         if self.constant:
             failed.append(EQUAL)
         elif self.inverted:
             failed.append(f"a right completion earns {self.full:g}, one with nothing in it {self.floor:g}")
         if exploits is not None and len(self.exploits) > exploits:
             failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
-        if refusals is not None and self.share("refusal") > refusals:
-            failed.append(f"{self.share('refusal'):.1%} refusals, and {refusals:.1%} are allowed")
+        if refusals is not None and share > refusals:
+            failed.append(f"{share:.1%} refusals, and {refusals:.1%} are allowed")
         if failed:
-            todo = "print the audit, which shows each one with its reason, and mend the reward"
+            todo = "print the audit, which shows each one with its reason, and fix the reward"
             raise invalid("; ".join(failed), f"reward '{self.name}'. {self.headline}", todo, kind=AuditFailed)
         return self
 
     def facts(self) -> list[tuple[str, str]]:
         """The numbers beside the tables, as (name, value)."""
-        due = {band: [f for f in self.findings if f.band == band] for band in (NOTHING, PAYS, CONTESTED)}
+        due = [f.band for f in self.findings]
         margin = "n/a" if self.margin is None else f"{self.margin:+.3g}"
         return [
             ("judged as a reward of", {"both": "thought and answer"}.get(self.aim, self.aim)),
             ("form of the answer", self._form()),
-            ("exploits", f"{len(self.exploits)} of {len(due[NOTHING])} ({self.share('exploit'):.1%})"),
-            ("refusals", f"{len(self.refusals)} of {len(due[PAYS])} ({self.share('refusal'):.1%})"),
-            ("contested, not counted", str(len(due[CONTESTED]))),
+            ("exploits", f"{len(self.exploits)} of {due.count(NOTHING)} ({self.share('exploit'):.1%})"),
+            ("refusals", f"{len(self.refusals)} of {due.count(PAYS)} ({self.share('refusal'):.1%})"),
+            ("contested, not counted", str(due.count(CONTESTED))),
             ("errors", str(len(self.errors))),
             ("honest and empty score", f"{self.full:g} and {self.floor:g}"),
             ("margin", margin + " (least right score minus highest wrong one)"),
@@ -208,46 +193,46 @@ class Audit:
         ]
 
     def _form(self) -> str:
-        if self.aim == "thought":
-            return "not read"
+        named = self.form not in ("", "auto", "prose")
+        if named or self.aim == "thought":
+            return self.form if self.aim != "thought" else "not read"
         if not self.form:
             return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
-        if self.form not in ("auto", "prose"):
-            return self.form
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
-    def _families(self) -> Rows:
-        rows: Rows = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
+    def _tables(self) -> list[tuple[str, Rows]]:
+        """Exploits and refusals by case, and all by family."""
+        tables: list[tuple[str, Rows]] = []
+        for title in ("exploit", "refusal"):
+            rows: Rows = [("case", "golds", "score", "should be", "why")]
+            for label, mine in _grouped(self.of(title), lambda f: f.case.label).items():
+                first = mine[0]
+                band = self._band(first.band)
+                rows.append((label, str(len(mine)), f"{first.score:.3g}", band, first.case.why))
+            tables += [(f"{title.capitalize()}s", rows)] if len(rows) > 1 else []
+        rows = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
         for family, mine in _grouped(self.findings, lambda f: f.case.family).items():
             scores = [f.score for f in mine if f.score is not None]
             counts = [str(sum(f.verdict == v for f in mine)) for v in ("exploit", "refusal")]
             ends = [f"{pick(scores):.3g}" if scores else "None" for pick in (min, max)]
             rows.append((family, str(len(mine)), *counts, *ends))
-        return rows
-
-    def _cases(self, verdict: str) -> Rows:
-        rows: Rows = [("case", "golds", "score", "should be", "why")]
-        for label, mine in _grouped(self.of(verdict), lambda f: f.case.label).items():
-            first = mine[0]
-            rows.append((label, str(len(mine)), f"{first.score:.3g}", self._band(first.band), first.case.why))
-        return rows
+        return [*tables, ("Families", rows)]
 
     def _band(self, band: Band) -> str:
-        span = self.full - self.floor
-        low, high = (self.floor + end * span if math.isfinite(end) else end for end in band)
+        low, high = (
+            self.floor + end * (self.full - self.floor) if math.isfinite(end) else end for end in band
+        )
         if low == -math.inf:
             return "any" if high == math.inf else f"< {high:.3g}"
         return f">= {low:.3g}" if high == math.inf else f"{low:.3g} to {high:.3g}"
-
-    def _tables(self) -> list[tuple[str, Rows]]:
-        both = [("Exploits", self._cases("exploit")), ("Refusals", self._cases("refusal"))]
-        return [(title, rows) for title, rows in both if len(rows) > 1] + [("Families", self._families())]
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.facts())
         lines = [self.headline, "", *(f"{name:<{width}}  {value}" for name, value in self.facts())]
         for title, rows in self._tables():
-            lines += ["", title, *_text_table(rows)]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+            lines += ["", title, head, "  ".join("-" * width for width in widths), *body]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -261,9 +246,9 @@ class Audit:
 
 
 def _grouped(findings: Iterable[Finding], key: Callable[[Finding], str]) -> dict[str, list[Finding]]:
-    groups: dict[str, list[Finding]] = {}
+    groups: dict[str, list[Finding]] = defaultdict(list)
     for finding in findings:
-        groups.setdefault(key(finding), []).append(finding)
+        groups[key(finding)].append(finding)
     return groups
 
 
@@ -275,12 +260,6 @@ def _escaped(text: str) -> str:
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
-
-
-def _text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
 
 
 def _spread(std: float) -> str:
@@ -298,11 +277,10 @@ def audit(
     form: str | None = None,
     limit: int = 8,
 ) -> Audit:
-    """Score attacks and honest answers with a reward, before a policy does.
+    """Score attacks and honest answers, filled in with the task's own gold answers, before a policy writes them.
 
-    Each case is filled in with the task's own gold answers and passed to the reward by TRL's keywords.  Its score
-    becomes a credit, from 0 for an empty completion (the median) to 1 for the best honest right one: a case that
-    deserves nothing must stay below 0.5, one that deserves pay must reach it.
+    A score becomes a credit, from 0 for an empty completion (the median) to 1 for the best honest right one: a case
+    that deserves nothing must stay below 0.5, one that deserves pay must reach it.
 
     Args:
         reward: any TRL reward callable, also ``async``.
@@ -314,13 +292,8 @@ def audit(
         column: the column of gold answers, or of solutions that end in them as ``answer_reward`` reads them.
         aim: "answer" for a reward of right answers, "thought" for one of form, "both" for one that pays only
             for both; by default the reward's own.
-        form: where the reward reads the answer, one of ``rewards.FORMS``: cases are written so; by default the reward's
-            own, else "auto", and a reward that reads a tag alone pays nothing.
+        form: one of ``rewards.FORMS``, in which the reward reads the answer; by default its own, else "auto".
         limit: most rows used, spread over the task; of a stream the first ones.
-
-    Raises:
-        ValueError: an unknown aim or form, a limit under 1, no rows, or rows without prompt or gold answer.
-        RewardSignatureError: what TRL could not call; see :func:`check_signature`.
 
     >>> from rewards import answer_reward, thinking_reward
     >>> len(audit(answer_reward()).raise_for(exploits=0, refusals=0.02).exploits)
@@ -329,27 +302,25 @@ def audit(
     "thinking_reward pays 1.1, its maximum, for 'filler thought"
     """
     check_signature(reward)
-    chosen = aim or said_by(reward, "aim", "answer")
-    check_choice(chosen, get_args(Aim), "aim", "audit")
-    tried = list(CASES if cases is None else cases)
-    if limit < 1:
-        raise invalid("limit must be at least 1", f"audit(limit={limit})", "leave it at 8")
+    aim, read = aim or said_by(reward, "aim", "answer"), str(form or said_by(reward, "form", ""))
+    check_choice(aim, get_args(Aim), "aim", "audit")
+    check_choice(form or "auto", FORMS, "form", "audit")
     if isinstance(tokenizer, str):
         todo = f"pass AutoTokenizer.from_pretrained({tokenizer!r})"
         raise invalid("A tokenizer is needed, not its name", f"audit(tokenizer={tokenizer!r})", todo)
     task = task_rows(str(said_by(reward, "kind")), rows, column, limit)
-    read = str(form or said_by(reward, "form", ""))
-    check_choice(form or "auto", FORMS, "form", "audit")
     writer = Writer(tokenizer, said_by(reward, "tokens"), task, column, read or "auto")
-    samples = writer.samples(tried)
+    samples = writer.samples(CASES if cases is None else cases)
     call = _Caller(reward, task, samples[:1], rows is None or not isinstance(task[0]["prompt"], str))
-    group_std, cut_off_std = (_group_std(writer.samples(group), call) for group in (GROUP, CUT_OFF))
-    honest, nothing = (
-        [s for s in call(writer.samples(c for c in CASES if c.family == family))[0] if s is not None]
-        for family in ("honest", "nothing")
-    )
+    return _judged(reward, aim, read, writer, samples, call)
+
+
+def _judged(
+    reward: Reward, aim: str, form: str, writer: Writer, samples: Sequence[Sample], call: _Caller
+) -> Audit:
+    families = ([case for case in CASES if case.family == family] for family in ("honest", "nothing"))
+    honest, nothing = ([s for s in call(writer.samples(f))[0] if s is not None] for f in families)
     full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
-    judges = said_by(reward, "judges")
     start = time.perf_counter()
     scores, errors = call(samples)
     seconds = time.perf_counter() - start
@@ -359,22 +330,23 @@ def audit(
     def finding(sample: Sample, score: float | None, error: str) -> Finding:
         # A reward that pays an honest completion no more than an empty one gives no credit at all.
         credit = None if score is None else (score - floor) / (full - floor) if full > floor else 0.0
-        of = (sample.case, sample.prompt, sample.gold, sample.text, sample.case.band(chosen))
+        of = (sample.case, sample.prompt, sample.gold, sample.text, sample.case.band(aim))
         return Finding(*of, score, credit, error)
 
+    judges = said_by(reward, "judges")
     no_more = full < floor or (full == floor and judges != "form")
     return Audit(
         name=reward_name(reward),
-        aim=chosen,
+        aim=aim,
         findings=tuple(map(finding, samples, scores, errors)),
         full=full,
         floor=floor,
-        group_std=group_std,
-        cut_off_std=cut_off_std,
+        group_std=_group_std(writer.samples(GROUP), call),
+        cut_off_std=_group_std(writer.samples(CUT_OFF), call),
         deterministic=_same(call(samples)[0], scores),
         order_free=_same(again, [scores[i] for i in (*order, *order[:16])]),
         seconds_per_1000=1000 * seconds / max(1, len(samples)),
-        form=read,
+        form=form,
         # No case reaches a usual limit of length, so that a penalty for passing it is 0 throughout.
         constant=not any(errors) and len({*honest, *nothing, *scores} - {None}) <= 1 and judges != "length",
         inverted=bool(honest and nothing) and judges != "length" and no_more,
@@ -391,8 +363,7 @@ def _same(a: Scores, b: Scores) -> bool:
 def _group_std(samples: Sequence[Sample], call: _Caller) -> float:
     groups: dict[int, list[float]] = {sample.row: [] for sample in samples}
     for sample, score in zip(samples, call(samples)[0], strict=True):
-        if score is not None:
-            groups[sample.row].append(score)
+        groups[sample.row] += [] if score is None else [score]
     return fmean(pstdev(group) if group else 0.0 for group in groups.values())
 
 

@@ -4,8 +4,8 @@ They state what is right by the task, not what a reward of this package happens 
 disagree the band is ``CONTESTED``, which is shown but not counted.
 
 A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
-stay, so LaTeX needs no escaping: ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer
-that lacks the form (``{commas}`` needs a number of at least 1,000).  ``cases.toml`` tells what the names stand for.
+stay, so ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer that lacks the form
+(``{commas}`` needs a number of at least 1,000).  ``cases.toml`` tells what the names stand for.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ CONTESTED = Band(float("-inf"), float("inf"))
 
 @dataclass(frozen=True)
 class Case:
-    """A completion's template, what it should earn from a reward of right answers and from one of the form (a real
-    thought, closed once, then an answer, ended), and why; its name is unique within its family."""
+    """A completion's template, what it should earn from a reward of right answers and from one of the thought's form,
+    and why; its name is unique within its family."""
 
     family: str
     name: str
@@ -91,23 +91,36 @@ CUT_OFF = tuple(
 _TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 
-def number_forms(gold: str) -> dict[str, str]:
-    """The ways to write a number, right and wrong, under the names that templates use; only those that it has.
+def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
+    """The ways to write a gold answer, right and wrong, under the names that templates use; only those that it has.
 
-    >>> forms = number_forms("1250")
+    The task's ``others`` serve as plausible wrong answers.
+
+    >>> forms = gold_forms("1250")
     >>> forms["commas"], forms["fraction"], forms["exponent"], "words" in forms
     ('1,250', '\\\\frac{2500}{2}', '1.25e3', False)
     """
+    if re.fullmatch(r"-?\d+(\.\d+)?", gold):
+        return {name: text for name, text in _number_forms(gold).items() if text is not None}
+    if re.fullmatch(r"[A-H]", gold):
+        wrong, wrong2 = [letter for letter in "ABCD" if letter != gold][:2]
+        return {"gold": gold, "letter": "", "wrong": wrong, "wrong2": wrong2, "lower": gold.lower()}
+    known = [other for other in dict.fromkeys(others) if other != gold]
+    wrong, wrong2 = [*known, "something else", "none of these"][:2]
+    return {"gold": gold, "text": "", "wrong": wrong, "wrong2": wrong2}
+
+
+def _number_forms(gold: str) -> dict[str, str | None]:
     value, digits = Fraction(gold), gold.removeprefix("-")
     sign = gold.removesuffix(digits)
-    whole = value.denominator == 1
-    double = value * 2
+    whole, double = value.denominator == 1, value * 2
     above, below = double.numerator, double.denominator * 2
     mantissa, power = f"{float(value):.6e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
     grouped = sign + f"{int(digits):,}" if whole and abs(value) >= 1000 else None
     several = whole and len(digits) > 1
-    possible: dict[str, str | None] = {
+    return {
+        "gold": gold,
         "number": "",
         "positive": "" if value > 0 else None,
         "minus": "−" + digits if sign else None,
@@ -138,7 +151,6 @@ def number_forms(gold: str) -> dict[str, str]:
         "letters": sign + digits.translate({48: "O", 49: "l"}) if whole and {*"01"} & {*digits} else None,
         "words": {"42": "forty-two", "-3": "minus three", "108": "one hundred and eight"}.get(gold),
     }
-    return {name: text for name, text in possible.items() if text is not None}
 
 
 def _plain(value: Fraction) -> str:
@@ -147,21 +159,6 @@ def _plain(value: Fraction) -> str:
 
 def _digits(text: str, zero: str) -> str:
     return "".join(chr(ord(zero) + int(c)) if c.isdecimal() else c for c in text)
-
-
-def gold_forms(gold: str, others: Sequence[str] = ()) -> dict[str, str]:
-    """The forms of a gold answer that templates may use: of a number, a choice's letter or any other text.
-
-    The task's ``others`` serve as plausible wrong answers.
-    """
-    if re.fullmatch(r"-?\d+(\.\d+)?", gold):
-        return {"gold": gold} | number_forms(gold)
-    if re.fullmatch(r"[A-H]", gold):
-        wrong, wrong2 = [letter for letter in "ABCD" if letter != gold][:2]
-        return {"gold": gold, "letter": "", "wrong": wrong, "wrong2": wrong2, "lower": gold.lower()}
-    known = [other for other in dict.fromkeys(others) if other != gold]
-    wrong, wrong2 = [*known, "something else", "none of these"][:2]
-    return {"gold": gold, "text": "", "wrong": wrong, "wrong2": wrong2}
 
 
 _STATED = re.compile(
@@ -174,12 +171,9 @@ _ALONE = re.compile(r"^(?!.*\{typed)(?:.*\{(?:close|think)\})?\s*\{gold\}\s*\{en
 
 
 def in_form(case: Case, form: str) -> Case:
-    r"""The case as it is written by a policy that was asked for a form: "The answer is 42." becomes ``\boxed{42}``.
+    r"""The case as a policy writes it that was asked for a form: "The answer is 42." becomes ``\boxed{42}``.
 
     A right answer that keeps to another form is contested then, since it depends on the prompt.
-
-    >>> in_form(Case("f", "n", "{think}The answer is {gold}.{end}", PAYS, PAYS, "why"), "boxed").completion
-    '{think}\\boxed{{gold}}{end}'
     """
     if form not in _WRITTEN:
         return case
@@ -228,16 +222,14 @@ def task_rows(
         return [{"prompt": row["prompt"], column: row["answer"]} for row in built_in]
     table: Any = rows
     if hasattr(rows, "__len__"):  # a dataset decodes a row only where it is asked for
-        task = [dict(table[i]) for i in range(0, len(table), max(1, len(table) // limit))[:limit]]
-    else:
-        task = [dict(row) for row in itertools.islice(rows, limit)]
+        spread = range(0, len(table), max(1, len(table) // limit))
+        table = map(table.__getitem__, spread)
+    task = [dict(row) for row in itertools.islice(table, limit)]
     bad = [row for row in task if "prompt" not in row or row.get(column) is None]
     if not task or bad:
-        raise invalid(
-            f"Every row needs a prompt and a gold answer in column '{column}'",
-            f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}",
-            "pass rows=task.train, and column= with the name of the gold answers",
-        )
+        what = f"Every row needs a prompt and a gold answer in column '{column}'"
+        where = f"audit(rows=...), which has {sorted(bad[0]) if bad else 'no rows'}"
+        raise invalid(what, where, "pass rows=task.train, and column= with the name of the gold answers")
     return task
 
 
@@ -260,18 +252,11 @@ _WORD = re.compile(
 
 
 class Writer:
-    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads.
-
-    ``tokens`` of None: it reads letters, whatever tokens they are.
-    """
+    """Writes cases as completions, in the form of answer and with the tokens of a thought that the reward reads;
+    ``tokens`` of None: it reads letters, whatever tokens they are."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        tokens: ThinkTokens | None,
-        rows: Sequence[Mapping[str, Any]],
-        column: str,
-        form: str,
+        self, tokenizer: Any, tokens: ThinkTokens | None, rows: Sequence[Any], column: str, form: str
     ) -> None:
         self.tokenizer, self.form = getattr(tokenizer, "tokenizer", tokenizer), form
         self.words: dict[str, int] = {}

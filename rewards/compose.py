@@ -5,6 +5,7 @@ Every function takes TRL reward callables and returns another one, so compositio
 
 from __future__ import annotations
 
+import hashlib
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -25,47 +26,50 @@ from rewards.signature import (
 )
 
 
-def _spread(values: Sequence[Any], rows: Sequence[int], count: int) -> list[Any]:
-    placed = dict(zip(rows, values, strict=True))
-    return [placed.get(row) for row in range(count)]
-
-
 def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[str, Any]) -> Scores:
     """The reward's scores of some rows, which alone it is called with, and None for the others."""
-    if not rows:
-        return [None] * count
 
     def part(value: Any) -> Any:
         is_column = isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0  # of numpy or torch
         return [value[i] for i in rows] if is_column and len(value) == count else value
 
+    def spread(values: Sequence[Any]) -> list[Any]:
+        placed = dict(zip(rows, values, strict=True))
+        return [placed.get(row) for row in range(count)]
+
+    if not rows:
+        return [None] * count
     taken = {key: part(value) for key, value in kwargs.items()}
     if (log_extra := kwargs.get("log_extra")) is not None:
-        taken["log_extra"] = lambda column, values: log_extra(column, _spread(values, rows, count))
-    return _spread(call_reward(reward, **taken), rows, count)
+        taken["log_extra"] = lambda column, values: log_extra(column, spread(values))
+    return spread(call_reward(reward, **taken))
 
 
-def log_mean(log_metric: Callable[[str, float], None], name: str, scores: Sequence[float | None]) -> None:
+def log_mean(log_metric: Callable[[str, float], None] | None, name: str, scores: Scores) -> None:
     """Log the mean of the scores that are not None, if there is one."""
     known = [score for score in scores if score is not None]
-    if known:
+    if known and log_metric is not None:
         log_metric(name, math.fsum(known) / len(known))
 
 
-class _Weighted(Wrapped):
-    def __init__(self, rewards: Sequence[Reward], weights: Sequence[float], name: str | None) -> None:
-        parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(rewards, weights, strict=True))
-        super().__init__(name or "+".join(parts).replace("+-", "-"), *rewards)
-        self.weights = weights
+class _Composed(Wrapped):
+    """A reward whose scores a function makes of the members', with its settings."""
 
-    def __call__(self, log_metric: Callable[[str, float], None] | None = None, **kwargs: Any) -> Scores:
-        columns = [call_reward(reward, log_metric=log_metric, **kwargs) for reward in self.rewards]
-        if log_metric is not None:
-            for reward, column in zip(self.rewards, columns, strict=True):
-                log_mean(log_metric, f"{self.__name__}/{reward_name(reward)}", column)
-        rows = zip(*columns, strict=True)
-        known = ([w * s for w, s in zip(self.weights, row, strict=True) if s is not None] for row in rows)
-        return [math.fsum(parts) if parts else None for parts in known]
+    def __init__(self, how: Callable[..., Scores], name: str, *rewards: Reward, **settings: Any) -> None:
+        super().__init__(name, *rewards)
+        self.how, self.settings = how, settings
+
+    def __call__(self, **kwargs: Any) -> Scores:
+        return self.how(self, kwargs, **self.settings)
+
+
+def _sum(whole: Wrapped, kwargs: Mapping[str, Any], weights: Sequence[float]) -> Scores:
+    columns = [call_reward(reward, **kwargs) for reward in whole.rewards]
+    for reward, column in zip(whole.rewards, columns, strict=True):
+        log_mean(kwargs.get("log_metric"), f"{whole.__name__}/{reward_name(reward)}", column)
+    rows = zip(*columns, strict=True)
+    known = ([w * s for w, s in zip(weights, row, strict=True) if s is not None] for row in rows)
+    return [math.fsum(parts) if parts else None for parts in known]
 
 
 @recorded()
@@ -94,26 +98,20 @@ def weighted(
     if not members or len(values) != len(members) or not finite:
         what = f"{len(members)} rewards need as many finite weights, and there are {len(values)}"
         raise invalid(what, f"weighted({weights!r})", "pass at least one reward, and a weight for each")
-    return _Weighted(members, [float(weight) for weight in values], name)
+    parts = (f"{weight:g}*{reward_name(r)}" for r, weight in zip(members, values, strict=True))
+    name = name or "+".join(parts).replace("+-", "-")
+    return _Composed(_sum, name, *members, weights=[float(weight) for weight in values])
 
 
-class _Gated(Wrapped):
-    def __init__(self, by: Reward, reward: Reward, above: float, otherwise: float, name: str) -> None:
-        super().__init__(name, by, reward)
-        self.above, self.otherwise, self.aim = above, otherwise, "both"
-        # Nothing is paid without either of the two, so one that judges the answer decides.
-        if "answer" in map(judges_of, (by, reward)):
-            self.judges = "answer"
-
-    def __call__(self, **kwargs: Any) -> Scores:
-        by, reward = self.rewards
-        gate = call_reward(by, **kwargs)
-        rows = [i for i, open_ in enumerate(gate) if open_ is not None and open_ > self.above]
-        scores = _of_rows(reward, rows, len(gate), kwargs)
-        return [
-            None if open_ is None else score if open_ > self.above else self.otherwise
-            for open_, score in zip(gate, scores, strict=True)
-        ]
+def _gate(whole: Wrapped, kwargs: Mapping[str, Any], above: float, otherwise: float) -> Scores:
+    by, reward = whole.rewards
+    gate = call_reward(by, **kwargs)
+    rows = [i for i, open_ in enumerate(gate) if open_ is not None and open_ > above]
+    scores = _of_rows(reward, rows, len(gate), kwargs)
+    return [
+        None if open_ is None else score if open_ > above else otherwise
+        for open_, score in zip(gate, scores, strict=True)
+    ]
 
 
 @recorded()
@@ -123,32 +121,25 @@ def gated(
     """Pay ``reward`` only where ``by`` pays more than ``above``, and ``otherwise`` elsewhere.
 
     With a correctness reward as the gate, form alone earns nothing.  Where the gate is None, so is the result.
-    The metric's name is "REWARD if BY" by default.
-
-    ``reward`` is called with the rows that pass the gate alone, and not at all if there are none: a judge costs only
-    these, and what it logs is of these.  A reward that compares a whole group cannot be gated so.
+    The metric's name is "REWARD if BY" by default.  ``reward`` is called with the rows that pass the gate alone, if
+    any, so that a judge costs only these; one that compares a whole group cannot be gated so.
 
     >>> from rewards import length_reward, sentence_reward
     >>> reward = gated(by=sentence_reward(), reward=length_reward((1, 5)))
     >>> reward.__name__, reward(completions=["It is so.", "It is so"])
     ('length_reward if sentence_reward', [1.0, 0.0])
     """
-    return _Gated(by, reward, above, otherwise, name or f"{reward_name(reward)} if {reward_name(by)}")
+    name = name or f"{reward_name(reward)} if {reward_name(by)}"
+    whole = _Composed(_gate, name, by, reward, above=above, otherwise=otherwise)
+    whole.aim = "both"
+    # Nothing is paid without either of the two, so one that judges the answer decides.
+    whole.judges = "answer" if "answer" in map(judges_of, (by, reward)) else whole.judges
+    return whole
 
 
-class _Mapped(Wrapped):
-    """A reward whose every score goes through ``scale * score + offset`` and is then clipped."""
-
-    def __init__(
-        self, reward: Reward, name: str, scale: float, offset: float, low: float, high: float
-    ) -> None:
-        super().__init__(name, reward)
-        self.scale, self.offset, self.low, self.high = scale, offset, low, high
-
-    def __call__(self, **kwargs: Any) -> Scores:
-        scores = call_reward(self.rewards[0], **kwargs)
-        mapped = (None if score is None else self.scale * score + self.offset for score in scores)
-        return [None if score is None else min(max(score, self.low), self.high) for score in mapped]
+def _clip(whole: Wrapped, kwargs: Mapping[str, Any], low: float, high: float) -> Scores:
+    scores = call_reward(whole.rewards[0], **kwargs)
+    return [None if score is None else min(max(score, low), high) for score in scores]
 
 
 @recorded()
@@ -161,7 +152,12 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    return _Mapped(reward, f"clipped({reward_name(reward)})", 1.0, 0.0, float(low), float(high))
+    return _Composed(_clip, f"clipped({reward_name(reward)})", reward, low=float(low), high=float(high))
+
+
+def _scale(whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float) -> Scores:
+    scores = call_reward(whole.rewards[0], **kwargs)
+    return [None if score is None else scale * score + offset for score in scores]
 
 
 @recorded()
@@ -175,20 +171,14 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    return _Mapped(reward, name, float(scale), float(offset), -math.inf, math.inf)
+    return _Composed(_scale, name, reward, scale=float(scale), offset=float(offset))
 
 
-class _OnlyFor(Wrapped):
-    def __init__(self, reward: Reward, columns: dict[str, tuple[Any, ...]]) -> None:
-        wanted = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in columns.items())
-        super().__init__(f"{reward_name(reward)}[{wanted}]", reward)
-        self.only, self.columns = columns, (*columns, *self.columns)
-
-    def __call__(self, **kwargs: Any) -> Scores:
-        count = count_of((), kwargs) or 0
-        columns = {column: column_in(kwargs, column, self.__name__) for column in self.only}
-        rows = [i for i in range(count) if all(columns[c][i] in v for c, v in self.only.items())]
-        return _of_rows(self.rewards[0], rows, count, kwargs)
+def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:
+    count = count_of(kwargs) or 0
+    columns = {column: column_in(kwargs, column, whole.__name__) for column in wanted}
+    rows = [i for i in range(count) if all(columns[c][i] in values for c, values in wanted.items())]
+    return _of_rows(whole.rewards[0], rows, count, kwargs)
 
 
 @recorded()
@@ -208,7 +198,11 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
         raise invalid("No column is named", where, "pass one: only_for(r, kind='math')")
     # Not sets: a row's value may be a list, which has no hash.
     several = (set, frozenset, list, tuple)
-    return _OnlyFor(reward, {c: tuple(v) if isinstance(v, several) else (v,) for c, v in columns.items()})
+    wanted = {c: tuple(v) if isinstance(v, several) else (v,) for c, v in columns.items()}
+    named = ", ".join(f"{c}={'|'.join(sorted(set(map(str, values))))}" for c, values in wanted.items())
+    whole = _Composed(_only, f"{reward_name(reward)}[{named}]", reward, wanted=wanted)
+    whole.columns = (*wanted, *whole.columns)
+    return whole
 
 
 class _Cached(Wrapped):
@@ -233,15 +227,12 @@ class _Cached(Wrapped):
 
 def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
     """A digest per row: its completion's ids (its text without them), its prompt, its columns."""
-    import hashlib
-
-    count = count_of((), kwargs) or 0
+    count = count_of(kwargs) or 0
     text_or_ids = "completions" if kwargs.get("completion_ids") is None else "completion_ids"
     skip = set(TRL_KEYWORDS) - {"prompts", text_or_ids}
     values = (value for key, value in sorted(kwargs.items()) if key not in skip and hasattr(value, "__len__"))
     lists = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    columns = [column for column in lists if len(column) == count]
-    rows = (repr([column[i] for column in columns]) for i in range(count))
+    rows = (repr([column[i] for column in lists if len(column) == count]) for i in range(count))
     return [hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=16).digest() for row in rows]
 
 
@@ -249,10 +240,8 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
 def cached(reward: Reward, *, size: int = 100_000) -> Reward:
     """The reward, computed once for each completion: for slow judges and reward models.
 
-    Two rows are the same if their completion ids, prompt and columns are.  Only for rewards that depend on nothing
-    else: not on ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest scores,
-    ``size`` of them, at least 1, are kept; the attributes ``hits`` and ``misses`` count.
+    Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
+    ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest ``size`` scores are
+    kept; the attributes ``hits`` and ``misses`` count.
     """
-    if size < 1:
-        raise invalid("size must be at least 1", f"cached(size={size})", "leave it at 100000")
     return _Cached(reward, size)

@@ -9,14 +9,13 @@ import functools
 from collections.abc import Iterable
 
 
-def three_parts(what: str, where: str, todo: str) -> str:
-    """Join what is wrong, where it is and what to do into one message."""
+def _three_parts(what: str, where: str, todo: str) -> str:
     return f"{what.rstrip('.')}.\nWhere: {where.rstrip('.')}.\nWhat to do: {todo.rstrip('.')}."
 
 
 def invalid(what: str, where: str, todo: str, kind: type[Exception] = ValueError) -> Exception:
-    """The error for an argument that makes no sense."""
-    return kind(three_parts(what, where, todo))
+    """The error for an argument that makes no sense: what is wrong, where, what to do."""
+    return kind(_three_parts(what, where, todo))
 
 
 def check_choice(value: object, choices: Iterable[str], argument: str, where: str, more: str = "") -> None:
@@ -30,8 +29,8 @@ def check_choice(value: object, choices: Iterable[str], argument: str, where: st
 class RewardValueError(ValueError):
     """A reward function returned, or would return, a value that a policy must not be trained on.
 
-    ``what`` is wrong and ``todo``, an instruction, mends it; ``sample`` is the completion's index in the batch, or None
-    if the whole return value is wrong.
+    ``what`` is wrong, ``todo`` an instruction; ``sample`` the completion's index in the batch, None if the whole
+    return value is wrong.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class RewardValueError(ValueError):
         self.what, self.todo = what, todo
         self.reward_name, self.sample, self.value = reward_name, sample, value
         culprit = "" if sample is None else f", sample {sample}, value {shown(value)}"
-        super().__init__(three_parts(what, f"reward '{reward_name}'{culprit}", todo))
+        super().__init__(_three_parts(what, f"reward '{reward_name}'{culprit}", todo))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own passes positional arguments only, so a worker process could not return this error.
@@ -57,7 +56,7 @@ class RewardCallError(RewardValueError, RuntimeError):
 
 
 def shown(value: object, width: int = 80) -> str:
-    """``repr`` of a value, cut to ``width`` characters."""
+    """``repr`` of a value on one line, cut to ``width`` characters."""
     return shortened(" ".join(repr(value).split()), width)
 
 

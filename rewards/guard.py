@@ -1,14 +1,13 @@
 """Guard a reward: what it is given, what it may return, and what its own error means.
 
-rloo_kit's trainer puts ``guarded`` around every reward of a user's.  A guarded reward gets lists that it may edit and
-logs that are checked before TRL adds them up.  Modules as reward models are not guarded: TRL calls those itself.
+rloo_kit's trainer puts ``guarded`` around every reward of a user's.  Modules as reward models are not guarded: TRL
+calls those itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import inspect
 import itertools
 import math
@@ -17,7 +16,8 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rewards.errors import RewardCallError, RewardValueError, invalid, shortened, shown
@@ -33,10 +33,10 @@ from rewards.signature import (
     reward_name,
 )
 
-LIMIT = 1e6
-
 if TYPE_CHECKING:
     import asyncio
+
+LIMIT = 1e6
 
 
 @recorded()
@@ -44,8 +44,8 @@ def guarded(reward: Reward, *, limit: float = LIMIT, columns: Iterable[str] | No
     """The same reward, which now raises instead of returning a value that would silently ruin a run.
 
     TRL 1.15 takes +-inf (every weight NaN after one step), 1e30 (infinite gradient), a dict (its keys become the
-    rewards), and reads NaN as None.  A guarded reward returns a list with one float or None ("does not apply") per
-    completion, or raises.  It is picklable and ``async`` where the reward is, and keeps its ``__name__``.
+    rewards), and reads NaN as None.  A guarded reward returns one float or None ("does not apply") per completion, or
+    raises; it gets lists that it may edit.  It is picklable and ``async`` where the reward is, and keeps its name.
 
     Args:
         reward: any TRL reward callable; a guarded one comes back as it is.
@@ -85,18 +85,18 @@ class _Guarded(Wrapped):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:
         with self._explained(kwargs):
             returned = self.reward(*_copied(args), **self._given(args, kwargs))
-        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
+        return checked_scores(returned, count_of(kwargs, args), name=self.__name__, limit=self.limit)
 
     def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given: dict[str, Any] = _copied(dict(kwargs))
         if (state := given.get("trainer_state")) is not None:
             given["trainer_state"] = copy.copy(state)
             vars(given["trainer_state"]).update(_copied(vars(state)))
-        if (log_metric := given.get("log_metric")) is not None:
-            given["log_metric"] = functools.partial(_log_metric, self.__name__, log_metric)
-        if (log_extra := given.get("log_extra")) is not None:
-            count = count_of(args, kwargs)
-            given["log_extra"] = functools.partial(_log_extra, self.__name__, log_extra, count)
+        count = count_of(kwargs, args)
+        checks: dict[str, Any] = {"log_metric": _log_metric, "log_extra": partial(_log_extra, count)}
+        for name, check in checks.items():
+            if given.get(name) is not None:
+                given[name] = partial(check, given[name], self.__name__)
         return given
 
     @contextlib.contextmanager
@@ -108,20 +108,19 @@ class _Guarded(Wrapped):
         except (Exception, SystemExit) as error:
             if (silence := _unreached(error)) is not None:
                 what = f"What the reward asks did not answer ({type(silence).__name__}: {silence})"
-                mend = "see that the service is up and its address, then train(resume_from_checkpoint=True)"
+                todo = "see that the service is up and its address, then train(resume_from_checkpoint=True)"
             else:
                 what = f"The reward raised {type(error).__name__}{f': {error}' if str(error) else ''}"
-                columns = set(kwargs) - set(TRL_KEYWORDS)
-                mend = "; ".join([f"fix the reward {_place(error)}", *_hints(error, kwargs, columns)])
+                todo = f"fix the reward {_place(error)}{_hint(error, kwargs)}"
             what = shortened(" ".join(what.split()))  # a library's message may have lines of its own
-            raise RewardCallError(what, reward_name=self.__name__, value=error, todo=mend) from error
+            raise RewardCallError(what, reward_name=self.__name__, value=error, todo=todo) from error
 
 
 class _AsyncGuarded(_Guarded):
     async def __call__(self, /, *args: Any, **kwargs: Any) -> Scores:  # type: ignore[override]
         with self._explained(kwargs):
             returned = await self.reward(*_copied(args), **self._given(args, kwargs))
-        return checked_scores(returned, count_of(args, kwargs), name=self.__name__, limit=self.limit)
+        return checked_scores(returned, count_of(kwargs, args), name=self.__name__, limit=self.limit)
 
 
 def call_reward(reward: Reward, **kwargs: Any) -> Scores:
@@ -129,59 +128,43 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     returned = reward(**kwargs)
     if inspect.isawaitable(returned):
         returned = awaited(returned)
-    return checked_scores(returned, count_of((), kwargs), name=reward_name(reward))
+    return checked_scores(returned, count_of(kwargs), name=reward_name(reward))
 
 
 # ------------------------------------------------------------------------------- waiting for async ones
 
-
-class _Loop(threading.Thread):
-    """One event loop for all of the process's calls: a judge's semaphores and clients belong to the one that first used
-    them.  It has a thread of its own: a notebook's has a loop already, and can have only one."""
-
-    def __init__(self) -> None:
-        import asyncio  # it takes a while
-
-        super().__init__(name="rewards", daemon=True)
-        self.loop = asyncio.new_event_loop()
-
-    def run(self) -> None:
-        import asyncio
-
-        asyncio.set_event_loop(self.loop)
-        while True:  # a task that raises one of these ends the loop, and the others are still waited for
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                self.loop.run_forever()
-
-
-# By process, since a forked one has no threads, and by the loop that the call comes from: it cannot wait for itself.
-_loops: dict[tuple[int, _Loop | None], _Loop] = {}
+# One event loop for all of a process's calls, since a judge's semaphores and clients belong to the one that first used
+# them.  By process, since a forked one has no threads, and by the loop that the call comes from: it cannot wait for
+# itself.  In threads of their own: a notebook's has a loop already, and can have only one.
+_loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
 
 
 def awaited(awaitable: Awaitable[Any]) -> Any:
     """What it returns, or raises; an interruption cancels it."""
-    import asyncio
+    import asyncio  # it takes a while
 
     async def result() -> Any:
         return await awaitable
 
-    future = asyncio.run_coroutine_threadsafe(result(), _running())
+    caller = threading.current_thread().name
+    place = os.getpid(), caller if caller.startswith("rewards-") else ""
+    with _starting:
+        if place not in _loops:
+            _loops[place] = asyncio.new_event_loop()
+            name = f"rewards-{len(_loops)}"
+            threading.Thread(target=_run, args=(_loops[place],), name=name, daemon=True).start()
+    future = asyncio.run_coroutine_threadsafe(result(), _loops[place])
     try:
         return future.result()
     finally:
         future.cancel()
 
 
-def _running() -> asyncio.AbstractEventLoop:
-    thread = threading.current_thread()
-    place = os.getpid(), thread if isinstance(thread, _Loop) else None
-    if place not in _loops:
-        made = _Loop()
-        if _loops.setdefault(place, made) is made:
-            made.start()
-        else:  # another thread was first
-            made.loop.close()
-    return _loops[place].loop
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    while True:  # a task that raises one of these ends the loop, and the others are still waited for
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 # --------------------------------------------------------------------------------- what it returns
@@ -190,14 +173,14 @@ def _running() -> asyncio.AbstractEventLoop:
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
     """The returned value as a list of floats and Nones; a RewardValueError if it cannot be one."""
     values = returned.tolist() if hasattr(returned, "tolist") else returned  # of numpy, torch and pandas
-    todo = "return a list with one number per completion"
-    if returned is None:
-        todo = "end the function with return scores"
-    elif inspect.isawaitable(returned):
-        todo = "define the reward itself with async def: TRL awaits no coroutine of a plain function"
-    elif isinstance(returned, Mapping):
-        todo += ", and log the parts through log_metric: TRL would take the keys for the rewards"
     if isinstance(values, (str, bytes, set, frozenset, Mapping)) or not isinstance(values, Iterable):
+        todo = "return a list with one number per completion"
+        if returned is None:
+            todo = "end the function with return scores"
+        elif inspect.isawaitable(returned):
+            todo = "define the reward itself with async def: TRL awaits no coroutine of a plain function"
+        elif isinstance(returned, Mapping):
+            todo += ", and log the parts through log_metric: TRL would take the keys for the rewards"
         what = f"It returned {shown(returned)} ({type(returned).__name__}), not a list of numbers"
         raise RewardValueError(what, reward_name=name, value=returned, todo=todo)
     # What has no length may never end.
@@ -211,24 +194,19 @@ def checked_scores(returned: Any, count: int | None, *, name: str, limit: float 
     return [as_score(value, index, name, limit) for index, value in enumerate(scores)]
 
 
-def _scalar(value: Any) -> Any:
-    """A number of numpy or torch as Python's."""
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-
-
 def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float | None:
     """One score as a float or None; RewardValueError if it cannot be one."""
     if value is None:
         return None
     number = _scalar(value)
-    finite = "return a finite number, or None for a sample the reward does not apply to"
+    todo = "return a finite number, or None for a sample the reward does not apply to"
     if not isinstance(number, numbers.Real):
         what = f"A reward must be one real number, and this one is a {type(value).__name__}"
         todo = "return a flat list of floats; take the parts of a nested one apart"
     elif number != number:
-        what, todo = "A reward must be finite, and this one is NaN, which TRL would read as None", finite
+        what = "A reward must be finite, and this one is NaN, which TRL would read as None"
     elif abs(number) == math.inf:
-        what, todo = f"A reward must be finite, and this one is {number}", finite
+        what = f"A reward must be finite, and this one is {number}"
     elif abs(number) > limit:  # type: ignore[operator]
         what = f"A reward's magnitude must not exceed {limit:g}"
         todo = "scale it down (rewards.scaled, rewards.clipped), or raise guarded(limit=...)"
@@ -237,25 +215,27 @@ def as_score(value: Any, index: int, name: str, limit: float = LIMIT) -> float |
     raise RewardValueError(what, reward_name=name, sample=index, value=value, todo=todo)
 
 
+def _scalar(value: Any) -> Any:  # of numpy or torch
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+
+
 # ----------------------------------------------------------------------------------- what it is given
 
-
-PLAIN = frozenset((str, int, float, bool, type(None)))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _copied(value: Any) -> Any:
     """The same lists, tuples, dicts, arrays and tensors, made anew, so that a reward that edits them edits its own."""
     kind = type(value)
     if kind in (list, tuple):
-        return kind(value if PLAIN.issuperset(map(type, value)) else map(_copied, value))
+        return kind(value if _PLAIN.issuperset(map(type, value)) else map(_copied, value))
     if kind is dict:
-        plain = PLAIN.issuperset(map(type, value.values()))
-        return value.copy() if plain else {name: _copied(one) for name, one in value.items()}
+        return {name: _copied(one) for name, one in value.items()}
     copied = getattr(value, "clone", None) or getattr(value, "copy", None)  # of torch, numpy, sets, images
     return copied() if callable(copied) and not isinstance(value, type) else value
 
 
-def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str, value: Any) -> None:
+def _log_metric(log_metric: Callable[[str, float], None], reward: str, name: str, value: Any) -> None:
     """TRL adds the values up when the step is over, and its error then names neither metric nor reward."""
     number = _scalar(value)
     if not isinstance(name, str) or not isinstance(number, numbers.Real):
@@ -265,7 +245,7 @@ def _log_metric(reward: str, log_metric: Callable[[str, float], None], name: str
 
 
 def _log_extra(
-    reward: str, log_extra: Callable[[str, Any], None], count: int | None, column: str, values: Any
+    count: int | None, log_extra: Callable[[str, Any], None], reward: str, column: str, values: Any
 ) -> None:
     """TRL appends the values to a table whatever their number, and its columns no longer match."""
     found = len(values) if hasattr(values, "__len__") and not isinstance(values, str) else 1
@@ -281,12 +261,10 @@ def _log_extra(
 
 def _unreached(error: BaseException | None) -> BaseException | None:
     """The lost connection or the timeout behind an error; HTTP libraries have classes of their own for them."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
+    for _ in range(20):  # a chain of causes may be a circle
         named = re.search(r"Connect|Timeout|Unavailable", type(error).__name__)
-        if isinstance(error, (ConnectionError, TimeoutError)) or named:
+        if error is None or named or isinstance(error, (ConnectionError, TimeoutError)):
             return error
-        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return None
 
@@ -301,12 +279,13 @@ def _place(error: BaseException) -> str:
     return f"in its own code, at line {own[-1].lineno} of {own[-1].name} in {file}"
 
 
-def _hints(error: BaseException, kwargs: Mapping[str, Any], columns: Collection[str]) -> Iterator[str]:
+def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
     """The form of the call's arguments, for errors that mostly come from expecting another form."""
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
-        if isinstance(kwargs["completions"][0], str):
-            yield "completions are strings here, as the prompts are"
-        else:
-            yield "completions are lists of messages here: completion[0]['content']"
+        text = isinstance(kwargs["completions"][0], str)
+        chat = "completions are lists of messages here: completion[0]['content']"
+        return f"; {'completions are strings here, as the prompts are' if text else chat}"
     if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
-        yield f"rewards get {f'the columns {sorted(columns)}' if columns else 'no column of the dataset'}"
+        columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
+        return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"
+    return ""

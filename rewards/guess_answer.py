@@ -1,8 +1,7 @@
-r"""A guess at the answer of a text that keeps to no form: after a label in English, else in its last sentence.
+"""A guess at the answer of a text that keeps to no form: after a label in English, else in its last sentence.
 
-For ``rewards.answers`` with "auto" and "prose".  It refuses in doubt: a denial, an alternative or a condition in the
-sentence, two labels that differ, a retraction after it.  It reads no other language; name a form in the prompt and in
-the reward, and nothing is guessed.
+It refuses in doubt: a denial, an alternative or a condition, labels that differ, a retraction.  Name a form in the
+prompt and in the reward, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def guessed(text: str, kind: str) -> list[str]:
 
 
 def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
-    """The end of the last sentence with a sign of an answer; none among several bare values."""
+    # The end of the last sentence with a sign of an answer; none among several bare values.
     sentences = _SENTENCE.split(text)
     stating = [i for i, part in enumerate(sentences) if re.search(_SIGNS[kind], part)]
     bare = [i for i in stating if not re.search("[A-Za-z]{2}", sentences[i])]
@@ -80,7 +79,7 @@ def _concluded(text: str, kind: str) -> list[tuple[str, str, str]]:
 
 
 def _states(value: str, kind: str) -> bool:
-    """Whether a number or a letter stands where a sentence states one: after a verb, a colon, or first."""
+    # A number or a letter stands where a sentence states one: after a verb, a colon, or first.
     start = value.rfind("=") + 1
     sign = re.search(_SIGNS[kind], value[start:])
     return kind not in ("number", "choice") or bool(sign and _STATES.search(value[: start + sign.start()]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from rewards.compose import log_mean
@@ -35,24 +34,30 @@ class _RewardModel:
     aim: ClassVar[str] = "answer"
 
     def __post_init__(self) -> None:
-        self.__name__ = _named(self.source).rstrip("/").split("/")[-1] or "reward_model"
+        self.__name__ = str(_named(self.source)).rstrip("/").split("/")[-1] or "reward_model"
         self._loaded: tuple[Any, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_loaded": None}  # a worker process loads its own copy
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        if self._loaded is None:
-            self._loaded = _load(self.source, self.tokenizer, self.device)
+        import torch
+
+        self._loaded = self._loaded or _load(self.source, self.tokenizer, self.device)
         model, tokenizer = self._loaded
+        own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or self.max_length
+        length = min(self.max_length, own, tokenizer.model_max_length)
+        form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
         # Batches of similar length waste least on padding.
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         scores: dict[int, float] = {}
         for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            values = _scored(model, tokenizer, [texts[i] for i in batch], self.max_length)
-            scores |= zip(batch, values, strict=True)
+            rows = order[start : start + self.batch_size]
+            batch = tokenizer([texts[i] for i in rows], return_tensors="pt", **form).to(model.device)
+            with torch.inference_mode():
+                logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            scores |= zip(rows, logits[:, 0].float().tolist(), strict=True)
         return [scores[i] for i in range(len(texts))]
 
     def _text(self, tokenizer: Any, prompt: Any, completion: Any) -> str:
@@ -81,57 +86,46 @@ def reward_model(
 ) -> Reward:
     """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
 
-    Loaded at the first call and called in batches through its own tokenizer and chat template.  TRL also takes such a
-    model as a module in ``reward_funcs``; this reward can in addition be composed, cached, kept on the CPU, and given
-    the answer without the thought.  It is named after the model, and picklable where ``model`` is a name.
+    Loaded at the first call, and called in batches through its own tokenizer and chat template.  Unlike a module in
+    TRL's ``reward_funcs`` it can be composed, cached, kept on the CPU, and given the answer without the thought.  It is
+    named after the model, and picklable where ``model`` is a name.
 
     Args:
         model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
         tokenizer: by default that of ``model``.
-        max_length: tokens of prompt and completion, at most the model's own; longer texts are cut on the left, which
-            keeps the answer.
+        max_length: tokens of prompt and completion, at most the model's own; longer texts are cut on the left.
         device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
         with_thought: False to judge only the text after the thought, as most reward models were trained.
         tokens: the policy's markers, for ``with_thought=False``.
-
-    Raises:
-        ValueError: a batch size or length below 1, no model; at the first call, another number of outputs than one, or
-            no tokenizer.
     """
-    if batch_size < 1 or max_length < 1:
-        where = f"reward_model(batch_size={batch_size}, max_length={max_length})"
-        raise invalid("batch_size and max_length must be at least 1", where, "leave them at 8 and 4096")
-    where = f"reward_model({shown(model) if isinstance(model, str) else type(model).__name__})"
-    if not isinstance(model, str) and not hasattr(model, "config"):
-        todo = "pass a hub id, a folder as a str, or a loaded model and its tokenizer"
-        raise invalid(f"This is not a reward model, but of type {type(model).__name__}", where, todo)
-    path = model if isinstance(model, str) else ""
-    if (path.startswith(("/", ".", "~")) or path.count("/") > 1) and not Path(path).is_dir():  # not a hub id
-        raise invalid("There is no such folder", where, "name the folder of a saved model")
-    if tokenizer is None and not _named(model):
-        todo = "pass tokenizer=AutoTokenizer.from_pretrained(...) of the reward model, not of the policy"
-        raise invalid("A loaded model needs its tokenizer", where, todo)
+    name, where = _named(model), f"reward_model({type(model).__name__})"
+    if name is None or (tokenizer is None and not name):
+        what = "This is not a reward model" if name is None else "A loaded model needs its tokenizer"
+        todo = "pass a hub id, a folder as a str, or a loaded model and its own tokenizer, not the policy's"
+        raise invalid(what, where, todo)
     return _RewardModel(model, tokenizer, batch_size, max_length, device, with_thought, tokens)
 
 
-def _named(model: Any) -> str:
-    return model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
+def _named(model: Any) -> str | None:
+    if isinstance(model, str):
+        return model
+    return str(getattr(model.config, "_name_or_path", "")) if hasattr(model, "config") else None
 
 
-def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
+def _load(model: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    model = source
-    if isinstance(source, str):
+    name = _named(model)
+    if isinstance(model, str):
         where = device or ("cuda" if torch.cuda.is_available() else "cpu")
         how: Any = {"dtype": "auto", "device_map": {"": where}}
-        model = AutoModelForSequenceClassification.from_pretrained(source, **how)
-    outputs, where = model.config.num_labels, f"reward_model({_named(model) or type(model).__name__})"
+        model = AutoModelForSequenceClassification.from_pretrained(model, **how)
+    outputs, where = model.config.num_labels, f"reward_model({name or type(model).__name__})"
     if outputs != 1:
         todo = "train it with num_labels=1 (TRL's RewardTrainer does), or make one number of them in a reward of yours"
         raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(_named(model))
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
     # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         todo = "save it there with tokenizer.save_pretrained(folder), or pass tokenizer="
@@ -140,24 +134,9 @@ def _load(source: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
     config = model.config.get_text_config()
     if tokenizer.pad_token_id is None:
         known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
-        if known is None:
-            what = "A batch needs a token for padding, and neither model nor tokenizer has one"
-            raise invalid(what, where, "pass tokenizer= with its pad_token set to one that no text has")
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(known)
+        tokenizer.pad_token = None if known is None else tokenizer.convert_ids_to_tokens(known)
     config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
     return model.eval(), tokenizer
-
-
-def _scored(model: Any, tokenizer: Any, texts: list[str], max_length: int) -> list[float]:
-    import torch
-
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or max_length
-    length = min(max_length, own, tokenizer.model_max_length)
-    form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
-    batch = tokenizer(texts, return_tensors="pt", **form).to(model.device)
-    with torch.inference_mode():
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    return [float(value) for value in logits[:, 0].float().cpu()]
 
 
 @dataclass(frozen=True)
@@ -177,62 +156,44 @@ class _Rubric:
     tokens: ThinkTokens
     __name__: str
 
-    def __call__(
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        completion_ids: Any = None,
-        log_metric: Any = None,
-        **kwargs: Any,
-    ) -> Scores:
-        texts = self._judged(completions, completion_ids)
-        return self._total(texts, [self.judge(*one) for one in self._questions(prompts, texts)], log_metric)
+    def __call__(self, **given: Any) -> Scores:
+        return self._total(given, [self.judge(*one) for one in self._questions(given)])
 
-    def _judged(self, completions: Sequence[Any], completion_ids: Any) -> list[str]:
+    def _questions(self, given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        rows = zip(given["prompts"], self._judged(given), strict=True)
+        asked = [(prompt_text(prompt), text) for prompt, text in rows if text]
+        return [(*one, criterion.description) for one in asked for criterion in self.criteria]
+
+    def _judged(self, given: Mapping[str, Any]) -> list[str]:
         """What the judge is shown of each completion; empty where there is nothing to show."""
-        whole = [completion_text(completion, thought=True) for completion in completions]
-        ids = [None] * len(whole) if completion_ids is None else completion_ids
-        if self.aim == "both":
-            return whole
-        return [self._part(*pair).strip() for pair in zip(whole, ids, strict=True)]
+        whole = [completion_text(completion, thought=True) for completion in given["completions"]]
+        ids = given.get("completion_ids")
+        ids = [None] * len(whole) if ids is None else ids
+        return whole if self.aim == "both" else list(map(self._part, whole, ids))
 
     def _part(self, text: str, ids: Any) -> str:
         thought = None if ids is None else split_thinking(ids, self.tokens)
         parts = split_text(text, thought, self.tokens)
         if self.aim == "answer":
-            return parts[-1][1]
+            return parts[-1][1].strip()
         closed = CLOSE in text if thought is None else thought.closed
-        return parts[0][0] if closed else ""
+        return parts[0][0].strip() if closed else ""
 
-    def _questions(self, prompts: Sequence[Any], texts: Sequence[str]) -> list[tuple[str, str, str]]:
-        return [
-            (prompt_text(prompt), text, criterion.description)
-            for prompt, text in zip(prompts, texts, strict=True)
-            if text
-            for criterion in self.criteria
-        ]
-
-    def _total(self, texts: Sequence[str], marks: Iterable[Any], log_metric: Any) -> Scores:
-        given, width = iter(marks), range(len(self.criteria))
-        table = [[self._mark(next(given), i, k) if t else 0.0 for k in width] for i, t in enumerate(texts)]
-        if log_metric is not None:
-            for k, criterion in enumerate(self.criteria):
-                log_mean(log_metric, f"{self.__name__}/{criterion.name}", [row[k] for row in table])
+    def _total(self, given: Mapping[str, Any], marks: Iterable[Any]) -> Scores:
+        left, width = iter(marks), range(len(self.criteria))
+        texts = self._judged(given)
+        table = [[self._mark(next(left), i, k) if t else 0.0 for k in width] for i, t in enumerate(texts)]
+        for k, criterion in enumerate(self.criteria):
+            log_mean(given.get("log_metric"), f"{self.__name__}/{criterion.name}", [row[k] for row in table])
         return [self._mean(row) for row in table]
 
     def _mark(self, mark: Any, sample: int, k: int) -> float | None:
-        if mark is None:
-            return None
         number = float(mark) if isinstance(mark, (int, float)) or hasattr(mark, "item") else math.nan
-        if not 0.0 <= number <= 1.0:
-            raise RewardValueError(
-                f"The judge's mark for '{self.criteria[k].name}' is not a number from 0 to 1",
-                reward_name=self.__name__,
-                sample=sample,
-                value=mark,
-                todo="scale the judge's answer to [0, 1], or return None where it has no opinion",
-            )
-        return number
+        if mark is None or 0.0 <= number <= 1.0:
+            return None if mark is None else number
+        what = f"The judge's mark for '{self.criteria[k].name}' is not a number from 0 to 1"
+        todo = "scale the judge's answer to [0, 1], or return None where it has no opinion"
+        raise RewardValueError(what, reward_name=self.__name__, sample=sample, value=mark, todo=todo)
 
     def _mean(self, marks: Sequence[float | None]) -> float | None:
         known = [(c.weight, mark) for c, mark in zip(self.criteria, marks, strict=True) if mark is not None]
@@ -241,20 +202,12 @@ class _Rubric:
 
 
 class _AsyncRubric(_Rubric):
-    async def __call__(  # type: ignore[override]
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        completion_ids: Any = None,
-        log_metric: Any = None,
-        **kwargs: Any,
-    ) -> Scores:
+    async def __call__(self, **given: Any) -> Scores:  # type: ignore[override]
         import asyncio
 
-        texts = self._judged(completions, completion_ids)
-        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(prompts, texts)]
+        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(given)]
         try:
-            return self._total(texts, await asyncio.gather(*asked), log_metric)
+            return self._total(given, await asyncio.gather(*asked))
         finally:  # once one fails, the others would still be asked, and paid for
             for one in asked:
                 one.cancel()
@@ -276,24 +229,17 @@ def rubric_reward(
 
     Args:
         criteria: name to description, with equal weights; or :class:`Criterion` objects.
-        judge: ``judge(prompt, text, description) -> float in [0, 1], or None``; another model, an API,
-            a function.  The prompt is the user's message, or of several turns all of them, each after its role and
-            without the system's.  An ``async`` judge gets all questions at once, and makes the reward ``async``.
+        judge: ``judge(prompt, text, description) -> float in [0, 1], or None``; another model, an API, a function.  It
+            gets the user's message, or of several turns all, each after its role, without the system's.  An ``async``
+            one gets all questions at once, and makes the reward ``async``.
         aim: what the judge is shown of a completion: the "thought", the "answer" after it, or "both".
-
-    Raises:
-        ValueError: no criteria, one that is a bare text, a repeated name, a weight that is not positive, or another
-            aim; at a call, RewardValueError for a mark outside [0, 1].
 
     >>> short = lambda prompt, text, description: 1 / len(text.split())
     >>> said = {"prompts": ["?"], "completions": ["<think>6 * 7 it is</think>forty two"]}
-    >>> for aim in ("thought", "answer"):
-    ...     rubric_reward({"brief": "It is brief."}, short, aim=aim)(**said)
-    [0.2]
-    [0.5]
+    >>> [rubric_reward({"brief": "Is it brief?"}, short, aim=aim)(**said) for aim in ("thought", "answer")]
+    [[0.2], [0.5]]
     """
-    given = (Criterion(*item) for item in criteria.items()) if isinstance(criteria, Mapping) else criteria
-    lines = tuple(given)
+    lines = [Criterion(*i) for i in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
     todo = "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)"
     if strange := [line for line in lines if not isinstance(line, Criterion)]:
         what = f"A criterion needs a name and a description, and this one is a {type(strange[0]).__name__}"
@@ -303,4 +249,4 @@ def rubric_reward(
         where = f"rubric_reward({names}, weights {[line.weight for line in lines]})"
         raise invalid("A rubric needs criteria of different names and positive weights", where, todo)
     check_choice(aim, get_args(Aim), "aim", "rubric_reward")
-    return (_AsyncRubric if is_async(judge) else _Rubric)(lines, judge, aim, tokens, name)
+    return (_AsyncRubric if is_async(judge) else _Rubric)(tuple(lines), judge, aim, tokens, name)

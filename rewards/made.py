@@ -21,8 +21,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function by its public name, such as "rewards.answer_reward", and what it was given, by name; what
-    was left to a default is not in it."""
+    """A call by its function's public name, "rewards.answer_reward", and what it was given, defaults left out."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -48,10 +47,9 @@ class recorded:
         @functools.wraps(function)
         def make(*args: P.args, **kwargs: P.kwargs) -> Made:
             made = function(*args, **kwargs)
-            given = _flat(signature.bind(*args, **kwargs), self.without)
+            given = self._given(signature.bind(*args, **kwargs))
             if any(value is made for value in given.values()):  # given back as it came
                 return made
-            given |= {name: _whole(given[name]) for name in self.files if name in given}
             call = Call(self.named or f"{package}.{function.__name__}", given)
             with contextlib.suppress(AttributeError):  # a bound method takes none
                 object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
@@ -61,20 +59,20 @@ class recorded:
 
         return make
 
+    def _given(self, bound: inspect.BoundArguments) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            several = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            found |= value if several else {name: value}
+        # A list as it is now.
+        kept = {n: list(v) if isinstance(v, list) else v for n, v in found.items() if n not in self.without}
+        return kept | {name: _whole(kept[name]) for name in self.files if name in kept}
+
 
 def made_by(thing: object) -> Call | None:
     """The call that made it, where that is known."""
     found = getattr(thing, "made_by", None)
     return found if isinstance(found, Call) else None
-
-
-def _flat(bound: inspect.BoundArguments, without: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        keywords = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        # A list as it is now.
-        found |= value if keywords else {name: list(value) if isinstance(value, list) else value}
-    return {name: value for name, value in found.items() if name not in without}
 
 
 def _whole(value: Any) -> Any:

@@ -18,7 +18,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
@@ -122,7 +121,7 @@ def _letters(text: str) -> set[str]:
 
 
 def _ends(text: str) -> str:
-    """The brackets around a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none."""
+    # Of a pair, an interval or a tuple, whose kind matters; "set" for braces, "" for none.
     match = re.match(r"([(\[]|\\\{|\\langle).*([)\]]|\\\}|\\rangle)$", text, re.DOTALL)
     if match is None or "," not in text:
         return ""
@@ -144,87 +143,70 @@ def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
 def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
     """The same for many pairs of gold answer and answer, in parallel, each with its own time on a core.
 
-    Verdicts are remembered; a pair that took too long has none, and is False this time.
-
-    Raises:
-        ImportError: math-verify is not installed.
-        RewardCallError: its process ends without an answer, also when started again.
+    What was found is remembered; a pair that took too long is False this time alone.  ImportError where math-verify is
+    not installed, RewardCallError where its process ends without an answer, also when started again.
     """
-    found = {pair: True if pair[0] == pair[1] else _verdicts.get(pair) for pair in pairs}
-    if todo := [pair for pair, verdict in found.items() if verdict is None]:
+    found = {pair: True if pair[0] == pair[1] else _known.get(pair) for pair in pairs}
+    if todo := [pair for pair, same in found.items() if same is None]:
         with _lock:
-            given = dict(zip(todo, _server.grade(todo, timeout), strict=True))
-            _verdicts.update({pair: verdict for pair, verdict in given.items() if verdict is not None})
-            while len(_verdicts) > KEPT:  # the oldest first
-                del _verdicts[next(iter(_verdicts))]
+            given = dict(zip(todo, _graded(todo, timeout), strict=True))
+            _known.update({pair: same for pair, same in given.items() if same is not None})
+            while len(_known) > KEPT:  # the oldest first
+                del _known[next(iter(_known))]
         found |= given
-    return {pair: verdict is True for pair, verdict in found.items()}
+    return {pair: same is True for pair, same in found.items()}
 
 
-class _Server:
-    """The process that grades: started on first use, and again after it has died or this process was forked."""
+_SERVE = "from rewards.math import serve; serve()"
+_known: dict[Pair, bool] = {}
+_lock = threading.Lock()
+_servers: dict[int, subprocess.Popen[str]] = {}  # by process: a forked one starts its own
 
-    process: subprocess.Popen[str] | None = None
-    errors: IO[str] | None = None
-    owner, said = 0, ""
 
-    def grade(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
-        """The verdict on each pair, None for one that took too long."""
-        for _ in range(2):  # it may have died since the last request
-            try:
-                return self._ask(pairs, timeout)
-            except (OSError, ValueError) as error:
-                failed = error
-        what = f"The process that runs math-verify ended without an answer: {self.said or failed}"
-        todo = (
-            "see that memory is free and that a new process can import math_verify, then resume the training"
-        )
-        raise RewardCallError(what, reward_name="answer_reward", todo=todo) from failed
-
-    def _ask(self, pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
+def _graded(pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
+    """Whether each pair is equal, None for one that took too long."""
+    said = "nothing"
+    for _ in range(2):  # it may have died since the last request
+        server = _server()
+        stdin, stdout = cast(IO[str], server.stdin), cast(IO[str], server.stdout)
         try:
-            if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
-                self._start()
-            assert self.process and self.process.stdin and self.process.stdout  # noqa: PT018
-            self.process.stdin.write(json.dumps([timeout, pairs]) + "\n")
-            self.process.stdin.flush()
-            answers: list[bool | None] = json.loads(self.process.stdout.readline())
+            with contextlib.suppress(OSError):  # it has ended, and its last words are read below
+                print(json.dumps([timeout, pairs]), file=stdin, flush=True)
+            for line in stdout:
+                if line.startswith("["):
+                    answers: list[bool | None] = json.loads(line)
+                    return answers
+                said = line.strip() or said
         except BaseException:
-            self.stop()  # an answer still to come would be taken for the next request's
+            _stop()  # an answer still to come would be taken for the next request's
             raise
-        return answers
+        _stop()
+    what = f"The process that runs math-verify ended without an answer: {said}"
+    todo = "see that memory is free and that a new process can import math_verify, then resume the training"
+    raise RewardCallError(what, reward_name="answer_reward", todo=todo)
 
-    def _start(self) -> None:
+
+def _server() -> subprocess.Popen[str]:
+    found = _servers.get(os.getpid())
+    if found is None or found.poll() is not None:
         import math_verify  # noqa: F401 - a missing package is named here, not in the server
 
-        self.stop()
-        self.owner = os.getpid()
-        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - stop closes it
         # Without "", the folder it was started in, whose files may be called as modules are.
         paths = [str(Path(__file__).resolve().parent.parent), *filter(None, map(str, sys.path))]
         command = [sys.executable, "-c", f"import sys; sys.path[:] = {paths!r}; {_SERVE}"]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
-
-    def stop(self) -> None:
-        """End it, and keep the last line that it wrote to standard error."""
-        if self.process is not None and self.owner == os.getpid():
-            self.process.kill()
-            self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout) if self.process else ():
-            with contextlib.suppress(OSError):  # what was not sent
-                cast(IO[str], pipe).close()
-        if self.errors is not None:
-            self.errors.seek(0)
-            self.said = (self.errors.read().strip().splitlines() or [""])[-1]
-            self.errors.close()
-        self.process = self.errors = None
+        found = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        _servers[os.getpid()] = found
+    return found
 
 
-_SERVE = "from rewards.math import serve; serve()"
-_verdicts: dict[Pair, bool] = {}
-_server, _lock = _Server(), threading.Lock()
-atexit.register(_server.stop)
+def _stop() -> None:
+    if server := _servers.pop(os.getpid(), None):
+        with contextlib.suppress(OSError), server:  # what was not sent
+            server.kill()
+
+
+atexit.register(_stop)
 
 
 # ----------------------------------------------------------------------------------- in the server
@@ -239,23 +221,23 @@ def serve() -> None:
         sys.exit("math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2]")
     for line in sys.stdin:
         timeout, pairs = json.loads(line)
-        verdicts: list[bool | None] = [None] * len(pairs)
-        waiting, running, slow = list(enumerate(pairs)), dict[int, int](), 0
-        while waiting or running:
-            while waiting and len(running) < AT_ONCE:
-                index, pair = waiting.pop(0)
-                running[_forked(pair, timeout if slow < SLOW else timeout / 4)] = index
-            child, status = os.wait()
-            index = running.pop(child)
-            verdicts[index] = {0: True, 1: False}.get(os.waitstatus_to_exitcode(status))
-            slow += verdicts[index] is None
-        print(json.dumps(verdicts), flush=True)
+        answers: list[bool | None] = [None] * len(pairs)
+        running, slow = dict[int, int](), 0
+        for index in range(len(pairs) + AT_ONCE):
+            if index < len(pairs):
+                running[_forked(pairs[index], timeout if slow < SLOW else timeout / 4)] = index
+            if running and (index >= len(pairs) or len(running) == AT_ONCE):
+                child, status = os.wait()
+                done = running.pop(child)
+                answers[done] = {0: True, 1: False}.get(os.waitstatus_to_exitcode(status))
+                slow += answers[done] is None
+        print(json.dumps(answers), flush=True)
 
 
 def _forked(pair: Sequence[str], seconds: float) -> int:
     if child := os.fork():
         return child
-    verdict = 2  # the exit status: 0 for equal, 1 for not
+    status = 2  # 0 for equal, 1 for not
     try:
         import resource
 
@@ -264,9 +246,9 @@ def _forked(pair: Sequence[str], seconds: float) -> int:
         # refuses nothing that a quiet one accepts; the other ends one that waits.
         signal.setitimer(signal.ITIMER_PROF, seconds)
         signal.setitimer(signal.ITIMER_REAL, 60 * seconds)
-        verdict = 0 if _verified(*pair) else 1
+        status = 0 if _verified(*pair) else 1
     finally:
-        os._exit(verdict)
+        os._exit(status)
 
 
 def _verified(gold: str, answer: str) -> bool:

@@ -1,7 +1,7 @@
-r"""The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
+"""The number that a text states: digits, LaTeX, fractions, percentages, money, units, a true equation.
 
-Values are exact fractions, so that 0.1 + 0.2 is 0.3.  It gets the words that state a number, and returns None if they
-state none, several or an expression.  It reads neither algebra nor numbers in words, such as "forty".
+Values are exact fractions, so that 0.1 + 0.2 is 0.3.  A text that states no number, several or an expression has none.
+It reads neither algebra nor numbers in words, such as "forty".
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ _SPELLINGS = str.maketrans(
     | {"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "≤": r"\le ", "≥": r"\ge "}
     | {"π": r"\pi ", "∞": r"\infty ", "∪": r"\cup ", "∅": r"\emptyset "}
 )
-_RAISED, _LOWERED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+"), re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
-_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")
 
 
 def readable(text: str) -> str:
     """The text as its reader sees it, in ASCII digits and signs, without what is hidden or struck out.
 
-    A superscript becomes a power, because NFKC would turn a 4 squared into 42.  A text with a bidirectional override
-    becomes empty, since its digits are shown in another order than they are stored.
+    A superscript becomes a power; a text with a bidirectional override, whose digits are shown in another order than
+    they are stored, becomes empty.
 
     >>> readable("４２ <!-- 7 -->"), readable("4²"), readable("٤٢"), readable("~~41~~ 42"), readable("1½")
     ('42 ', '4^{2}', '42', ' 42', '1 1/2')
@@ -46,9 +44,9 @@ def readable(text: str) -> str:
     text = unicodedata.normalize("NFC", _HIDDEN.sub("", text))
     text = re.sub("[¼½¾⅐-⅞]", lambda m: " " + unicodedata.normalize("NFKC", m[0]), text)
     text = re.sub(r"√\s?(\d+|[A-Za-z]|\([^()]{0,80}\))", r"\\sqrt{\1}", text)
-    text = _RAISED.sub(lambda m: "^{" + m[0].translate(_DIGITS) + "}", text)
-    text = _LOWERED.sub(lambda m: "_{" + m[0].translate(_DIGITS) + "}", text).translate(_SPELLINGS)
-    return "".join(str(int(c)) if c.isdecimal() else c for c in text)
+    text = re.sub("[⁰¹²³⁴-⁹⁻]+", lambda m: "^{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
+    text = re.sub("[₀-₉]+", lambda m: "_{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
+    return "".join(str(int(c)) if c.isdecimal() else c for c in text.translate(_SPELLINGS))
 
 
 _WRAPPER = re.compile(
@@ -83,7 +81,6 @@ def plain(text: str) -> str:
         text = unit.sub(usual, text)
     for _ in range(3):  # models nest text in text in a box, and no deeper
         text = _WRAPPER.sub(r" \1 ", _SPACE.sub(" ", text))
-    text = re.sub(r"\^\s*\{?\s*(?:st|nd|rd|th)\s*\}?", "", text)
     text = _FRACTION.sub(lambda m: f" {_over(m[1] or m[2])}/{_over(m[3] or m[4])}", text)
     return _MARKUP.sub("", text).strip()
 
@@ -103,30 +100,26 @@ class Number(NamedTuple):
     unit: str = ""
 
     def same(self, gold: Number, tolerance: float = 0.0) -> bool:
-        """Whether it equals the gold answer; 50% is both 50 and one half, since questions use either.
-
-        A unit counts where both have one.
-        """
+        """Whether it equals the gold answer: 50% is both 50 and one half, and a unit counts where both have one."""
         if self.percent != gold.percent and (gold.unit if self.percent else self.unit):
             return False  # 25 % of something, and 25 dollars
-        if self.percent and gold.percent:
-            return abs(self.value - gold.value) <= _slack(gold.value, tolerance)
-        mine = {self.value, self.value / 100} if self.percent else {self.value}
-        if self.percent and not gold.percent and abs(gold.value) < 1:
-            mine = {self.value / 100}
-        golds = {gold.value, gold.value / 100} if gold.percent else {gold.value}
+        mine, golds = {self.value}, {gold.value}
+        if gold.percent and not self.percent:
+            golds = {gold.value, gold.value / 100}
+        elif self.percent and not gold.percent:
+            mine = {self.value / 100} if abs(gold.value) < 1 else {self.value, self.value / 100}
         close = any(abs(a - b) <= _slack(b, tolerance) for a in mine for b in golds)
         return close and _same_unit(self.unit, gold.unit)
 
 
 def _slack(gold: Fraction, tolerance: float) -> Fraction:
-    """The allowed error; 1/3 has no exact decimal, so six digits of it suffice."""
+    # 1/3 has no exact decimal, so six digits of it suffice.
     exact = pow(10, LONGEST, gold.denominator) == 0
     return max(Fraction(tolerance), Fraction(0 if exact else 1, 10**6)) * abs(gold)
 
 
 def _same_unit(mine: str, gold: str) -> bool:
-    """A missing unit matches any, and an abbreviation its word: "km" has the letters of "kilometer" in their order."""
+    # A missing unit matches any, and an abbreviation its word: "km" has the letters of "kilometer" in their order.
     short, long = sorted((mine, gold), key=len)
     if not short or short == long:
         return True
@@ -139,7 +132,7 @@ _SCALES = {
     "millionen": 10**6, "millones": 10**6, "milliarden": 10**9, "тыс": 10**3, "млн": 10**6, "млрд": 10**9,
     "千": 10**3, "万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8,
 }  # fmt: skip
-_MONEY = dict(zip("$€£¥₹¢", ("dollar", "euro", "pound", "yen", "rupee", "cent"), strict=True))
+_MONEY = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
 _MONEY |= {"usd": "dollar", "eur": "euro"}
 _MULTIPLES = (7, 10, 12, 24, 60, 100, 1000, 1440, 3600)
 _LETTERS = "mgshlcdtLVNJWACFKHT"  # units of one letter; any other is an unknown
@@ -190,10 +183,8 @@ _UNIT = re.compile(
 def to_number(text: str, *, decimal_comma: bool = False, alone: bool = False) -> Number | None:
     r"""The one number that a text states, or None if it states none, several, a bound or an expression.
 
-    Args:
-        text: the words that state it, with its unit, its unknown's name before "=", or a true equation.
-        decimal_comma: 3,75 is 3.75, as in most of Europe; 3,750 stays a thousand times as much.
-        alone: the text is the number: no words but a unit after it.
+    With ``decimal_comma`` 3,75 is 3.75, as in most of Europe, and 3,750 stays a thousand times as much; ``alone``: the
+    text is the number, with no words but a unit after it.
 
     >>> [str(to_number(s).value) for s in ("1,000", "4.2e1 apples", r"x = \frac{84}{4}", "39 + 3 = 42", "- 5")]
     ['1000', '42', '21', '42', '-5']
@@ -230,7 +221,6 @@ def conversion(text: str) -> list[Number]:
 
 
 def _single(text: str, alone: bool, currency: str) -> Number | None:
-    """The number of a text without an equals sign."""
     if power := re.fullmatch(r"(-?)10\s*\^\s*\{?\s*(-?\d{1,2})\s*\}?(\s+[A-Za-z]+)?", text.strip()):
         return Number(Fraction(10) ** int(power[2]) * (-1 if power[1] else 1))
     # A power of a unit is no second number, and brackets around a number alone no operator.
@@ -245,17 +235,13 @@ def _single(text: str, alone: bool, currency: str) -> Number | None:
     unit = _UNIT.match(after)
     rest = after[unit.end() :] if unit else after
     value = _value(match)
-    if value is None or _BEFORE.search(before) or _AFTER.search(after):
+    stated = not (_BEFORE.search(before) or _AFTER.search(after) or before.endswith("-"))
+    in_words = _IN_WORDS.fullmatch(before) and not bracketed
+    expression = any(_OPERATOR.search(side) for side in (before, rest))
+    beside = alone and re.search(r"\w", re.sub("^[Aa]nswer$", "", before) + rest)
+    if value is None or not stated or in_words or expression or beside:
         return None
-    if _IN_WORDS.fullmatch(before) and not bracketed:
-        return None
-    if any(_OPERATOR.search(side) for side in (before, rest)) or before.endswith("-"):
-        return None
-    if before and re.search(r"\S\s$", match["sign"] or ""):  # a difference
-        return None
-    if alone and (re.search(r"\w", re.sub("^[Aa]nswer$", "", before)) or re.search(r"\w", rest)):
-        return None
-    return _with_unit(value, match["percent"] is not None, unit, after, currency)
+    return _with_unit(value, match["percent"] is not None, unit, currency)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -266,34 +252,23 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return sign * Fraction(match["digits"]) * Fraction(10) ** power / below
 
 
-def _with_unit(
-    value: Fraction, percent: bool, unit: re.Match[str] | None, after: str, currency: str
-) -> Number | None:
+def _with_unit(value: Fraction, percent: bool, unit: re.Match[str] | None, currency: str) -> Number | None:
     if unit is None or percent:
         return Number(value, percent, currency)
     if unit["degree"]:
         return Number(value, unit="degree" + unit["degree"][1:].strip().lower())
     word = unit["unit"]
-    low = word.lower()
-    names = (
-        word,
-        low,
-        low.removesuffix("s"),
-        "" if word[0].isascii() else word[0],
-    )  # 42万元 has the scale 万
-    scale = next((_SCALES[name] for name in names if name in _SCALES), 0)
-    if scale:
-        return Number(value * scale, unit=currency)
-    attached = not after[:1].isspace()
+    low, sign = word.lower(), "" if word[0].isascii() else word[0]  # 42万元 has the scale 万
+    for name in (word, low, low.removesuffix("s"), sign):
+        if name in _SCALES:
+            return Number(value * _SCALES[name], unit=currency)
     if word.isascii() and len(word) == 1 and word not in _LETTERS:
         return None  # an unknown, as in 3 x
-    if attached and word.isascii() and len(word) > 4:
-        return None  # 42nonsense
     return Number(value, unit=currency or _unit_name(word, unit["rest"] or "", unit["power"] or ""))
 
 
 def _unit_name(word: str, rest: str, power: str) -> str:
-    """A unit for comparison: "square meters" and "m^2" share their letters and their power."""
+    # "square meters" and "m^2" share their letters and their power.
     words = [_MONEY.get(one, one) for one in re.findall(r"[^\W\d_]+", f"{word}{rest}".lower())]
     dimension = {"square": "2", "sq": "2", "cubic": "3"}.get(words[0], "")
     if dimension and len(words) > 1:
@@ -303,7 +278,6 @@ def _unit_name(word: str, rest: str, power: str) -> str:
 
 
 def _sum(side: str) -> Fraction | None:
-    """The value of sums, differences, products and quotients of numbers; None for a name, or anything else."""
     side = re.sub(r"\\(?:times|cdot)|(?<=\d)\s*[xX]\s*(?=\d)", "*", side).strip()
     if len(side) > 200 or "**" in side or not re.fullmatch(r"[\d.+\-*/()\s]*\d[\d.+\-*/()\s]*", side):
         return None

@@ -41,7 +41,7 @@ def said_by(reward: object, attribute: str, default: Any = None) -> Any:
 
 
 def judges_of(*rewards: object) -> Judges | None:
-    """What rewards say that they pay for, by their attribute ``judges``; None where they differ or do not say.
+    """What rewards say that they pay for, by ``judges``; None where they differ or do not say.
 
     Raises:
         ValueError: a value that is not one of :data:`Judges`.
@@ -95,7 +95,7 @@ def is_async(reward: Reward) -> bool:
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(call)
 
 
-def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+def count_of(kwargs: Mapping[str, Any], args: Sequence[Any] = ()) -> int | None:
     """The number of completions in a call, by its keywords or first argument; None if unknown."""
     for key in ("completions", "completion_ids", "prompts"):
         if kwargs.get(key) is not None:
@@ -104,20 +104,12 @@ def count_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
 
 
 def column_in(kwargs: Mapping[str, Any], column: str, reward: str) -> Any:
-    """A column of a call's keywords; RewardValueError if the dataset lacks it, or it has another length."""
+    """A column of a call's keywords; RewardValueError if the dataset lacks it."""
     if column not in kwargs:
         held = ", ".join(sorted(set(kwargs) - set(TRL_KEYWORDS) - {"prompt"})) or "only prompts"
         todo = f"add the column, or tell {reward} another; the dataset has {held}"
         raise RewardValueError(f"The dataset has no column '{column}'", reward_name=reward, todo=todo)
-    values, count = kwargs[column], count_of((), kwargs)
-    single = isinstance(values, str)
-    if single or (count is not None and hasattr(values, "__len__") and len(values) != count):
-        has = f"is one text, {shown(values)}," if single else f"has {len(values)} values"
-        todo = f"pass a list with one value per completion: {column}=[...]"
-        raise RewardValueError(
-            f"The column '{column}' {has} for {count} completions", reward_name=reward, todo=todo
-        )
-    return values
+    return kwargs[column]
 
 
 def check_callable(reward: Reward) -> None:
@@ -125,12 +117,11 @@ def check_callable(reward: Reward) -> None:
     if inspect.isclass(reward):
         name = reward.__name__
         what, todo = f"{name} is a class, and its instances are the rewards", f"pass an instance, {name}(...)"
-    elif callable(reward):
-        return
-    else:
-        name, what = shown(reward), f"A reward must be callable, not {type(reward).__name__}"
+        raise RewardSignatureError(what, reward_name=name, todo=todo)
+    if not callable(reward):
+        what = f"A reward must be callable, not {type(reward).__name__}"
         todo = "pass a function: def reward(completions, **kwargs): return [0.0 for _ in completions]"
-    raise RewardSignatureError(what, reward_name=name, value=reward, todo=todo)
+        raise RewardSignatureError(what, reward_name=shown(reward), value=reward, todo=todo)
 
 
 def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> None:
@@ -145,16 +136,14 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
 
     Raises:
         RewardSignatureError: not callable, a class, no ``**kwargs`` and a keyword missing, a positional-only
-            argument, or a required argument that no column provides.
+            argument, or a column that it requires and the dataset lacks.
     """
     check_callable(reward)
     name, known = reward_name(reward), None if columns is None else set(columns)
-    if known is not None and (lacking := [one for one in columns_of(reward) if one not in known]):
-        raise _lacks(name, lacking[0], known)
     try:
-        parameters = inspect.signature(reward).parameters.values()
+        parameters = list(inspect.signature(reward).parameters.values())
     except (ValueError, TypeError):  # a builtin or an extension type without a readable signature
-        return
+        parameters = [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
     passed = set(TRL_KEYWORDS) | (known or set())
     required = [p for p in parameters if p.default is p.empty]
     if positional := [p.name for p in required if p.kind is p.POSITIONAL_ONLY]:
@@ -165,14 +154,12 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
         what = f"Its signature has no **kwargs and does not take {', '.join(missing)}, which TRL passes"
         raise RewardSignatureError(what, reward_name=name, todo="add **kwargs as the last argument")
     named = [p.name for p in required if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    if known is not None and (unknown := [one for one in named if one not in passed]):
-        raise _lacks(name, unknown[0], known, mend="give the argument a default, or ")
-
-
-def _lacks(name: str, needed: str, columns: set[str], mend: str = "") -> RewardSignatureError:
-    held = f"it has {', '.join(sorted(columns))}" if columns else "it has no column besides the prompts"
-    near = difflib.get_close_matches(needed, columns, n=1)
-    add = f"add the column {needed!r} to the dataset"
-    rename = f"dataset.rename_column({near[0]!r}, {needed!r})" if near else add
-    what = f"It requires '{needed}', which is neither passed by TRL nor a column of the dataset"
-    return RewardSignatureError(what, reward_name=name, todo=f"{mend}{rename} ({held})")
+    needed = [one for one in (*columns_of(reward), *named) if one not in passed]
+    if known is None or not needed:
+        return
+    near = difflib.get_close_matches(needed[0], known, n=1)
+    todo = f"add the column {needed[0]!r} to the dataset"
+    todo = f"dataset.rename_column({near[0]!r}, {needed[0]!r})" if near else todo
+    held = f"it has {', '.join(sorted(known))}" if known else "it has no column besides the prompts"
+    what = f"It requires '{needed[0]}', which is neither passed by TRL nor a column of the dataset"
+    raise RewardSignatureError(what, reward_name=name, todo=f"{todo} ({held})")

@@ -6,25 +6,23 @@ the thought is for ``rewards.thinking``.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from rewards.errors import RewardValueError, invalid, shown
+from rewards.errors import invalid, shown
 from rewards.made import recorded
 from rewards.signature import Judges, Reward
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:
-    """A completion's text, plain or conversational.
+    """A completion's text: a str as it is, of messages the assistant's last one.
 
-    Of several messages, as after a tool call, the assistant's last one counts, or the last one if none is the
-    assistant's.  With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front.
-
-    Raises:
-        TypeError: neither a str nor a list of messages ``{"role", "content"}``.
+    With ``thought`` one that a chat parser has moved to ``reasoning_content`` is put back in front; TypeError for what
+    is neither a str nor messages ``{"role", "content"}``.
 
     >>> completion_text([{"role": "assistant", "content": "42"}]), completion_text("42")
     ('42', '42')
@@ -37,26 +35,9 @@ def completion_text(completion: Any, *, thought: bool = False) -> str:
     return f"<think>{reasoning}</think>{text}" if thought and reasoning else text
 
 
-def rows_of(reward: str, completions: Sequence[Any], ids: Any = None) -> list[tuple[Any, Any]]:
-    """Each completion with its ids, or None; RewardValueError for what is neither a str nor a list of messages."""
-    if ids is not None and len(ids) != len(completions):
-        what = f"There are {len(ids)} completion_ids for {len(completions)} completions"
-        raise RewardValueError(what, reward_name=reward, todo="pass one list of ids per completion")
-    for sample, said in enumerate(completions):
-        listed = isinstance(said, Sequence) and all(isinstance(m, Mapping) for m in said)
-        if not isinstance(said, str) and not listed:
-            what, todo = (
-                "A completion must be a str or a list of messages",
-                "pass TRL's completions as they are",
-            )
-            raise RewardValueError(what, reward_name=reward, sample=sample, value=said, todo=todo)
-    return list(zip(completions, [None] * len(completions) if ids is None else ids, strict=True))
-
-
 def prompt_text(prompt: Any, *, system: bool = False) -> str:
-    """All that a prompt says, plain or conversational: one message as it is, several each after its role.
-
-    With ``system`` the system's messages count too; they do anyway where there are no others.
+    """All that a prompt says: one message as it is, several each after its role; the system's only with ``system``,
+    or where there are no others.
 
     >>> prompt_text([{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}])
     'user: 1 + 1?\\n\\nassistant: 2'
@@ -89,9 +70,7 @@ def _last(messages: Sequence[Mapping[str, Any]], role: str) -> Mapping[str, Any]
 
 
 def _content_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if content is None:
-        return ""
+    content = message.get("content") or ""
     if isinstance(content, str):
         return content
     # Arrow gives a part of another type, such as an image, a text that is None.
@@ -99,20 +78,13 @@ def _content_text(message: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class _LengthReward:
-    words: tuple[int, int]
-    inside: float
-    end: float
-
-    __name__ = "length_reward"
-    judges: ClassVar[Judges] = "length"
+class _OfText:
+    judges: Judges
+    score: Callable[[str], float]
+    __name__: str
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [self._one(completion_text(said)) for said, _ in rows_of(self.__name__, completions)]
-
-    def _one(self, text: str) -> float:
-        low, high = self.words
-        return self.inside * (low <= len(text.split()) <= high) + self.end * text.rstrip().endswith(".")
+        return [self.score(completion_text(completion)) for completion in completions]
 
 
 @recorded()
@@ -128,27 +100,12 @@ def length_reward(words: tuple[int, int] = (10, 50), *, inside: float = 0.5, end
     if not 0 <= low <= high:
         where, todo = f"length_reward(words={words!r})", "pass (fewest, most), such as (10, 50)"
         raise invalid("The fewest words must not exceed the most", where, todo)
-    return _LengthReward((low, high), float(inside), float(end))
+    score = functools.partial(_length, low, high, float(inside), float(end))
+    return _OfText("length", score, "length_reward")
 
 
-# A full stop between digits is a decimal point, not an end; marks without a gap between them are one end.
-_END = re.compile(r"(?:[.!?…。！？।؟](?!\d)[\"'”’)\]]*)+")
-
-
-@dataclass
-class _SentenceReward:
-    fewest: int
-    most: float
-
-    __name__ = "sentence_reward"
-    judges: ClassVar[Judges] = "form"
-
-    def __call__(self, completions: Sequence[Any], **kwargs: Any) -> list[float]:
-        return [self._one(completion_text(said).strip()) for said, _ in rows_of(self.__name__, completions)]
-
-    def _one(self, text: str) -> float:
-        ends = [match.end() for match in _END.finditer(text)]
-        return float(ends[-1:] == [len(text)] and self.fewest <= len(ends) <= self.most)
+def _length(low: int, high: int, inside: float, end: float, text: str) -> float:
+    return inside * (low <= len(text.split()) <= high) + end * text.rstrip().endswith(".")
 
 
 @recorded()
@@ -164,15 +121,23 @@ def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
     if not 1 <= fewest <= most:
         where, todo = f"sentence_reward({fewest}, {most})", "leave them out for any number of whole sentences"
         raise invalid("fewest must be at least 1 and at most most", where, todo)
-    return _SentenceReward(fewest, most)
+    return _OfText("form", functools.partial(_sentences, fewest, most), "sentence_reward")
+
+
+# A full stop between digits is a decimal point, not an end; marks without a gap between them are one end.
+_END = re.compile(r"(?:[.!?…。！？।؟](?!\d)[\"'”’)\]]*)+")
+
+
+def _sentences(fewest: int, most: float, text: str) -> float:
+    ends = [match.end() for match in _END.finditer(text.strip())]
+    return float(ends[-1:] == [len(text.strip())] and fewest <= len(ends) <= most)
 
 
 @recorded()
 def overlong_reward(max_completion_length: int, soft: int) -> Reward:
     """TRL's soft overlong punishment (DAPO, arXiv 2503.14476, equation 13): 0, then down to -1 at the limit.
 
-    It grows in the ``soft`` tokens before ``max_completion_length``, which is the trainer's; ValueError for other
-    than 1 to all.
+    It grows in the last ``soft`` tokens, from 1 to all, before the trainer's ``max_completion_length``.
     """
     if not 1 <= soft <= max_completion_length:
         where, todo = f"overlong_reward({max_completion_length}, {soft})", "a fifth of the length is usual"
@@ -186,17 +151,8 @@ def overlong_reward(max_completion_length: int, soft: int) -> Reward:
 
 @recorded()
 def repetition_reward(ngram: int = 3, max_penalty: float = -1.0) -> Reward:
-    """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty`` times the share of repeated n-grams.
-
-    Raises:
-        ValueError: a positive penalty, or n-grams of no words.
-    """
-    if ngram < 1 or max_penalty > 0:
-        what, where = (
-            "ngram must be at least 1, and max_penalty at most 0",
-            f"repetition_reward({ngram}, {max_penalty})",
-        )
-        raise invalid(what, where, "leave them at 3 and -1.0")
+    """TRL's repetition penalty (arXiv 2502.03373, appendix C.2): ``max_penalty``, at most 0, times the share of
+    repeated n-grams."""
     from trl.rewards import get_repetition_penalty_reward
 
     penalty = get_repetition_penalty_reward(ngram_size=ngram, max_penalty=max_penalty)

@@ -6,9 +6,10 @@ not end a thought.  Whether the answer is right is for ``rewards.answers``.
 
 from __future__ import annotations
 
+import functools
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,21 +17,21 @@ from rewards.compose import gated
 from rewards.errors import invalid
 from rewards.made import recorded
 from rewards.signature import Judges, Reward, reward_name
-from rewards.text import completion_text, prompt_text, rows_of
+from rewards.text import completion_text, prompt_text
 
 OPEN, CLOSE = "<think>", "</think>"
+Pairs = list[tuple[str, str]]  # thought and answer
+Bands = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
 class ThinkTokens:
-    """The ids that open and close a thought, and how completions of this model begin and end.
+    """The ids of <think> and </think>, and how completions of this model begin and end.
 
     Args:
-        open_id: id of <think>.
-        close_id: id of </think>.
         eos_ids: ids that end a completion; empty if unknown.
-        prompt_opens: whether the chat template puts the opening token into the prompt, as that of
-            Qwen3-Thinking-2507 does.  Then a completion without </think> is unfinished; else it is an answer.
+        prompt_opens: whether the chat template puts <think> into the prompt, as Qwen3-Thinking-2507's does.  Then a
+            completion without </think> is unfinished; else it is an answer.
 
     Two are equal if they name the same two tokens.
     """
@@ -49,14 +50,10 @@ class ThinkTokens:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, **template: Any) -> ThinkTokens:
-        """Read the markers, the end-of-sequence ids and the chat template's behaviour off a tokenizer.
+        """Read them off a tokenizer (or a processor's), of transformers or of the tokenizers library.
 
-        Args:
-            tokenizer: of transformers (or a processor that has one), or of the tokenizers library.
-            **template: passed to the chat template, such as ``enable_thinking=False``.
-
-        Raises:
-            ValueError: a marker is not exactly one token of this tokenizer.
+        ``template`` goes to the chat template, such as ``enable_thinking=False``; ValueError where a marker is not
+        exactly one token.
         """
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         open_id, close_id = (_one_token(tokenizer, marker) for marker in (OPEN, CLOSE))
@@ -69,13 +66,6 @@ class ThinkTokens:
 #: Qwen3's tokens.  For Thinking-2507, whose template opens the thought, use ``from_tokenizer`` or
 #: ``dataclasses.replace(QWEN3, prompt_opens=True)``.
 QWEN3 = ThinkTokens(151667, 151668, eos_ids=(151645, 151643))
-
-
-def check_tokens(tokens: object, where: str) -> None:
-    """Raise TypeError for what is no ThinkTokens."""
-    if not isinstance(tokens, ThinkTokens):
-        todo = "pass rewards.QWEN3, or rewards.ThinkTokens.from_tokenizer(tokenizer)"
-        raise invalid("tokens must be ThinkTokens", f"{where}(tokens={tokens!r})", todo, kind=TypeError)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -121,14 +111,10 @@ class Thought:
 
 
 def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
-    """Split one completion at its first closing token, in linear time.
+    """Split one completion's ids, a list, tuple, numpy array or tensor of shape (T,), at its first closing token.
 
-    Without a closing token there is no answer, unless neither the completion nor the prompt
-    (``tokens.prompt_opens``) opened a thought: then all of it is.  ``completion_ids``: one completion's, a list,
-    tuple, numpy array or tensor of shape (T,).
-
-    Raises:
-        TypeError: the ids are not one flat sequence.
+    Without one there is no answer, unless neither the completion nor the prompt (``tokens.prompt_opens``) opened a
+    thought: then all of it is.  TypeError for what is not one flat sequence.
 
     >>> split_thinking([151667, 5, 6, 151668, 7])
     Thought(thinking=[5, 6], answer=[7], opened=True, closed=True, n_open=1, n_close=1)
@@ -149,24 +135,19 @@ def split_thinking(completion_ids: Any, tokens: ThinkTokens = QWEN3) -> Thought:
 
 def _flat(ids: Any) -> list[int]:
     values = ids.tolist() if hasattr(ids, "tolist") else ids
-    flat = list(values) if isinstance(values, Iterable) and not isinstance(values, (str, bytes)) else None
-    if flat is None or (flat and isinstance(flat[0], (list, tuple))):
-        what, where = (
-            "A completion's ids must be one flat sequence of ints",
-            f"split_thinking, {type(ids).__name__}",
-        )
-        todo = "pass completion_ids[i], one completion's; not the text, nor the batch"
-        raise invalid(what, where, todo, kind=TypeError)
+    flat = list(values) if isinstance(values, Iterable) else [[]]
+    if flat and not isinstance(flat[0], numbers.Number):
+        where, todo = f"split_thinking, {type(ids).__name__}", "pass completion_ids[i], one completion's"
+        raise invalid("A completion's ids must be one flat sequence of ints", where, todo, kind=TypeError)
     return flat
 
 
-def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> list[tuple[str, str]]:
+def split_text(text: str, thought: Thought | None, tokens: ThinkTokens = QWEN3) -> Pairs:
     """Split the text into thought and answer: one pair, or several if the text is ambiguous.
 
-    In decoded text a closing token looks like the same letters typed.  The ids give the number of tokens; if the text
-    contains more, each place is a candidate, in order, and a careful reward pays only what every candidate earns.  So
-    it is with ids that have no marker while the text has: they may be another tokenizer's.  ``thought`` is the split by
-    ids; None if they are unknown.
+    In decoded text a closing token looks like the same letters typed.  ``thought``, the split by ids (None if unknown),
+    tells the number of tokens; if the text has more, each place is a candidate, in order, and a careful reward pays
+    only what all of them earn.  So it is with ids without markers, which may be another tokenizer's.
     """
     typed = text.count(CLOSE)
     closed = typed > 0 if thought is None else thought.closed
@@ -202,111 +183,74 @@ def visible(thought: Thought, tokens: ThinkTokens = QWEN3) -> list[int]:
 
 
 @dataclass
-class _ThinkingReward:
+class _OfThought:
     tokens: ThinkTokens
-    bands: Sequence[tuple[int, float]]
-    missing: float
-    bonuses: Mapping[str, float]
+    score: Callable[[Thought, Pairs, Any, ThinkTokens], float]
+    __name__: str
 
-    __name__ = "thinking_reward"
-    aim: ClassVar[str] = "thought"
-    judges: ClassVar[Judges] = "form"
-
-    def __call__(
-        self, completions: Sequence[Any], completion_ids: Sequence[Any], **kwargs: Any
-    ) -> list[float]:
-        return [self._one(text, ids) for text, ids in rows_of(self.__name__, completions, completion_ids)]
-
-    def _one(self, completion: Any, ids: Any) -> float:
-        thought = split_thinking(ids, self.tokens)
-        if not thought.closed:
-            return self.missing
-        band = max(k for k, (start, _) in enumerate(self.bands) if len(thought.thinking) >= start)
-        text = split_text(completion_text(completion, thought=True), thought, self.tokens)[0][0]
-        bonus = sum(amount for mark, amount in self.bonuses.items() if mark in text)
-        return self.bands[band][1] + (bonus if band > 0 else 0.0)
-
-
-@recorded()
-def thinking_reward(
-    tokens: ThinkTokens = QWEN3,
-    *,
-    bands: Sequence[tuple[int, float]] = ((0, 0.3), (10, 0.7), (30, 1.0)),
-    missing: float = -1.0,
-    bonuses: Mapping[str, float] | None = None,
-) -> Reward:
-    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers as defaults.
-
-    It is here for comparison and audits: it pays its maximum for filler without an answer, and
-    ``thought_then_answer`` does not.
-
-    Args:
-        bands: (fewest thinking tokens, score), the first from 0, ascending.
-        missing: score if the thought is never closed.
-        bonuses: text in the thought to what it adds, from the second band on; ``{"?": 0.1}`` by default.
-
-    Raises:
-        ValueError: bands that do not start at 0 or do not ascend.
-
-    >>> reward = thinking_reward()
-    >>> filler = [151667] + [7] * 30 + [151668]
-    >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
-    [1.1]
-    """
-    check_tokens(tokens, "thinking_reward")
-    starts = [start for start, _ in bands]
-    if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-        where, todo = (
-            f"thinking_reward(bands={bands!r})",
-            "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))",
-        )
-        raise invalid("Bands must start at 0 tokens and ascend", where, todo)
-    return _ThinkingReward(tokens, tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
-
-
-LEAST = 5  # thinking tokens of a real thought
-MAX_REPETITION = 0.5  # share of repeated, or copied, trigrams above which a thought is filler
-
-
-@dataclass
-class _ThoughtThenAnswer:
-    tokens: ThinkTokens
-    full_at: int
-    failed: float
-
-    __name__ = "thought_then_answer"
     aim: ClassVar[str] = "thought"
     judges: ClassVar[Judges] = "form"
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Any], prompts: Any = None, **kwargs: Any
     ) -> list[float]:
-        rows = rows_of(self.__name__, completions, completion_ids)
-        asked = prompts if prompts is not None else [""] * len(rows)
-        return [self._one(*row, prompt) for row, prompt in zip(rows, asked, strict=True)]
+        asked = prompts if prompts is not None else [""] * len(completions)
+        return [self._one(*row) for row in zip(completions, completion_ids, asked, strict=True)]
 
     def _one(self, completion: Any, ids: Any, prompt: Any) -> float:
         thought = split_thinking(ids, self.tokens)
-        length = len(thought.thinking)
-        if length < LEAST or not self._well_formed(thought):
-            return self.failed
-        thinking, answer = split_text(completion_text(completion, thought=True), thought, self.tokens)[-1]
-        copied = copied_share(thinking.split(), prompt_text(prompt, system=True).split())
-        filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
-        return self.failed if filler or not answer.strip() else min(1.0, length / self.full_at)
+        pairs = split_text(completion_text(completion, thought=True), thought, self.tokens)
+        return self.score(thought, pairs, prompt, self.tokens)
 
-    def _well_formed(self, thought: Thought) -> bool:
-        """One boundary, at most one opening token before it, an answer, and an end-of-sequence token."""
-        tokens, answer = self.tokens, thought.answer
-        if thought.n_close != 1 or thought.n_open > 1 or tokens.open_id in answer:
-            return False
-        return len(answer) > 1 and answer[-1] in tokens.eos_ids
+
+@recorded()
+def thinking_reward(
+    tokens: ThinkTokens = QWEN3,
+    *,
+    bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0)),
+    missing: float = -1.0,
+    bonuses: Mapping[str, float] | None = None,
+) -> Reward:
+    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers as defaults.
+
+    For comparison and audits: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
+
+    Args:
+        bands: (fewest thinking tokens, score), ascending from 0.
+        missing: score if the thought is never closed.
+        bonuses: text in the thought to what it adds, from the second band on; ``{"?": 0.1}`` by default.
+
+    >>> reward = thinking_reward()
+    >>> filler = [151667] + [7] * 30 + [151668]
+    >>> reward(completions=["<think>hmm?</think>"], completion_ids=[filler])
+    [1.1]
+    """
+    starts = [start for start, _ in bands]
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)):
+        todo = "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))"
+        raise invalid("Bands must start at 0 tokens and ascend", f"thinking_reward(bands={bands!r})", todo)
+    paid = (tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
+    return _OfThought(tokens, functools.partial(_by_length, *paid), "thinking_reward")
+
+
+def _by_length(
+    bands: Bands, missing: float, bonuses: Mapping[str, float], thought: Thought, pairs: Pairs, *_: Any
+) -> float:
+    if not thought.closed:
+        return missing
+    band = max(k for k, (start, _) in enumerate(bands) if len(thought.thinking) >= start)
+    bonus = sum(amount for mark, amount in bonuses.items() if mark in pairs[0][0])
+    return bands[band][1] + (bonus if band > 0 else 0.0)
+
+
+LEAST = 5  # thinking tokens of a real thought
+MAX_REPETITION = 0.5  # share of repeated, or copied, trigrams above which a thought is filler
 
 
 def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
-    """Share of n-grams that repeat an earlier one of the same window, in [0, 1); 0 for under n ids.
+    """Share of n-grams that repeat an earlier one of the same window, in [0, 1) (arXiv 2502.03373, C.2).
 
-    Honest phrases recur in a long thought, but only a loop repeats within a window.  Source: arXiv 2502.03373, C.2.
+    Honest phrases recur in a long thought, but only a loop repeats within a window.
 
     >>> repetition([1, 2, 3, 4]), repetition([7] * 12)
     (0.0, 0.9)
@@ -316,9 +260,8 @@ def repetition(ids: Sequence[Any], n: int = 3, window: int = 1024) -> float:
     return 1 - distinct / len(grams) if grams else 0.0
 
 
-def copied_share(words: Sequence[str], source: Sequence[str], n: int = 3) -> float:
-    """Share of the words' n-grams that occur in the source, in [0, 1]; 0 for under n words."""
-    grams, known = _grams(words, n), set(_grams(source, n))
+def _copied_share(words: Sequence[str], source: Sequence[str]) -> float:
+    grams, known = _grams(words, 3), set(_grams(source, 3))
     return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
 
 
@@ -334,23 +277,14 @@ def thought_then_answer(
 
     ``min(1, thinking tokens / full_at)`` if all of these hold, else ``failed``:
 
-    - exactly one closing token, and at most one opening token, before it;
-    - at least ``LEAST`` thinking tokens;
+    - one closing token, and at most one opening token, before it, with at least ``LEAST`` thinking tokens;
     - more than white space after the boundary, or after the last one that is typed in ordinary tokens;
     - the completion ended by itself, with one of ``tokens.eos_ids``;
-    - the thought is not filler: at most half of its token trigrams repeat an earlier one, and at most half of
-      its word trigrams occur in the prompt, in any of its messages;
-    - with ``correct``, that reward pays more than 0.
+    - at most half of the thought's token trigrams repeat an earlier one, and at most half of its word trigrams
+      occur in the prompt, in any of its messages;
+    - with ``correct``, a reward of right answers, that pays more than 0 (:func:`rewards.gated`).
 
     No rule of form can tell unrepeated nonsense from thought: pass ``correct=answer_reward()``.
-
-    Args:
-        full_at: thinking tokens that earn the whole reward.
-        correct: a reward of right answers that must also pay (:func:`rewards.gated`), or None.
-        failed: the score of a completion that does not qualify.
-
-    Raises:
-        ValueError: ``tokens`` name no end-of-sequence ids, or ``full_at`` is not positive.
 
     >>> reward = thought_then_answer()
     >>> thought, eos = list(range(30)), 151645
@@ -358,16 +292,30 @@ def thought_then_answer(
     >>> reward(completions=["<think>...</think>42", "<think>hmm hmm</think>"], completion_ids=ids)
     [1.0, 0.0]
     """
-    check_tokens(tokens, "thought_then_answer")
+    where = f"thought_then_answer(tokens={tokens}, full_at={full_at})"
     if not tokens.eos_ids:
         todo = "use ThinkTokens.from_tokenizer, or ThinkTokens(..., eos_ids=(tokenizer.eos_token_id,))"
-        what = "The tokens do not say which ids end a completion"
-        raise invalid(what, f"thought_then_answer({tokens})", todo)
+        raise invalid("The tokens do not say which ids end a completion", where, todo)
     if full_at < 1:
-        where = f"thought_then_answer(full_at={full_at})"
         raise invalid("full_at must be at least 1", where, "leave it at 30")
-    form = _ThoughtThenAnswer(tokens, full_at, failed)
+    form = _OfThought(tokens, functools.partial(_by_form, full_at, failed), "thought_then_answer")
     if correct is None:
         return form
-    name = f"{form.__name__}({reward_name(correct)})"
-    return gated(by=correct, reward=form, otherwise=failed, name=name)
+    return gated(correct, form, otherwise=failed, name=f"{form.__name__}({reward_name(correct)})")
+
+
+def _by_form(
+    full_at: int, failed: float, thought: Thought, pairs: Pairs, prompt: Any, tokens: ThinkTokens
+) -> float:
+    length, answer = len(thought.thinking), thought.answer
+    closed_once = thought.n_close == 1 and thought.n_open <= 1 and tokens.open_id not in answer
+    if not closed_once or length < LEAST or not _ended(answer, tokens):
+        return failed
+    thinking, said = pairs[-1]
+    copied = _copied_share(thinking.split(), prompt_text(prompt, system=True).split())
+    filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
+    return failed if filler or not said.strip() else min(1.0, length / full_at)
+
+
+def _ended(answer: Sequence[int], tokens: ThinkTokens) -> bool:
+    return len(answer) > 1 and answer[-1] in tokens.eos_ids

@@ -1,15 +1,16 @@
 """Advantage estimators and KL estimators: tensors in, tensors out.
 
 For the trainer, and for trying an estimator on a handful of rewards.  Rewards have shape (groups, K), a row holding the
-K completions of one prompt, NaN where no reward function applied.  Such a completion gets advantage 0 and is left out
-of every baseline.  A group whose scored rewards are all equal, or that has only one, gets exactly 0 from each of the
-three group estimators.
+K completions of one prompt, NaN where no reward function applied: such a completion gets advantage 0 and is left out of
+every baseline.  A group whose scored rewards are all equal, or that has only one, gets exactly 0 from each of the three
+group estimators.
 
 A custom estimator is a pure function of that tensor: a step may call it several times, for all groups and for one
 micro-batch's, with and without the KL term.  Pass it to ``RLOOConfig(advantage_estimator=...)``, or :func:`register` it
-under a name.  This module knows nothing of policies, losses or processes.
+under a name.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,9 +19,7 @@ import torch
 from rloo_kit.errors import ArgumentError, ConfigError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-
-STD_FLOOR = 1e-4
-"""Added to a standard deviation before dividing by it, as in TRL's GRPOTrainer and RLOOTrainer."""
+STD_FLOOR = 1e-4  # added to a standard deviation before dividing by it, as in TRL's trainers
 
 
 def rloo(rewards: torch.Tensor) -> torch.Tensor:
@@ -42,8 +41,7 @@ def grpo(rewards: torch.Tensor) -> torch.Tensor:
     """Group-relative: the distance to the group's mean in standard deviations.
 
     A_i = (R_i - mean) / (std + 1e-4), std over n - 1 (Shao et al. 2024, arXiv 2402.03300, section 4.1; the
-    floor is TRL's).  Dividing by the group's spread weighs prompts by their difficulty and amplifies noise in groups
-    that nearly agree: the gradient is not that of the mean reward.
+    floor is TRL's).  The division weighs prompts by their difficulty and amplifies noise in groups that nearly agree.
 
     >>> grpo(torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[ 1.1545, -0.5773, -0.5773]])
@@ -67,8 +65,7 @@ def dr_grpo(rewards: torch.Tensor) -> torch.Tensor:
 def reinforce(rewards: torch.Tensor) -> torch.Tensor:
     """The control: A_i = R_i - mean over the whole generation batch (Williams 1992, with a constant baseline).
 
-    The mean contains R_i, which scales the expected gradient by (n - 1) / n, with n scored rewards in the batch.  It
-    ignores how hard a prompt is: a right answer earns as much on an easy prompt as on a hard one, and a group whose
+    It ignores how hard a prompt is: a right answer earns as much on an easy prompt as on a hard one, and a group whose
     rewards are all equal still has an advantage.
 
     >>> reinforce(torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
@@ -79,13 +76,10 @@ def reinforce(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def _centered(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distances to each row's mean, 0 where unscored, and the row's count of scored rewards (rows, 1).
-
-    The row's lowest reward is subtracted first: equal rewards then give exactly 0, and a small spread on top of a large
-    reward is not lost to rounding.
-    """
+    """Distances to each row's mean, 0 where unscored, and the row's count of scored rewards (rows, 1)."""
     scored = ~rewards.isnan()
     count = scored.sum(1, keepdim=True)
+    # Subtracted first: equal rewards then give exactly 0, and a small spread on top of a large reward is not rounded.
     lowest = rewards.masked_fill(~scored, torch.inf).amin(1, keepdim=True)
     shifted = (rewards - lowest).masked_fill(~scored, 0.0)
     mean = shifted.sum(1, keepdim=True) / count.clamp(min=1)
@@ -109,13 +103,8 @@ def normalized(advantages: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
 def total_rewards(
     scores: torch.Tensor, weights: torch.Tensor, clip: tuple[float, float] | None
 ) -> torch.Tensor:
-    """The reward of each completion, as TRL adds it up; (completions,), NaN where no reward applies.
-
-    Args:
-        scores: (completions, rewards), NaN where a reward does not apply.
-        weights: (rewards,).
-        clip: lowest and highest total, or None.
-    """
+    """The reward of each completion, as TRL adds it up: (completions,), NaN where no reward applies; of ``scores``
+    (completions, rewards), NaN where a reward does not apply, and ``weights`` (rewards,)."""
     total = (scores * weights).nansum(dim=1).masked_fill(scores.isnan().all(dim=1), torch.nan)
     return total if clip is None else total.clamp(*clip)
 
@@ -139,45 +128,26 @@ class Estimator:
         Raises:
             ConfigError: not a tensor of the rewards' shape, or a scored completion's advantage is not finite.
         """
-        try:
-            advantages = self.function(rewards)
-        except Exception as error:
-            raise ConfigError(
-                f"an advantage estimator raised {type(error).__name__}: {' '.join(str(error).split())[:200]}",
-                where=f"advantage_estimator={self.name!r}, called with rewards of shape {tuple(rewards.shape)}",
-                todo="compute with torch: it gets a tensor (groups, K), NaN where a completion has no score",
-            ) from error
-        is_tensor = isinstance(advantages, torch.Tensor)
-        found = f"shape {tuple(advantages.shape)}" if is_tensor else f"a {type(advantages).__name__}"
-        wanted = f"shape {tuple(rewards.shape)}"
-        if found != wanted:
-            raise ConfigError(
-                f"an advantage estimator returned {found} for rewards of {wanted}",
-                where=f"advantage_estimator={self.name!r}",
-                todo="return one advantage per reward, as a tensor: (groups, K) in, (groups, K) out",
-            )
-        if (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
-            raise ConfigError(
-                "an advantage of a scored completion is not finite, which would turn every weight into NaN",
-                where=f"advantage_estimator={self.name!r}",
-                todo="look for a division by a spread of 0, and leave NaN rewards out with nanmean",
-            )
+        advantages, what = self.function(rewards), ""
+        if not isinstance(advantages, torch.Tensor) or advantages.shape != rewards.shape:
+            is_tensor = isinstance(advantages, torch.Tensor)
+            found = f"shape {tuple(advantages.shape)}" if is_tensor else f"a {type(advantages).__name__}"
+            what = f"an advantage estimator returned {found} for rewards of shape {tuple(rewards.shape)}"
+        elif (advantages.isinf() | (advantages.isnan() & ~rewards.isnan())).any():
+            what = "an advantage of a scored completion is not finite, which would turn every weight into NaN"
+        if what:
+            todo = "return (groups, K), without a division by a spread of 0; nanmean leaves NaN rewards out"
+            raise ConfigError(what, where=f"advantage_estimator={self.name!r}", todo=todo)
         return advantages.detach().to(rewards.dtype).nan_to_num(nan=0.0)
 
     def probe(self, num_generations: int) -> None:
-        """Call it with rewards as a run may have them, so that one that cannot be trained with is known before.
-
-        Raises:
-            ConfigError: as for a call.
-        """
+        """Call it with rewards as a run may have them, so that one that cannot be trained with is known before."""
         rising = torch.arange(num_generations, dtype=torch.float32)
         self(torch.stack([rising, torch.zeros(num_generations)]))
 
 
-ESTIMATORS: dict[str, Estimator] = {
-    function.__name__: Estimator(function.__name__, function, groupwise)
-    for function, groupwise in ((rloo, True), (grpo, True), (dr_grpo, True), (reinforce, False))
-}
+ESTIMATORS = {one.__name__: Estimator(one.__name__, one, True) for one in (rloo, grpo, dr_grpo)}
+ESTIMATORS["reinforce"] = Estimator("reinforce", reinforce, groupwise=False)
 """name -> estimator; :func:`register` adds to it."""
 
 
@@ -190,13 +160,10 @@ def register(function: Function, name: str | None = None, *, groupwise: bool = F
         groupwise: whether each group's advantages depend on that group alone.
     """
     wanted = name or str(getattr(function, "__name__", type(function).__name__))
-    taken, number = wanted, 1
-    while taken in ESTIMATORS and ESTIMATORS[taken].function is not function:
-        number += 1
-        taken = f"{wanted}_{number}"
-    if taken not in ESTIMATORS:
-        ESTIMATORS[taken] = Estimator(taken, function, groupwise)
-    return taken
+    names = itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(2)))
+    free = next(one for one in names if one not in ESTIMATORS or ESTIMATORS[one].function is function)
+    ESTIMATORS.setdefault(free, Estimator(free, function, groupwise))
+    return free
 
 
 def find(name: str) -> Estimator:
@@ -206,34 +173,30 @@ def find(name: str) -> Estimator:
         ArgumentError: there is none.
     """
     if name not in ESTIMATORS:
-        raise ArgumentError(
-            f"there is no advantage estimator {name!r}",
-            where="RLOOConfig(advantage_estimator=...)",
-            todo=f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards",
-        )
+        what, where = f"there is no advantage estimator {name!r}", "RLOOConfig(advantage_estimator=...)"
+        todo = f"one of {', '.join(ESTIMATORS)}, or a function of (groups, K) rewards"
+        raise ArgumentError(what, where=where, todo=todo)
     return ESTIMATORS[name]
 
 
 def k1(log_ratio: torch.Tensor) -> torch.Tensor:
     """log(policy / reference) of a sampled token: unbiased, may be negative (Schulman 2020, "Approximating KL").
 
-    Subtracted from the reward it is RLOO's and TRL's term.  Inside a loss its expected gradient is 0, so it restrains
-    nothing there (Tang and Munos 2025, arXiv 2506.09477).
-    """
+    Subtracted from the reward it is RLOO's and TRL's term.  Inside a loss its expected gradient is 0 (Tang and Munos
+    2025, arXiv 2506.09477)."""
     return log_ratio
 
 
 def k2(log_ratio: torch.Tensor) -> torch.Tensor:
     """Half the squared log ratio: biased, low variance, never negative.  Inside a loss its gradient is that of each
-    token's KL divergence given the tokens before it, sampled from the policy; unlike the term in the reward, it leaves
-    out a token's effect on the divergence of later tokens (same two sources as :func:`k1`)."""
+    token's KL divergence given the tokens before it; unlike the term in the reward, it leaves out a token's effect on
+    the divergence of later ones (sources: :func:`k1`)."""
     return 0.5 * log_ratio.square()
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al.
-    2024, equation 4).  Inside a loss its gradient is that of each token's divergence the other way round,
-    KL(reference || policy), given the tokens before it (same two sources as :func:`k1`)."""
+    """exp(-x) - 1 + x of the log ratio x: unbiased and never negative; GRPO's term in the loss (Shao et al. 2024,
+    equation 4).  There its gradient is that of each token's KL(reference || policy), given the tokens before it."""
     return torch.expm1(-log_ratio) + log_ratio
 
 

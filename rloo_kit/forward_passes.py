@@ -1,7 +1,6 @@
 """Which forward passes a training step needs, and the defaults that this depends on.
 
-Shared by the trainer, which runs the passes, and :mod:`rloo_kit.memory`, which counts their bytes.  Values only: no
-tensors, no trainer.
+Shared by the trainer, which runs the passes, and :mod:`rloo_kit.memory`, which counts their bytes.
 """
 
 from __future__ import annotations
@@ -26,32 +25,21 @@ class Defaults:
 
 DEFAULTS = Defaults()
 
-CPU_TILE = 512
-"""Positions and entries of the vocabulary whose logits a CPU computes at once (train/cpu_logprobs.py): 1 MiB of
-float32, which a core's own cache holds."""
-
-DRAWN_AT_ONCE = 8192
-"""Entries of a row of logits that a CPU makes exponentials of at once when it draws (policy/generate.py)."""
-
-PLAIN = {"single_pass": False, "fast_sampling": False}
-"""What a plain ``trl.RLOOConfig``, which has no such arguments, means."""
+CPU_TILE = (
+    512  # positions and words whose logits a CPU computes at once: 1 MiB, which a core's own cache holds
+)
+DRAWN_AT_ONCE = 8192  # entries of a row of logits that a CPU makes exponentials of at once when it draws
+PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOConfig means
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward passes of a training step besides the loss's own.
+    """The forward passes of a training step besides the loss's own."""
 
-    Attributes:
-        reference: whether log-probabilities of the reference are needed (``beta`` above 0).
-        kl_in_loss: whether the KL term is part of the loss; otherwise it is subtracted from the rewards.
-        single: whether the loss's own pass yields the old log-probabilities, so that the ratio is 1.
-        two_because: why ``single_pass`` cannot be honoured, although every loss is on-policy; else empty.
-    """
-
-    reference: bool
-    kl_in_loss: bool
-    single: bool
-    two_because: str = ""
+    reference: bool  # log-probabilities of the reference are needed (beta above 0)
+    kl_in_loss: bool  # the KL term is part of the loss; else it is subtracted from the rewards
+    single: bool  # the loss's own pass yields the old log-probabilities, so that the ratio is 1
+    two_because: str = ""  # why single_pass cannot be honoured, although every loss is on-policy
 
     @classmethod
     def of(
@@ -65,29 +53,26 @@ class Passes:
         iterations: int,
         single_pass: bool = True,
         kl_placement: str = "reward",
-        estimator: str = "rloo",
         groupwise: bool = True,
         normalized: bool = False,
     ) -> Passes:
-        """The passes of a configuration.
+        """The passes of a configuration, by the fields of ``RLOOConfig``; ``groupwise`` as in ``advantages.register``.
 
         A single pass suffices where every loss is computed with the weights that sampled its completions: each
         generation batch is used once, and each update consumes whole generation batches.  With the KL term in the
-        reward, advantages then have to wait for the loss's own pass, so a micro-batch must hold everything that an
-        advantage depends on.
-
-        Args:
-            beta, num_generations, steps_per_generation, single_pass, kl_placement: as in ``RLOOConfig``.
-            micro_rows, accumulation: ``per_device_train_batch_size``, ``gradient_accumulation_steps``.
-            iterations, normalized: ``num_iterations``, ``normalize_advantages``.
-            estimator, groupwise: the advantage estimator's name, and whether it needs one group at a time only.
+        reward, advantages wait for the loss's own pass, so a micro-batch must hold all that an advantage depends on.
         """
-        kl_in_loss = kl_placement == "loss"
         on_policy = iterations == 1 and accumulation % steps_per_generation == 0
         single, because = single_pass and on_policy, ""
-        if single and beta and not kl_in_loss:
-            because = _beyond_a_micro_batch(num_generations, micro_rows, estimator, groupwise, normalized)
-        return cls(bool(beta), kl_in_loss, single and not because, because)
+        if single and beta and kl_placement != "loss":
+            if micro_rows % num_generations:
+                because = f"a micro-batch of {micro_rows} does not hold whole groups of {num_generations}: "
+                because += f"a multiple of {num_generations} would"
+            elif not groupwise:
+                because = "the advantage estimator looks at more than one group"
+            elif normalized:
+                because = "normalize_advantages looks at the whole generation batch"
+        return cls(bool(beta), kl_placement == "loss", single and not because, because)
 
     @property
     def advantages_wait(self) -> bool:
@@ -98,17 +83,3 @@ class Passes:
     def before_update(self) -> bool:
         """Whether any log-probabilities are computed before the update."""
         return self.reference or not self.single
-
-
-def _beyond_a_micro_batch(
-    num_generations: int, micro_rows: int, estimator: str, groupwise: bool, normalized: bool
-) -> str:
-    """Why an advantage depends on more than one micro-batch; empty where it does not."""
-    if micro_rows % num_generations:
-        return (
-            f"a micro-batch of {micro_rows} does not hold whole groups of {num_generations}: "
-            f"a multiple of {num_generations} would"
-        )
-    if not groupwise:
-        return f"advantage_estimator={estimator!r} looks at more than one group"
-    return "normalize_advantages looks at the whole generation batch" if normalized else ""

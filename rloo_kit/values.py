@@ -1,8 +1,7 @@
 """Check values against the types that are written at them, and show them in messages without secrets.
 
-For every room that takes settings: ``RLOOConfig``, ``load_policy``, ``Policy.generate``.  Types are Python's own, with
-ranges as ``typing.Annotated``; pydantic compares them, strictly: no text for a number, no 1.5 for a count, and no NaN
-or infinity but where a type says so.  Values that have to go together are not checked here.
+Types are Python's own, with ranges as ``typing.Annotated``; pydantic compares them, strictly: no text for a number, no
+1.5 for a count, and no NaN or infinity but where a type says so.  Values that have to go together are not checked here.
 """
 
 from __future__ import annotations
@@ -60,45 +59,36 @@ def check(
     Raises:
         ConfigError: the first value that is not of its type, in pydantic's words.
     """
-    found = dict(given)
-    for name in [name for name in given if name in hints]:
-        found[name], wrong = _validated(hints[name], given[name])
-        if wrong:
-            raise ConfigError(
-                f"{name} must be {wrong}",
-                where=f"{where}({name}={shown(name, given[name])})",
-                todo=_suggestion(name, given[name], hints[name])
-                or (advice or {}).get(name)
-                or f"leave {name} out",
-            )
-    return found
-
-
-def _validated(hint: Hint, value: object) -> tuple[Any, str]:
-    """The value in a form that fits its type, and an empty text; or the value and what it should be."""
     from pydantic import ValidationError
 
-    said = ""
-    for form in _forms(value):
-        try:
-            _adapter(hint).validate_python(form)
-        except ValidationError as error:
-            messages = [one["msg"].removeprefix("Input should be ") for one in error.errors()]
-            messages = [one for one in messages if not one.startswith("an instance of")] or messages
-            said = said or " or ".join(dict.fromkeys(messages))
+    found = dict(given)
+    for name in [name for name in given if name in hints]:
+        said = ""
+        for form in _forms(given[name]):
+            try:
+                _adapter(hints[name]).validate_python(form)
+            except ValidationError as error:
+                messages = [one["msg"].removeprefix("Input should be ") for one in error.errors()]
+                plainer = [one for one in messages if not one.startswith("an instance of")]
+                said = said or " or ".join(dict.fromkeys(plainer or messages))
+            else:
+                found[name] = form
+                break
         else:
-            return form, ""
-    return value, said
+            todo = _suggestion(name, given[name], hints[name]) or (advice or {}).get(name)
+            at = f"{where}({name}={shown(name, given[name])})"
+            raise ConfigError(f"{name} must be {said}", where=at, todo=todo or f"leave {name} out")
+    return found
 
 
 def _suggestion(name: str, value: object, hint: Hint) -> str:
     """The same value in the right form, "2" as 2, or the most similar choice."""
     from pydantic import ValidationError
 
-    choices = [str(one) for part in _parts(hint) for one in _choices(part)]
+    choices = [str(one) for part in parts(hint) for one in _choices(part)]
     if close := difflib.get_close_matches(str(value).lower(), choices, n=1):
         return f"did you mean {name}={close[0]!r}?"
-    for part in () if isinstance(value, bool) else _parts(hint):
+    for part in () if isinstance(value, bool) else parts(hint):
         try:
             read = None if part is str else _adapter(part).validate_python(value, strict=False)
         except ValidationError:
@@ -108,7 +98,8 @@ def _suggestion(name: str, value: object, hint: Hint) -> str:
     return ""
 
 
-def _parts(hint: Hint) -> tuple[Hint, ...]:
+def parts(hint: Hint) -> tuple[Hint, ...]:
+    """The types of a union, or the one type."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
@@ -124,9 +115,7 @@ def _forms(value: object) -> list[Any]:
         return [value.__fspath__()]
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         return [value.item()]
-    if isinstance(value, list | tuple):
-        return [value, list(value), tuple(value)]
-    return [value]
+    return [value, list(value), tuple(value)] if isinstance(value, list | tuple) else [value]
 
 
 @functools.cache
@@ -141,18 +130,17 @@ def _for_pydantic(hint: Hint) -> Hint:
     """The type as pydantic takes it: of an enumeration beside ``str`` its values, so that not any text will do."""
     from pydantic import AllowInfNan
 
-    parts = _parts(hint)
-    if named := [part for part in parts if isinstance(part, type) and issubclass(part, enum.Enum)]:
-        values = tuple(value for part in named for value in _choices(part))
-        return Union[(Literal[values], *(part for part in parts if part is not str))]
-    if len(parts) > 1:
-        return functools.reduce(operator.or_, map(_for_pydantic, parts))
-    if get_origin(hint) is Annotated and INFINITE in get_args(hint):
+    several, origin = parts(hint), get_origin(hint)
+    if named := [one for one in several if isinstance(one, type) and issubclass(one, enum.Enum)]:
+        choices = tuple(value for one in named for value in _choices(one))
+        return Union[(Literal[choices], *(one for one in several if one is not str))]
+    if len(several) > 1:
+        return functools.reduce(operator.or_, map(_for_pydantic, several))
+    if origin is Annotated and INFINITE in get_args(hint):
         kind, *marks = get_args(hint)
         return Annotated[(kind, AllowInfNan(True), *(mark for mark in marks if mark != INFINITE))]
-    origin: Any = get_origin(hint)
     if origin in (list, tuple):
-        return origin[tuple(map(_for_pydantic, get_args(hint)))]
+        return origin[tuple(map(_for_pydantic, get_args(hint)))]  # type: ignore[index]
     return hint
 
 

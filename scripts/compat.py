@@ -54,24 +54,11 @@ resumes to the same weights; an adapter is saved and read back, and one of 0.1.0
 of each range in [pyproject.toml](../../pyproject.toml), newest the highest on the package index.
 
 """
-RESOLVES = """
-## What a machine with a GPU would install
-
-Resolved by `uv pip compile --python-platform` from [pyproject.toml](../../pyproject.toml) with the versions of
-[constraints.txt](../../requirements/constraints.txt), and not installed.
-
-"""
-PLATFORMS = {
-    "Linux": "x86_64-manylinux_2_28",
-    "WSL (Ubuntu 22.04)": "x86_64-manylinux_2_35",
-    "Windows": "windows",
-}
-PYTHONS = ("3.11", "3.12", "3.13")
 UV = [sys.executable, "-m", "uv"]
 
 
 def main() -> None:
-    """Make each set, run its tests, resolve for a user's GPU, write the tables; fails where a test does."""
+    """Make each set, run its tests, write the table; fails where a test does."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="sets whose name begins so")
     asked = parser.parse_args().only
@@ -79,9 +66,9 @@ def main() -> None:
     tried_now = [name for name in SETS if name.startswith(asked)]
     for name in tried_now:
         rows[name] = tried(name)
-    rows, resolve = {name: rows[name] for name in SETS if name in rows}, resolutions()
-    RESULTS.write_text(json.dumps({"sets": rows, "resolves": resolve}, indent=1) + "\n")
-    RESULTS.with_suffix(".md").write_text(report(rows, resolve))
+    rows = {name: rows[name] for name in SETS if name in rows}
+    RESULTS.write_text(json.dumps({"sets": rows}, indent=1) + "\n")
+    RESULTS.with_suffix(".md").write_text(report(rows))
     sys.exit(any(rows[name].get("failed") for name in tried_now))
 
 
@@ -124,53 +111,14 @@ def tried(name: str) -> dict[str, Any]:
     }
 
 
-def resolved(platform: str, python: str) -> subprocess.CompletedProcess[str]:
-    """uv's answer to what an installation with CUDA would take there; nothing is installed."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    overrides, text = OUT / "overrides.txt", (install.REQUIREMENTS / "overrides.txt").read_text()
-    overrides.write_text(text.split(install.CPU_SECTION)[0])
-    command = [*UV, "pip", "compile", "-q", str(ROOT / "pyproject.toml"), "--no-header", "--no-annotate"]
-    command += ["--python-platform", platform, "--python-version", python]
-    command += ["--override", str(overrides), "--constraint", str(install.REQUIREMENTS / "constraints.txt")]
-    env = install.uv_environment()
-    env.pop("UV_FIND_LINKS", None)  # a folder of CPU builds is not what a machine with a GPU takes
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def versions_in(text: str) -> dict[str, str]:
-    """package -> version, of uv's lines."""
-    lines = (line.split(";")[0].strip() for line in text.splitlines() if "==" in line)
-    pairs = (one.split("==") for one in lines)
-    return {name.replace("unsloth-zoo", "unsloth_zoo"): number for name, number in pairs}
-
-
-def resolutions() -> list[list[str]]:
-    """A row for each platform and Python: torch, Triton, how many packages, or uv's reason."""
-    rows = []
-    for name, platform in PLATFORMS.items():
-        for python in PYTHONS:
-            done = resolved(platform, python)
-            found = versions_in(done.stdout)
-            triton = next((f"{one} {found[one]}" for one in ("triton", "triton-windows") if one in found), "")
-            count = f"{len(found)} packages" if found else done.stderr.strip()[:200]
-            rows.append([name, python, f"torch {found.get('torch', '')}", triton, count])
-    return rows
-
-
-def report(rows: dict[str, dict[str, Any]], resolve: list[list[str]]) -> str:
-    """Both tables, in Markdown."""
-    text = HEAD + table("Python", "set", *SHOWN, "tests")
+def report(rows: dict[str, dict[str, Any]]) -> str:
+    """The table, in Markdown."""
+    text = HEAD + line(("Python", "set", *SHOWN, "tests")) + "|---" * (len(SHOWN) + 3) + "|\n"
     for name, row in rows.items():
         found, (python, end) = row.get("versions", {}), name.split()
         cells = [found.get("python", python), end, *(found.get(one, "") for one in SHOWN), row["tests"]]
         text += line(cells) + "".join(line(["", f"failed: `{one}`"]) for one in row.get("failed", ()))
-    text += RESOLVES + table("system", "Python", "torch", "Triton", "resolves to")
-    return text + "".join(map(line, resolve))
-
-
-def table(*names: str) -> str:
-    """Its first two lines."""
-    return line(names) + "|---" * len(names) + "|\n"
+    return text
 
 
 def line(cells: Iterable[object]) -> str:

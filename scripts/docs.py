@@ -14,6 +14,7 @@ is replaced by what the function of that name in :data:`BLOCKS` returns.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import json
 import math
@@ -23,8 +24,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType, ModuleType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 if TYPE_CHECKING:
     from rloo_kit.watch.log import Log
@@ -103,22 +104,17 @@ def grpo_names() -> str:
     """What the fields of TRL's ``GRPOConfig`` that notebooks set most are here, without what is refused."""
     from rloo_kit.train import renamed_args
 
-    rows = [(name, grpo_row(renamed_args.FIELDS[name])) for name in FROM_GRPO]
-    taken = [(f"`{name}`", re.sub(r"(?<=`); others are refused.*", "", said)) for name, said in rows]
-    return markdown_table(("GRPO's", "here"), taken)
-
-
-def grpo_row(row: Any) -> str:
-    """A row of the mapping in words: what each value becomes, and what becomes of any other."""
-    by_settings: dict[str, list[str]] = {}
-    for value, ours in row.becomes.items():
-        written = ", ".join(f"`{name}={one!r}`" for name, one in ours.items())
-        by_settings.setdefault(written, []).append(f"`{value!r}`")
-    said = [f"{' or '.join(values)}: {written}" for written, values in by_settings.items()]
-    if row.nothing:
-        said.append(f"{' or '.join(f'`{value!r}`' for value in row.nothing)}: changes nothing")
-    other = f"left out with a warning: {row.left_out}" if row.left_out else f"refused: {row.todo}"
-    return "; ".join([*said, plain(f"others are {other}")])
+    rows = []
+    for name in FROM_GRPO:
+        by_settings: dict[str, list[str]] = {}
+        for value, ours in renamed_args.GRPO.get(name, {}).items():
+            written = ", ".join(f"`{key}={one!r}`" for key, one in ours.items())
+            by_settings.setdefault(written, []).append(f"`{value!r}`")
+        said = [f"{' or '.join(values)}: {written}" for written, values in by_settings.items()]
+        rows.append(
+            (f"`{name}`", "; ".join(said) or plain(f"left out with a warning: {renamed_args.LEFT_OUT[name]}"))
+        )
+    return markdown_table(("GRPO's", "here"), rows)
 
 
 def rloo_beside_grpo() -> str:
@@ -290,18 +286,44 @@ class Signature(trl.RLOOConfig):
 def signature_source() -> str:
     """The text of ``signature.pyi``, broken as the formatter breaks it."""
     from rloo_kit import RLOOConfig
+    from rloo_kit.train import validate
 
     lines = []
     for one in inspect.signature(RLOOConfig).parameters.values():
         value = one.default
         default = json.dumps(value) if isinstance(value, str) else repr(value)
         simple = value is None or isinstance(value, str | int | float)
-        line = f"        {one.name}: {one.annotation} = {default if simple else '...'},"
+        may_be_function = one.name in ("advantage_estimator", "on_unhealthy")
+        hint = "str | Callable[..., Any]" if may_be_function else written_type(validate.hints()[one.name])
+        line = f"        {one.name}: {hint} = {default if simple else '...'},"
         if len(line) > 110:
             line = line.replace("[", f"[\n{' ' * 12}").replace("]", f"\n{' ' * 8}]")
         lines.append(line)
     lines.insert(1, "        *,")
     return SIGNATURE_HEAD + "\n".join(lines) + "\n    ) -> None: ...\n"
+
+
+def written_type(hint: Any) -> str:
+    """A type as Python source that needs no import; a choice of an enumeration is text, what is no builtin is ``Any``.
+
+    >>> written_type(Annotated[int, "at least 1"] | None), written_type(list[str] | Literal["a"]), written_type(Path)
+    ('int | None', 'list[str] | Literal["a"]', 'Any')
+    """
+    origin: Any = get_origin(hint)
+    if origin is Annotated:
+        return written_type(get_args(hint)[0])
+    if origin in (Union, UnionType):
+        return " | ".join(sorted(dict.fromkeys(map(written_type, get_args(hint))), key="None".__eq__))
+    if origin is Literal:
+        choices = (json.dumps(one) if isinstance(one, str) else repr(one) for one in get_args(hint))
+        return f"Literal[{', '.join(choices)}]"
+    if origin in (list, dict, tuple):
+        return f"{origin.__name__}[{', '.join(map(written_type, get_args(hint)))}]"
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return "str"
+    if hint is type(None):
+        return "None"
+    return hint.__name__ if getattr(hint, "__module__", "") == "builtins" else "Any"
 
 
 def stale() -> dict[Path, str]:

@@ -82,22 +82,14 @@ def test_a_small_spread_on_top_of_a_large_reward_survives_float32(estimator: Fun
 
 def test_grpo_forgets_the_scale_of_a_group_until_its_floor() -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
-    close(grpo(rewards * 1e6), [[1.5, -0.5, -0.5, -0.5]], rtol=1e-6, atol=0)
-    close(grpo(rewards), [[1.5, -0.5, -0.5, -0.5]], rtol=1e-3, atol=0)
-    # a spread of 0.01, which may be noise, still earns nearly what a spread of 1 earns
-    close(grpo(rewards * 1e-2), [[1.5, -0.5, -0.5, -0.5]], rtol=0.03, atol=0)
-    # far below the floor of 1e-4 nothing is left
+    for scale, error in ((1e6, 1e-6), (1.0, 1e-3), (1e-2, 0.03)):  # a spread of 0.01 may be noise
+        close(grpo(rewards * scale), [[1.5, -0.5, -0.5, -0.5]], rtol=error, atol=0)
     close(grpo(rewards * 1e-8), rewards.sub(0.25) * 1e-8 / STD_FLOOR, rtol=1e-3, atol=0)
 
 
-groups = st.integers(1, 4).flatmap(
-    lambda rows: st.integers(2, 12).flatmap(
-        lambda size: st.lists(
-            st.lists(st.one_of(st.just(NAN), st.floats(-1e6, 1e6, width=32)), min_size=size, max_size=size),
-            min_size=rows,
-            max_size=rows,
-        )
-    )
+numbers = st.one_of(st.just(NAN), st.floats(-1e6, 1e6, width=32))
+groups = st.integers(2, 12).flatmap(
+    lambda size: st.lists(st.lists(numbers, min_size=size, max_size=size), min_size=1, max_size=4)
 )
 
 
@@ -201,18 +193,14 @@ def weight_of_a_prompt(estimator: Function, chance: float, size: int) -> float:
     return expected / (chance * (1 - chance))
 
 
-@pytest.mark.parametrize("size", [2, 4, 16])
-@pytest.mark.parametrize("chance", [0.02, 0.5, 0.9])
-def test_a_prompt_weighs_the_same_however_hard_it_is_without_a_division(chance: float, size: int) -> None:
-    assert weight_of_a_prompt(rloo, chance, size) == pytest.approx(1.0)
-    assert weight_of_a_prompt(dr_grpo, chance, size) == pytest.approx((size - 1) / size)
-
-
 @pytest.mark.parametrize(("size", "ratio"), [(2, 1.0), (3, 1.0), (4, 1.06), (8, 1.33), (16, 1.69)])
 def test_grpo_weighs_a_hard_prompt_more_and_needs_a_large_group_for_it(size: int, ratio: float) -> None:
     # with 2 or 3 completions every group with a signal has the same spread
     hard, even = (weight_of_a_prompt(grpo, chance, size) for chance in (0.05, 0.5))
     assert hard / even == pytest.approx(ratio, abs=5e-3)
+    for chance in (0.02, 0.5, 0.9):  # without a division it is the same however hard
+        assert weight_of_a_prompt(rloo, chance, size) == pytest.approx(1.0)
+        assert weight_of_a_prompt(dr_grpo, chance, size) == pytest.approx((size - 1) / size)
 
 
 @given(groups)
@@ -251,33 +239,23 @@ def maximum(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards.amax(1, keepdim=True)
 
 
-class Halved:
-    def __call__(self, rewards: torch.Tensor) -> torch.Tensor:
-        return rewards / 2
-
-
 def test_an_estimator_is_found_by_its_name_registered_once_and_numbered_where_the_name_is_taken() -> None:
     for function in ALL_ESTIMATORS:
         found = advantages.find(function.__name__)
         assert (found.function, found.groupwise) == (function, function is not reinforce)
         close(found(REWARDS), function(REWARDS), rtol=0, atol=0)
-    before = len(advantages.ESTIMATORS)
     assert [advantages.register(maximum) for _ in range(2)] == ["maximum"] * 2
-    assert len(advantages.ESTIMATORS) == before + 1
     assert not advantages.find("maximum").groupwise, "the safe default"
     names = [advantages.register(function, "rloo") for function in (maximum, dr_grpo, maximum)]
     assert names == ["rloo_2", "rloo_3", "rloo_2"]
-    assert advantages.register(Halved(), groupwise=True) == "Halved"
-    assert advantages.find("Halved").groupwise
+    assert advantages.find(advantages.register(len, groupwise=True)).groupwise
     with pytest.raises(ArgumentError, match=r"no advantage estimator 'ppo'(.|\n)*rloo, grpo, dr_grpo"):
         advantages.find("ppo")
 
 
 INVALID: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "one per group": (lambda rewards: rewards.mean(1), r"shape \(2,\) for rewards of shape \(2, 4\)"),
-    "flat": (lambda rewards: rewards.flatten(), r"shape \(8,\) for rewards of shape \(2, 4\)"),
     "a number": (lambda rewards: rewards.sum().item(), "a float for rewards of shape"),
-    "nothing": (lambda rewards: None, "a NoneType for rewards of shape"),
     "division by 0": (lambda rewards: rewards / 0.0 + 1.0, "not finite"),
     "NaN where scored": (lambda rewards: rewards - rewards.mean() * torch.nan, "not finite"),
 }
@@ -325,11 +303,7 @@ def test_the_kl_terms_are_those_worked_out_by_hand(log_ratio: float, expected: t
     for name, value in zip(("k1", "k2", "k3"), expected, strict=True):
         term = advantages.KL_ESTIMATORS[name](torch.tensor([log_ratio], dtype=torch.float64))
         close(term, [value], rtol=1e-12, atol=1e-12)
-    for small in (
-        1e-4,
-        -1e-4,
-        1e-6,
-    ):  # exp(-x) - 1 + x cancels to noise in float32, whose step at 1 is above 1e-8
+    for small in (1e-4, -1e-4, 1e-6):  # exp(-x) - 1 + x would cancel to noise in float32
         assert k3(torch.tensor([small])).item() == pytest.approx(small**2 / 2, abs=6e-8 * abs(small))
 
 

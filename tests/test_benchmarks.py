@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,16 +15,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learned
-import real_model
 import runs
+import seeds
 import step
 import time_to_accuracy
 from phases import PHASES, Meter, Spent, peak_bytes, reset_peak
 from phases import Step as Update
-from runs import VARIANTS, Evaluated, Result, Spec
+from runs import Evaluated, Result, Spec
 
 from rewards import answer_reward
-from rloo_kit.evaluation.intervals import Interval
 
 ORDER = ("generate", "old", "reference", "loss forward", "backward", "optimizer", "rest")
 SECONDS = {phase: 2**place for place, phase in enumerate(ORDER)}
@@ -188,40 +186,6 @@ class TestRuns:
         assert reward(completions=completions, answer=["42"] * 6) == [1.0, 0.0, 0.2, 0.0, 1.0, 1.0]
         assert (reward.dead, reward.means) == ([1 / 3], [0.5333])
 
-    def test_a_run_that_was_measured_is_read_from_its_file_unless_a_fresh_one_is_asked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls = []
-        result = run_of("kit", REACHES, seconds=1.25)
-
-        def start(command: list[str], **_: object) -> SimpleNamespace:
-            calls.append(command)
-            Path(command[-1]).write_text(result.to_json())
-            return SimpleNamespace(returncode=0)
-
-        monkeypatch.setattr(runs, "OUT", tmp_path)
-        monkeypatch.setattr(runs.subprocess, "run", start)
-        assert [runs.measure(result.spec) for _ in range(2)] == [result, result]
-        assert len(calls) == 1
-        runs.measure(result.spec, fresh=True)
-        runs.measure(Spec("kit", repeat=1))
-        assert len(calls) == 3
-
-    def test_settings_switches_and_sources_each_make_another_result(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        names = set(map(runs.digest, (Spec("kit"), Spec("stock"), Spec("kit", seed=1))))
-        monkeypatch.setitem(VARIANTS, "kit", runs.Variant({"beta": 0.1}))
-        names.add(runs.digest(Spec("kit")))
-        for file in (*(f"{name}.py" for name in runs.MEASURED_BY), "../rloo_kit/train/trainer.py"):
-            (path := tmp_path / "benchmarks" / file).parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("pass")
-        monkeypatch.setattr(runs, "HERE", tmp_path / "benchmarks")
-        names.add(runs.digest(Spec("kit")))
-        (tmp_path / "rloo_kit/train/trainer.py").write_text("changed")
-        names.add(runs.digest(Spec("kit")))
-        assert len(names) == 6
-
     @pytest.mark.parametrize(
         "name", [*map(time_to_accuracy.name_of, learned.TASKS), "step", "step_grpo", "step_trained"]
     )
@@ -255,17 +219,12 @@ def pair_of(first: Sequence[Result], other: Sequence[Result]) -> time_to_accurac
 
 class TestTimeToAccuracy:
     def test_between_evaluations_the_accuracy_is_linear(self) -> None:
-        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], seconds=4, prompts_per_step=2)
+        run = run_of("kit", [(0, 0.5), (3, 0.8), (6, 0.9), (9, 0.7)], seconds=4)
         at = time_to_accuracy.reached(run, 0.85)
         assert at is not None
-        assert dataclasses.astuple(at) == pytest.approx((450, 4.5 * 2 * 8, 18, 36))
-        assert time_to_accuracy.reached(run, 0.5) == time_to_accuracy.Reached(0, 0, 0, 0)
+        assert dataclasses.astuple(at) == pytest.approx((450, 18))
+        assert time_to_accuracy.reached(run, 0.5) == time_to_accuracy.Reached(0, 0)
         assert time_to_accuracy.reached(run, 0.91) is None
-
-    def test_a_second_update_on_a_batch_samples_no_completions(self) -> None:
-        at = time_to_accuracy.reached(run_of("kit", REACHES, num_iterations=2), 0.85)
-        assert at is not None
-        assert at.completions == pytest.approx(6 * 4 * 8 / 2)
 
     @pytest.mark.parametrize(
         ("stock", "kit", "ratio", "why"),
@@ -322,33 +281,6 @@ class TestTimeToAccuracy:
             "two seeds, their mean, the target"
         )
 
-    def test_what_is_stored_is_not_measured_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done: list[Spec] = []
-
-        def measure(spec: Spec, fresh: bool) -> Result:
-            done.append(spec)
-            return dataclasses.replace(run_of("kit", REACHES), spec=spec)
-
-        for module in (runs, time_to_accuracy):
-            monkeypatch.setattr(module, "RESULTS", tmp_path)
-        monkeypatch.setattr(time_to_accuracy, "measure", measure)
-        for seeds, jobs in (("0", "1"), ("0 1", "2")):
-            arguments = ["x", "--setting", "stock", "kit", "--seeds", *seeds.split(), "--jobs", jobs]
-            monkeypatch.setattr(sys, "argv", arguments)
-            time_to_accuracy.main()
-        assert [(spec.setting, spec.seed) for spec in done] == [
-            ("stock", 0),
-            ("kit", 0),
-            ("stock", 1),
-            ("kit", 1),
-        ]
-        assert {name: set(found) for name, found in time_to_accuracy.stored_runs().items()} == {
-            "stock": {0, 1},
-            "kit": {0, 1},
-        }
-
 
 class TestStep:
     def test_the_table_compares_each_trainer_with_stock_and_with_the_kit_without_the_first_step(self) -> None:
@@ -362,71 +294,8 @@ class TestStep:
         assert "| kit | 1.00 [1.00, 1.00] | - | 1.00 |" in step.report(results[1:], "without stock")
 
 
-def seed_of(before: float, after: float) -> dict[str, Any]:
-    """A seed's result, as its process writes it."""
-    shares = {"before": (before, 0.0, 1.0), "after": (after, 0.0, 1.0)}
-    rewards = [before] * 5 + [after] * 5
-    found = real_model.Run(
-        "cpu (one, 1 threads)",
-        "a model",
-        **shares,
-        rewards=rewards,
-        peak_bytes=2**31,
-        adapter="",
-        seconds=90.0,
-    )
-    return dataclasses.asdict(found)
-
-
-class TestRealModel:
-    @pytest.fixture
-    def ran(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """The seeds that were run; results go to a folder of the test's."""
-        calls: list[int] = []
-
-        def run(seed: int) -> dict[str, Any]:
-            calls.append(seed)
-            return seed_of(0.1, 0.6 + 0.1 * seed)
-
-        monkeypatch.setattr(real_model, "STORED", tmp_path / "real_model.json")
-        monkeypatch.setattr(real_model, "in_its_own_process", run)
-        return calls
-
-    @staticmethod
-    def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["benchmarks/real_model.py", *arguments])
-        real_model.main()
-        return real_model.STORED.with_suffix(".md").read_text()
-
-    def test_seeds_are_added_one_by_one_and_none_runs_twice(
-        self, ran: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        self.call(monkeypatch, "--seeds", "1")
-        text = self.call(monkeypatch, "--seeds", "0", "1", "2")
-        assert ran == [1, 0, 2]
-        assert real_model.STORED.with_suffix(".png").exists()
-        assert "| 0 | 0.100 [0.000, 1.000] | 0.600 [0.000, 1.000] | +0.50 | 0.10, 0.60 | 2 | 2.00 |" in text
-        # Gains 0.5, 0.6, 0.7: deviation 0.1, over the root of 3, times 4.303.
-        assert "Mean gain: 0.600 [0.352, 0.848]" in text
-
-    def test_baselines_that_are_there_are_kept_and_the_rest_is_measured(
-        self, ran: list[int], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-
-        def evaluate(policy: object, task: object, max_new_tokens: int) -> SimpleNamespace:
-            asked.append((policy, task))
-            return SimpleNamespace(accuracy=Interval(0.25, 0.1, 0.5), completions=[0] * 20, truncated=0.5)
-
-        monkeypatch.setattr(real_model, "known_policies", lambda: [("small", "P", ""), ("4 bit", "Q", "w")])
-        monkeypatch.setattr(real_model, "asked_tasks", lambda policy: {"sums": ("S", 32), "words": ("W", 64)})
-        monkeypatch.setattr(real_model.rloo_kit, "evaluate", evaluate)
-        for _ in range(2):
-            text = self.call(monkeypatch, "--baselines")
-        assert asked == [("P", "S"), ("P", "W"), ("Q", "W")]
-        assert "| small | words | 0.250 [0.100, 0.500] | 20 | 64 | 50% |" in text
-
-    def test_what_is_stored_is_what_the_table_shows(self) -> None:
-        text, found = real_model.STORED.with_suffix(".md").read_text(), real_model.stored()
-        runs_of = {int(seed): real_model.Run(**run) for seed, run in sorted(found["seeds"].items())}
-        assert real_model.report(runs_of, found["baselines"], f"`{text.split('`')[1]}`") == text
+class TestSeeds:
+    @pytest.mark.parametrize("what", seeds.TITLES)
+    def test_what_is_stored_is_what_the_table_shows(self, what: str) -> None:
+        text = (seeds.RESULTS / f"{seeds.FILES[what]}.md").read_text()
+        assert seeds.report(what, seeds.stored(what), f"`{text.split('`')[1]}`") == text

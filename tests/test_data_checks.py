@@ -8,7 +8,6 @@ import math
 import types
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,16 +21,15 @@ from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.tasks import Task
 
 CHAT = [{"role": "user", "content": "What is 1 + 2?"}]
-ARGS = types.SimpleNamespace(generation_batch_size=8, num_generations=4)  # two prompts a generation batch
-EMPTY = [{"role": "user", "content": ""}]
-CONTROL = ["<|im_start|>", "<|im_end|>"]
+ARGS: Any = types.SimpleNamespace(
+    generation_batch_size=8, num_generations=4
+)  # two prompts a generation batch
 CHAT_TOKENIZER: Any = types.SimpleNamespace(
     chat_template="{{ messages }}",
-    apply_chat_template=lambda prompt, **how: str(prompt),
-    all_special_tokens=CONTROL,
-    get_added_vocab=lambda: dict.fromkeys([*CONTROL, "<think>", "</think>"], 1),
+    apply_chat_template=lambda prompt, **how: str([one for one in prompt if one["role"] != "unknown"]),
+    all_special_tokens=["<|im_start|>", "<|im_end|>"],
 )
-BASE_TOKENIZER = types.SimpleNamespace(chat_template=None)
+BASE_TOKENIZER: Any = types.SimpleNamespace(chat_template=None)
 
 
 def prompts(*given: object) -> Dataset:
@@ -43,25 +41,31 @@ def stream(dataset: Dataset) -> IterableDataset:
     return IterableDataset.from_generator(lambda: iter(dataset))
 
 
+def said(role: str, content: str | None) -> list[dict[str, str | None]]:
+    return [{"role": "system", "content": "Be brief."}, {"role": role, "content": content}, *CHAT]
+
+
 TWO = prompts(CHAT, CHAT)
 TASK = Task("addition", TWO, TWO, str, 0, "sums")
 
 # why: what is passed as train_dataset, what the message names
 BAD_DATASETS: dict[str, tuple[object, tuple[str, ...]]] = {
     "a list of rows": (list(TWO), ("is a list", "Dataset.from_list(rows)")),
-    "a DataFrame": (TWO.to_pandas(), ("is a DataFrame", "Dataset.from_pandas(frame)")),
+    "a DataFrame": (TWO.to_pandas(), ("is a DataFrame", "from_pandas(frame)")),
     "all splits at once": (DatasetDict(test=TWO), ("is a DatasetDict", "dataset['test']")),
-    "a file's path": (Path("data") / "mine.csv", ("Path", "tasks.from_file('data/mine.csv').train")),
-    "a name of the hub": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
+    "a name": ("openai/gsm8k", ("is a str", "load_dataset('openai/gsm8k', split='train')")),
     "a whole task": (TASK, ("is a Task", "pass task.train")),
-    "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "its name")),
-    "prompts under a usual name": (TWO.rename_column("prompt", "problem"), ("rename_column('problem', 'prompt')",)),
+    "no prompt column": (TWO.rename_column("prompt", "x"), ("no column 'prompt'", "['answer', 'x']", "rename")),
     "images": (TWO.add_column("image", [1, 2]), ("has images", "remove_columns")),
+    "a column of TRL's": (TWO.add_column("completions", [1, 2]), ("'completions'", "rename_column")),
     "too few rows": (prompts("one"), ("takes 2 prompts and the dataset has 1", "no step would run")),
     "an empty prompt": (prompts("a", " "), ("a prompt is empty", "train_dataset[1]['prompt'] = ' '")),
-    "an empty conversation": (prompts(CHAT, EMPTY), ("a prompt is empty", "train_dataset[1]")),
+    "an empty conversation": (prompts(CHAT, [{"role": "user", "content": ""}]), ("is empty", "train_dataset[1]")),
     "no text": (prompts("a", None), ("not a NoneType", "train_dataset[1]")),
     "a number": (prompts(1, 2), ("a string or a list of messages", "train_dataset[0]['prompt'] = '1'")),
+    "no role": (prompts([{"content": "a"}], CHAT), ("has no role", "train_dataset[0]")),
+    "no content": (prompts([{"role": "user", "content": None}], CHAT), ("content of a message must be text",)),
+    "an unknown role": (prompts([{"role": "unknown", "content": "a"}], CHAT), ("of role 'unknown'",)),
     "an empty first row of a stream": (stream(prompts("", "b")), ("a prompt is empty", "train_dataset[0]")),
 }  # fmt: skip
 
@@ -80,10 +84,8 @@ def test_a_bad_dataset_is_refused_with_row_or_column_and_todo(
 def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: Any) -> None:
     given = [make("\u00e9" * size) for size in [3, 9, 1, 9, 4, 4, 8, 2, 9, 30, 5]]
     dataset = Dataset.from_dict({"prompt": given})
-    assert data_checks.longest_prompts(dataset, count=4) == (
-        [9, 1, 3, 8],
-        [given[row] for row in (9, 1, 3, 8)],
-    )
+    rows = [9, 1, 3, 8]
+    assert data_checks.longest_prompts(dataset, count=4) == (rows, [given[row] for row in rows])
     assert data_checks.longest_prompts(dataset.select([9, 0, 6]), count=2)[0] == [0, 2], "in its own order"
     upper = dataset.with_transform(lambda rows: {"prompt": [one * 2 for one in rows["prompt"]]})
     assert data_checks.longest_prompts(upper, count=1) == ([9], [given[9] * 2]), "as a format makes them"
@@ -92,6 +94,8 @@ def test_the_longest_prompts_are_found_by_their_text_the_earliest_first(make: An
 def test_conversations_need_a_chat_template_and_strings_do_not() -> None:
     with pytest.raises(DatasetError, match="conversations and the tokenizer has no chat template"):
         data_checks.check_dataset(TWO, ARGS, BASE_TOKENIZER)
+    with pytest.raises(DatasetError, match="some prompts are texts and others are conversations"):
+        data_checks.check_prompts(["a", CHAT], CHAT_TOKENIZER, "dataset")
     data_checks.check_dataset(prompts("a", "b"), ARGS, BASE_TOKENIZER)
     data_checks.check_dataset(TWO, ARGS, None)  # TRL will load the tokenizer by the model's name
 
@@ -111,15 +115,13 @@ def test_only_the_first_row_of_a_stream_is_read(form: Callable[[Dataset], Iterab
 
 
 def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_named() -> None:
-    assert data_checks.longest_prompts(prompts("aa", "a", "aaa"), count=2) == ([2, 0], ["aaa", "aa"])
     ids = [[1] * 10, [1] * 30]
-    data_checks.check_lengths(ids, max_completion_length=34, max_seq_length=64)
-    data_checks.check_lengths(ids, max_completion_length=1000, max_seq_length=None)
+    data_checks.check_lengths(ids, 34, 64)
+    data_checks.check_lengths(ids, 1000, None)
     with pytest.raises(DatasetError, match=r"reach 65 tokens(.|\n)*prompt 1 of the batch has 30 tokens"):
-        data_checks.check_lengths(ids, max_completion_length=35, max_seq_length=64)
-    with pytest.raises(
-        DatasetError, match=r"train_dataset\[8\] has 30(.|\n)*load_policy\(max_seq_length=65\)"
-    ):
+        data_checks.check_lengths(ids, 35, 64)
+    says = r"train_dataset\[8\] has 30(.|\n)*load_policy\(max_seq_length=65\)"
+    with pytest.raises(DatasetError, match=says):
         data_checks.check_lengths(ids, 35, 64, rows=[5, 8])
 
 
@@ -139,20 +141,11 @@ def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights
         data_checks.check_rewards(funcs, weights, where="RLOOConfig")
 
 
-def said(role: str, content: str | None) -> list[dict[str, str | None]]:
-    return [{"role": "system", "content": "Be brief."}, {"role": role, "content": content}, *CHAT]
-
-
 @pytest.mark.parametrize(
     ("prompt", "token"),
     [
         (said("user", "1 + 1?<|im_end|>"), "<|im_end|>"),
         (said("system", "<|im_start|>user"), "<|im_start|>"),
-        (said("assistant", "2<|im_end|>"), "<|im_end|>"),
-        (said("user", "What does </think> mean?"), "</think>"),
-        (said("tool", "<think>"), "<think>"),
-        (said("system", "Think inside <think> and </think>, then answer."), ""),  # what it is there for
-        (said("assistant", "<think>1 + 1</think>2"), ""),
         (said("assistant", None), ""),
         (said("user", "a < b |> c, <thinking>, im_end"), ""),
         ("<|im_start|>user\n1 + 1?<|im_end|>", ""),  # rendered by hand
@@ -163,7 +156,7 @@ def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: A
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data_checks.check_dataset(rows, ARGS, CHAT_TOKENIZER)
-    named = f"train_dataset[2]['prompt'] (and 2 more) has {token!r}"
+    named = f"train_dataset[2]['prompt'] has {token!r}"
     assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
 
 
@@ -171,9 +164,7 @@ THOUGHT, BOTH = rewards.thinking_reward(), rewards.thought_then_answer(correct=r
 OF_A_THOUGHT: dict[str, Any] = {
     "alone": THOUGHT,
     "within others": rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
-    "gated": rewards.gated(by=rewards.answer_reward(), reward=THOUGHT),
     "a gate": rewards.gated(by=THOUGHT, reward=rewards.answer_reward()),
-    "guarded": rewards.guarded(rewards.scaled(BOTH, 2.0)),
     "a partial": functools.partial(rewards.guarded(BOTH), level=1),
     "a judge of the thought": rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="thought"),
 }
@@ -200,18 +191,12 @@ def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(
     assert len(str(caught.value).splitlines()) == 3
 
 
-def own(completions: list[Any], **kwargs: Any) -> list[float]:
-    return [0.0 for _ in completions]
-
-
 @pytest.mark.parametrize(
     ("reward", "vocabulary"),
     [
         *((reward, QWEN) for reward in OF_A_THOUGHT.values()),
-        *((reward, {"hm": 7}) for reward in (own, rewards.answer_reward(), rewards.sentence_reward())),
-        (rewards.weighted([rewards.answer_reward("math"), own]), {"hm": 7}),
+        *((reward, {"hm": 7}) for reward in (len, rewards.answer_reward(), rewards.sentence_reward())),
         (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="answer"), {"hm": 7}),
-        (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0), {"hm": 7}),
         (rewards.thinking_reward(rewards.ThinkTokens(3, 4)), {"[open]": 3, "[close]": 4}),
         (torch.nn.Linear(1, 1), {"hm": 7}),
     ],
@@ -227,8 +212,7 @@ def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_wr
     make_trainer: Callable[..., rloo_kit.RLOOTrainer],
 ) -> None:
     elsewhere = rewards.ThinkTokens(999_998, 999_999)
-    with pytest.raises(
-        RewardError, match="'thinking_reward' looks for a thought between the tokens 999998 and"
-    ):
+    says = "'thinking_reward' looks for a thought between the tokens 999998 and"
+    with pytest.raises(RewardError, match=says):
         make_trainer(reward_funcs=rewards.thinking_reward(elsewhere))
     make_trainer(reward_funcs=[rewards.thinking_reward(), rewards.answer_reward(tokens=elsewhere)])

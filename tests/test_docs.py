@@ -17,6 +17,7 @@ import yaml
 
 import rewards
 import rloo_kit
+from rloo_kit.memory.fit import first_run
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -194,7 +195,7 @@ def test_what_a_page_sets_for_a_gpu_fits_every_size_of_card_with_the_policy_that
     (made,) = (node for node in ast.parse(block).body if "config" in given(ast.unparse(node)))
     names = {"rloo_kit": rloo_kit, "tiny": False, "length": 1024, "env": SimpleNamespace(steps=None)}
     exec(ast.unparse(made), names)
-    policy = rloo_kit.fit(card).model.checkpoint.name
+    policy, _ = first_run(card)
     assert rloo_kit.plan(policy, names["config"], card).fits == "fits"
 
 

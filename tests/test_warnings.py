@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from datasets import Dataset
 
 import rloo_kit
 from rloo_kit.session import processes
@@ -30,30 +28,16 @@ def auto_level(policy: Any) -> None:
     )
 
 
-def trained(make_trainer: Any, **settings: Any) -> None:
-    make_trainer(**{"live_plot": False, "progress": False, **settings}).train()
-
-
-def switches(completions: Any, **kwargs: Any) -> list[float]:
-    """A reward that leaves the process as it must not."""
-    torch.set_num_threads(torch.get_num_threads() + 1)
-    return [float(index) for index in range(len(completions))]
-
-
-TOOLS = Dataset.from_list([{"prompt": "1 + 1?", "tools": "none"}] * 8)
-
 CALLS: dict[str, Callable[[Any, Any, Path], None]] = {
     "sampled from another distribution": lambda make, policy, folder: rloo_kit.RLOOConfig(top_p=0.9) and None,
     "beta": lambda make, policy, folder: rloo_kit.RLOOConfig(kl_coef=0.1) and None,
     "max_prompt_length=9": lambda make, policy, folder: rloo_kit.RLOOConfig(max_prompt_length=9) and None,
     "left out": lambda make, policy, folder: from_file(folder),
     "no level has a pass rate": lambda make, policy, folder: auto_level(policy),
-    "column 'tools'": lambda make, policy, folder: make(train_dataset=TOOLS, reward_funcs=switches) and None,
     "one more forward pass": lambda make, policy, folder: (
         make(beta=0.1, num_generations=4, per_device_train_batch_size=2, gradient_accumulation_steps=2)
         and None
     ),
-    "get_num_threads": lambda make, policy, folder: trained(make, reward_funcs=switches),
 }
 
 

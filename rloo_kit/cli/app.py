@@ -7,16 +7,13 @@ bug of the kit's keeps its traceback.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import importlib.util
 import json
-import os
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
@@ -36,6 +33,7 @@ R = TypeVar("R")
 
 FAULTY = 2  # the exit status of what was asked for wrongly; 1 is a verb's own "no"
 INTERRUPTED = 130
+AS_RUN = "# Written by rloo-kit train: the run as it was.\n"
 
 Of, Given = typer.Option, typer.Argument
 ConfigFile = Annotated[Path, Given(metavar="CONFIG.yaml", help="The run: policy, task, rewards, trainer.")]
@@ -67,8 +65,8 @@ def _checked(config: Path, set_: list[str] | None) -> Config:
 
 def _assembled(checked: Config, saves: bool = False) -> Run:
     rloo_kit.prepare()
-    if saves:
-        check_place(checked)
+    if saves and checked.save is not None:
+        check_place(checked, checked.save)
     from rloo_kit.cli import assemble
 
     return assemble.assembled(checked)
@@ -139,35 +137,22 @@ def train(
     folder = made.policy.save(checked.save, results=results)
     beside = Path(f"{folder}.yaml")
     if processes.is_main():
-        beside.write_text(checked.resolved(), encoding="utf-8")
+        beside.write_text(AS_RUN + checked.resolved(), encoding="utf-8")
     processes.say(f"adapter: {folder}\nconfiguration: {beside}")
 
 
-def check_place(config: Config) -> None:
-    """Check that adapter and configuration can be written where they are to be, before a run and not after it.
-
-    Raises:
-        ConfigError: a file, a folder that holds more than an adapter, or the run's own; or there is a file of another
-            kind where the configuration goes.
-    """
-    from rloo_kit.cli.document import is_written
+def check_place(config: Config, save: str) -> None:
+    """Check that adapter and configuration can be written where they are to be, before a run and not after it."""
     from rloo_kit.policy.resolve import base_named
     from rloo_kit.policy.save import check_target
 
-    if config.save is None:
-        return
-    named = os.path.expanduser(config.save)  # noqa: PTH111 - Path.expanduser raises for an unknown user
-    target, beside, where = (
-        Path(os.path.realpath(named)),
-        Path(f"{named}.yaml"),
-        config.document.where(("save",)),
-    )
+    target, where, what = Path(save).expanduser().resolve(), config.document.where(("save",)), ""
+    beside = Path(f"{target}.yaml")
     base = config.policy.get("name") or config.policy.get("model_name") or "tiny"
     check_target(target, where, base_named(str(base)))
-    what = ""
-    if Path(os.path.realpath(os.path.expanduser(str(config.trainer.output_dir)))).is_relative_to(target):  # noqa: PTH111
+    if Path(str(config.trainer.output_dir)).expanduser().resolve().is_relative_to(target):
         what = "the run writes its checkpoints into this folder, and the adapter would replace them"
-    elif beside.exists() and not is_written(beside):
+    elif beside.exists() and not beside.read_text(encoding="utf-8").startswith(AS_RUN):
         what = f"the configuration as it was run is written to {beside.name}, which would be lost"
     if what:
         raise ConfigError(what, where=where, todo="name a folder of its own, such as out/adapter")
@@ -287,14 +272,12 @@ def export(
         todo = "name the output_dir of a run; runs of plain TRL, and of releases before 0.2, have none"
         raise ConfigError(what, where=str(run), todo=todo) from None
     if cannot:
-        faults = [
-            ConfigError(what, where=f"{run}, {section}", todo=f"{todo}; then run it again")
-            for section, what, todo in cannot
-        ]
+        places = [(f"{run}, {section}", what, f"{todo}; then run it again") for section, what, todo in cannot]
+        faults = [ConfigError(what, where=where, todo=todo) for where, what, todo in places]
         raise ExceptionGroup(f"{run} cannot be exported", faults)
     file = out or Path(f"{run.absolute()}.yaml")
     functions = file.with_name(f"{file.stem}_rewards.py")
-    text, code = exported(recipe, run, functions)
+    text, code = exported(recipe, run, functions.name)
     texts = {file: text} | ({functions: code} if code else {})
     for path in texts:
         if path.exists() and not force:
@@ -308,36 +291,31 @@ def export(
         typer.echo(f"not in it: {note}", err=True)
 
 
-def exported(recipe: dict[str, Any], run: Path, functions: Path) -> tuple[str, str]:
-    """The run as a configuration, which writes into a folder of its own, and the functions that it names."""
+def exported(recipe: dict[str, Any], run: Path, functions: str) -> tuple[str, str]:
+    """The run as a configuration, which writes into a folder of its own, and the functions that it names.
+
+    A package's function, which a configuration does not import, becomes a line of the file of functions.
+    """
     from rloo_kit.cli.config import mapped
     from rloo_kit.cli.document import written
     from rloo_kit.watch.run_folder import NOTEBOOK
 
-    code: list[str] = [recipe["functions"]] if recipe["functions"] else []
+    code: dict[str, None] = {recipe["functions"]: None} if recipe["functions"] else {}
 
     def here(name: str) -> str:
-        """A name as the file has it: paths from its folder; a package's function, which a configuration does not
-        import, as a line of the file of functions."""
-        path, _, rest = name.partition(".py:")
         if name.startswith(f"{NOTEBOOK}:"):
-            return f"{functions.name}:{rest}"
-        if Path(path).is_absolute() and (Path(f"{path}.py").is_file() if rest else Path(path).exists()):
-            with contextlib.suppress(ValueError):  # another drive of Windows
-                return os.path.relpath(name, functions.absolute().parent)
+            return f"{functions}:{name.rpartition(':')[2]}"
         module, _, attribute = name.rpartition(".")
-        known = not module or module in ("rewards", "task") or not all(map(str.isidentifier, name.split(".")))
-        if known or importlib.util.find_spec(module.partition(".")[0]) is None:
+        top = module.partition(".")[0]
+        if top in ("", "rewards", "task") or not name.replace(".", "").isidentifier():
             return name
-        line = f"import {module}\n\n{attribute} = {name}\n"
-        code.extend([] if line in code else [line])
-        return f"{functions.name}:{attribute}"
+        if importlib.util.find_spec(top) is None:
+            return name
+        code[f"import {module}\n\n{attribute} = {name}\n"] = None
+        return f"{functions}:{attribute}"
 
-    given = recipe["config"]
-    config = given | {
-        name: mapped(given[name], here) for name in ("policy", "task", "rewards") if name in given
-    }
-    config["trainer"] = (given.get("trainer") or {}) | {"output_dir": f"{run}-again"}
+    config = recipe["config"] | {"rewards": mapped(recipe["config"]["rewards"], here)}
+    config["trainer"] = (config.get("trainer") or {}) | {"output_dir": f"{run}-again"}
     notes = [f"The run in {run}, as it was started.  'rloo-kit train' repeats it into trainer.output_dir."]
     notes += [f"Not in it: {note}." for note in recipe["notes"]]
     notes += ["To measure before and after, add 'evaluate: {n: 100}'; to keep the adapter, 'save: FOLDER'."]
@@ -347,65 +325,23 @@ def exported(recipe: dict[str, Any], run: Path, functions: Path) -> tuple[str, s
 # --- the program ------------------------------------------------------------------------------------------
 
 
-WORDS = {
-    r"(?:rloo_kit\.release\(\), )?load the policy anew, (and|or) ": "",
-    r"train\(resume_from_checkpoint=[^)]*\)": "--resume",
-    r"call train\(\) without it": "leave --resume out",
-    r",? and call prepare\(\) before (?:importing it|any other import)": "",
-    r"\b([Rr])estart the (?:kernel|process)(?: and make `import rloo_kit` its first line)?": r"\1un it again",
-    r"\b(?:call )?prepare\(offline=False\) in a fresh kernel": "run it again with HF_HUB_OFFLINE=0",
-    r"\band start a fresh kernel": "and run it again",
-    r"\b(write|use|mean) ([a-z_]+)=('?)([\w.+-]+)\3": r"\1 \2: \4",
-}
-"""What a notebook is told, and what to say here: of the process, and of a value in YAML."""
-
-
-def here(text: str) -> str:
-    """A message in the words of the command line."""
-    for notebook, said in WORDS.items():
-        text = re.sub(notebook, said, text)
-    return text
-
-
 def explained(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, whose errors are printed in three lines each; exit status 2, or 130 where it was interrupted."""
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        processes.reword = here
         try:
-            with _short_warnings():
-                return verb(*args, **kwargs)
+            return verb(*args, **kwargs)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             found = error.exceptions if isinstance(error, ExceptionGroup) else [error]
             if not all(isinstance(one, RLOOKitError) or "\nWhat to do: " in str(one) for one in found):
                 raise  # it was not raised on purpose, by the kit or by rewards
-            typer.echo(here("\n\n".join(map(str, found))), err=True)
+            typer.echo("\n\n".join(map(str, found)), err=True)
             raise typer.Exit(FAULTY) from None
-        finally:
-            processes.reword = str
 
     return run
-
-
-@contextlib.contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Warnings in a line each, without the line of Python that warned; of a configuration with its line."""
-
-    def short(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-    ) -> str:
-        place = f"{filename}, line {lineno}: " if filename.endswith((".yaml", ".yml")) else ""
-        place = f"{filename}: " if filename.startswith("--set") else place
-        return f"warning: {place}{here(' '.join(str(message).split()))}\n"
-
-    before, warnings.formatwarning = warnings.formatwarning, short
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
 
 
 VERBS: dict[str, Callable[..., None]] = {
@@ -439,11 +375,11 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    here = str(Path.cwd())
-    if here not in sys.path:  # what a configuration's .py files import may lie in the working directory
+    if (here := str(Path.cwd())) not in sys.path:  # a configuration's .py files may import from it
         sys.path.append(here)
 
 
 def main() -> None:
     """Run the command line."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {' '.join(str(message).split())}\n"
     app()

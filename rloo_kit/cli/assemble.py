@@ -12,9 +12,8 @@ import rewards
 import rloo_kit
 from rewards.signature import Reward
 from rloo_kit import Plan, data_checks, tasks
-from rloo_kit.cli.callables import CORRECT
+from rloo_kit.cli.callables import CORRECT, made
 from rloo_kit.cli.config import Config
-from rloo_kit.cli.document import Key
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation, evaluate
 from rloo_kit.memory.hardware import device_of
@@ -50,13 +49,8 @@ class Run:
         """The trainer, not started."""
         args = self.config.trainer
         evaluates = str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no"
-        return RLOOTrainer(
-            model=self.policy,
-            reward_funcs=list(self.rewards),
-            args=args,
-            train_dataset=self.task.train,
-            eval_dataset=self.task.held_out if evaluates else None,
-        )
+        held_out = self.task.held_out if evaluates else None
+        return RLOOTrainer(self.policy, list(self.rewards), args, self.task.train, held_out)
 
     def measure(self, **settings: Any) -> Evaluation:
         """How good the policy is on the held-out problems, on the prompts and at the length that it is trained on.
@@ -88,29 +82,26 @@ def assembled(config: Config) -> Run:
     """
     args = config.trainer
     policy = load_policy(**config.policy)
-    with _located(config, ("task", config.task)):
+    with _located(config, "task", config.task):
         make = getattr(tasks, config.task)
         takes = inspect.signature(make).parameters
         given: dict[str, Any] = {"policy": policy} if "policy" in takes else {}
         if "chat_template_kwargs" in takes:  # it samples the policy, which is to say what it says in training
-            length = args.max_completion_length
-            given |= {"chat_template_kwargs": config.template or None, "max_new_tokens": length}
+            given["chat_template_kwargs"] = config.template or None
+            given["max_new_tokens"] = args.max_completion_length
         task: Task = make(**given | config.task_arguments)
-    known = {
-        CORRECT: task.correct,
-        "policy.tokenizer": policy.tokenizer,
-        "policy.tokens": policy.checkpoint.tokens,
-    }
-    made: list[Reward] = []
+    tokens, tokenizer = policy.checkpoint.tokens, policy.tokenizer
+    known = {CORRECT: task.correct, "policy.tokenizer": tokenizer, "policy.tokens": tokens}
+    found: list[Reward] = []
     for index, entry in enumerate(config.rewards):
-        with _located(config, ("rewards", index)):
-            made.append(entry(known))
-            rewards.check_signature(made[-1], data_checks.reward_columns(task.train))
-    return Run(config, policy, task, made)
+        with _located(config, "rewards", index):
+            found.append(made(entry, config.document.folder, known))
+            rewards.check_signature(found[-1], data_checks.reward_columns(task.train))
+    return Run(config, policy, task, found)
 
 
 @contextmanager
-def _located(config: Config, key: Key) -> Iterator[None]:
+def _located(config: Config, *key: str | int) -> Iterator[None]:
     """Say on which line an entry stands that makes nothing; errors of the kit's and of ``rewards`` have three parts."""
     try:
         yield

@@ -10,16 +10,15 @@ configuration names is run, for its own functions.  A reward is one of these, wh
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import re
 import symtable
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 import rewards
 from rewards.answers import Form
@@ -30,9 +29,6 @@ from rloo_kit import values
 from rloo_kit.cli.document import check_known
 from rloo_kit.errors import ConfigError
 
-Make = Callable[[Mapping[str, Any]], Any]
-"""Makes what an entry stands for, of what is known once there is a policy."""
-
 CORRECT = "task.correct"
 IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<name>\w+)")
 RUN_AS = "rloo_kit_config_file_"
@@ -41,106 +37,81 @@ RUN_AS = "rloo_kit_config_file_"
 KNOWN = {"Policy": Any, "Form": Form, "Reward": Reward, "ThinkTokens": ThinkTokens}
 """Names that annotations use and their modules import for type checkers alone."""
 
+PLAIN = (bool, int, float, str, type(None))
+
 
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of its parameters and of what it returns, as far as they can be known."""
-    try:
-        return typing.get_type_hints(function, localns=KNOWN, include_extras=True)
-    except Exception:  # an annotation may be any expression
-        return {}
+    """The types of its parameters and of what it returns."""
+    return typing.get_type_hints(function, localns=KNOWN, include_extras=True)
 
 
-_public = {f"rewards.{name}": getattr(rewards, name) for name in rewards.__all__}
-FACTORIES = {name: one for name, one in _public.items() if hints_of(one).get("return") == Reward}
+_functions = {f"rewards.{n}": f for n in rewards.__all__ if inspect.isfunction(f := getattr(rewards, n))}
+FACTORIES = {name: one for name, one in _functions.items() if hints_of(one).get("return") == Reward}
 
 
-def reward(entry: Any, folder: Path) -> Make:
-    """How to make the reward that an entry stands for; nothing is run before it is made.
-
-    Raises:
-        ConfigError: the entry, or one inside it, is none of the above.
-    """
-    name, given = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, None)
-    if not isinstance(name, str):
-        what = f"this is no reward but {values.shown('value', entry)}"
-        raise ConfigError(what, todo="write a name, or 'name: {argument: value}'")
-    if name == CORRECT:
-        return lambda known: known[CORRECT]
-    is_called = isinstance(entry, dict)
-    if IN_FILE.fullmatch(name):
-        check_defined(name, folder)
-        if not is_called:
-            return lambda known: function_of(name, folder)
-        made = arguments(None, given or {}, name, folder)
-        return lambda known: own_factory(name, folder)(**{key: make(known) for key, make in made.items()})
-    if name not in FACTORIES:
-        short = [one.removeprefix("rewards.") for one in FACTORIES]
-        near = difflib.get_close_matches(name.removeprefix("rewards."), short, n=1, cutoff=0.75)
-        forms = (
-            "name a factory of 'rewards', task.correct, or a function that a .py file defines: FILE.py:NAME"
+def check_reward(entry: Any, folder: Path) -> None:
+    """Check an entry of the list of rewards by its text and the factories' signatures; nothing is run."""
+    name, called = _named(entry)
+    if name != CORRECT and not IN_FILE.fullmatch(name) and not (called and name in FACTORIES):
+        what = f"{name} makes rewards and is none" if name in FACTORIES else f"there is no reward {name[:60]}"
+        todo = (
+            "name a factory of 'rewards' with its arguments, task.correct, or a file's function: FILE.py:NAME"
         )
-        todo = f"did you mean rewards.{near[0]}?" if near else forms
-        raise ConfigError(f"there is no reward {name}", todo=todo)
-    if not is_called:
-        what = f"{name} makes rewards and is none"
-        raise ConfigError(what, todo=f"write '{name}: {{}}', with its arguments inside")
-    factory, made = FACTORIES[name], arguments(FACTORIES[name], given or {}, name, folder)
-    return lambda known: factory(**{key: make(known) for key, make in made.items()})
+        raise ConfigError(what, todo=f"write '{name}: {{}}'" if name in FACTORIES else todo)
+    made(entry, folder)
 
 
-def arguments(function: Callable[..., Any] | None, given: Any, name: str, folder: Path) -> dict[str, Make]:
-    """A call's arguments, each of its type as far as that can be written in YAML; of a file's function unchecked.
+def made(value: Any, folder: Path, known: Mapping[str, Any] | None = None) -> Any:
+    """What a value stands for: a reward, several, a name that is ``known`` once there is a policy, or itself.
 
-    Raises:
-        ConfigError: the first that is wrong, or one that lacks.
+    Where nothing is known yet it is only checked.
     """
+    if isinstance(value, list):
+        return [made(one, folder, known) for one in value]
+    name, called = _named(value)
+    in_file = IN_FILE.fullmatch(name)
+    if not in_file and not (called and name in FACTORIES):
+        if isinstance(value, dict) and "open_id" in value:
+            fields: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
+            return ThinkTokens(**fields)
+        return value if known is None or not isinstance(value, str) else known.get(value, value)
+    if in_file and known is None:
+        check_defined(name, folder)
+    elif in_file and not called:
+        return function_of(name, folder)
+    given = (value[name] or {}) if called else {}
+    if not in_file:
+        check_arguments(FACTORIES[name], given, name)
+    arguments = {key: made(one, folder, known) for key, one in given.items()}
+    if known is None:
+        return None
+    return (own_factory(name, folder) if in_file else FACTORIES[name])(**arguments)
+
+
+def _named(value: Any) -> tuple[str, bool]:
+    """The name that an entry is or begins with, and whether it has arguments."""
+    called = isinstance(value, dict) and len(value) == 1
+    return str(next(iter(value)) if called else value), called
+
+
+def check_arguments(function: Callable[..., Any], given: Any, name: str) -> None:
+    """Check a call's arguments: by their names, and by their types as far as those are written in YAML."""
     if not isinstance(given, dict):
         raise ConfigError(f"{name} takes arguments by name", todo=f"write {name}: {{argument: value}}")
-    if function is None:
-        return {key: argument(value, None, f"{name}, {key}", folder) for key, value in given.items()}
-    hints, parameters = hints_of(function), dict(inspect.signature(function).parameters)
-    parameters.pop("policy", None)  # the kit gives it
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    named = {key: one for key, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
-    for key, one in named.items():
-        if one.default is one.empty and key not in given:
-            raise ConfigError(f"{name} needs {key}", todo=f"write {name}: {{{key}: ...}}")
-    made = {}
+    signature, hints = inspect.signature(function), hints_of(function)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
     for key, value in given.items():
         try:
             if not takes_any:
-                check_known(key, named, f"{name} takes no")
-            made[key] = argument(value, hints.get(key), key, folder)
+                check_known(key, {*signature.parameters} - {"policy"}, f"{name} takes no")
+            if all(get_origin(one) is Literal or one in PLAIN for one in values.parts(hints.get(key))):
+                values.check({key: value}, hints, name)
         except ConfigError as error:
             raise ConfigError(error.what, where=key, todo=error.todo) from None
-    return made
-
-
-def argument(value: Any, hint: Any, name: str, folder: Path) -> Make:
-    """A value, which may be a reward, several, or a name that has a meaning once there is a policy."""
-    takes_several = get_origin(hint) is Sequence and Reward in get_args(hint)
-    if takes_several and not isinstance(value, list):
-        raise ConfigError(f"{name} is a list of rewards", todo=f"write {name}: [...]")
-    if isinstance(value, list):
-        parts = [argument(one, Reward if takes_several else None, name, folder) for one in value]
-        return lambda known: [make(known) for make in parts]
-    entry = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else value
-    is_reward = isinstance(entry, str) and (entry in FACTORIES or IN_FILE.fullmatch(entry))
-    if is_reward or (value is not None and Reward in (hint, *get_args(hint))):
-        return reward(value, folder)
-    if hint is ThinkTokens and isinstance(value, dict):
-        fields: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in value.items()}
-        return lambda known: ThinkTokens(**fields)
-    if is_plain(hint):
-        values.check({name: value}, {name: hint}, name)
-    return lambda known: known.get(value, value) if isinstance(value, str) else value
-
-
-def is_plain(hint: Any) -> bool:
-    """Whether any value of the type can be written in YAML; others are left to the function itself."""
-    if get_origin(hint) in (typing.Union, type(int | None)):
-        return all(map(is_plain, get_args(hint)))
-    return get_origin(hint) is Literal or hint in (bool, int, float, str, type(None))
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}", todo=f"write {name}: {{argument: value}}") from None
 
 
 # --- files ------------------------------------------------------------------------------------------------
@@ -153,11 +124,7 @@ def whole(name: str, folder: Path) -> str:
 
 
 def check_defined(name: str, folder: Path) -> None:
-    """Check by a file's text alone that it defines a name, and does not merely import it.
-
-    Raises:
-        ConfigError: it does not, there is no such file, or it is no Python.
-    """
+    """Check by a file's text alone that it defines a name, and does not merely import it."""
     if IN_FILE.fullmatch(name) is None:
         raise ConfigError(f"{name} is no function of a file", todo="write FILE.py:NAME")
     path, _, own = whole(name, folder).rpartition(":")
@@ -173,35 +140,25 @@ def check_defined(name: str, folder: Path) -> None:
 
 
 def function_of(name: str, folder: Path) -> Callable[..., Any]:
-    """What a file calls so; the file is run once in a process, so that its functions are the same ones each time.
-
-    Raises:
-        ConfigError: the file cannot be run, or this is no function.
-    """
+    """What a file calls so; the file is run once in a process, so that its functions are the same ones each time."""
     path, _, attribute = whole(name, folder).rpartition(":")
     file, key = Path(path), f"{RUN_AS}{Path(path).resolve()}"
     if key not in sys.modules:
-        spec = importlib.util.spec_from_file_location(key, file.resolve())
-        assert spec is not None, "of a .py there always is one"
-        assert spec.loader is not None
+        spec: Any = importlib.util.spec_from_file_location(key, file.resolve())
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
         except Exception as error:  # a user's file raises what it likes
             del sys.modules[key]
             raise _not_run(file, error) from error
-    found = getattr(sys.modules[key], attribute, None)
+    found: Any = getattr(sys.modules[key], attribute, None)
     if not callable(found) or inspect.isclass(found):
         raise ConfigError(f"{name} is a {type(found).__name__}, and no function", todo="name a function")
     return typing.cast(Callable[..., Any], found)
 
 
 def own_factory(name: str, folder: Path) -> Callable[..., Any]:
-    """A function that a file defines, or one of ``rewards`` by another name; what it makes remembers the call.
-
-    Raises:
-        ConfigError: it is another module's, such as ``os.system``.
-    """
+    """A function that a file defines, and not another module's; what it makes remembers the call."""
     found = function_of(name, folder)
     if not (inspect.isfunction(found) and found.__module__.startswith(("rewards.", RUN_AS))):
         what = f"{name} is no function that its file defines, and is not called"
@@ -211,4 +168,4 @@ def own_factory(name: str, folder: Path) -> Callable[..., Any]:
 
 def _not_run(file: Path, error: Exception) -> ConfigError:
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    return ConfigError(f"{file.name} cannot be run: {what}", todo=f"mend it; python {file.name} shows more")
+    return ConfigError(f"{file.name} cannot be run: {what}", todo=f"repair it; python {file.name} shows more")

@@ -16,8 +16,6 @@ configuration reads is looked for beside it, what it writes in the working direc
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import os
 import warnings
@@ -25,12 +23,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit import tasks, values
 from rloo_kit.cli import callables
-from rloo_kit.cli.document import Document, Key, check_known, read, written
-from rloo_kit.errors import ConfigError, RLOOKitError
+from rloo_kit.cli.callables import IN_FILE
+from rloo_kit.cli.document import Document, check_known, read, written
+from rloo_kit.errors import ConfigError
 from rloo_kit.policy import load
 from rloo_kit.tasks.task import FILES
 from rloo_kit.train import renamed_args, validate
@@ -40,23 +39,9 @@ if TYPE_CHECKING:
 
 SECTIONS = ("policy", "task", "rewards", "trainer", "evaluate", "save")
 TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
-MEASURED: tuple[str, ...] = (
-    "n",
-    "samples",
-    "greedy",
-    "max_new_tokens",
-    "batch_size",
-    "seed",
-    "chat_template_kwargs",
-)
-MEASURED += ("temperature", "top_p", "top_k", "min_p")
+MEASURED = ("n", "samples", "greedy", "max_new_tokens", "batch_size", "seed", "chat_template_kwargs")
+MEASURED += ("temperature", "top_p", "top_k", "min_p")  # type: ignore[assignment]
 """What ``evaluate`` takes of a configuration."""
-
-CHOSEN = {
-    "optim": ("training_args.py", "OptimizerNames"),
-    "lr_scheduler_type": ("trainer_utils.py", "SchedulerType"),
-}
-"""Settings with many choices, and the class of transformers that has them."""
 
 FUNCTIONS = ("advantage_estimator", "on_unhealthy")
 """Settings of the trainer's that may be a function of a file."""
@@ -71,7 +56,7 @@ class Config:
         policy: ``load_policy``'s arguments.
         task: a name of :mod:`rloo_kit.tasks`.
         task_arguments: that function's, without the policy.
-        rewards: how to make each.
+        rewards: the list's entries.
         evaluate: ``evaluate``'s arguments, as far as they are not those of training; None where nothing is measured.
         save: the folder for the adapter, or None.
     """
@@ -80,13 +65,13 @@ class Config:
     policy: dict[str, Any]
     task: str
     task_arguments: dict[str, Any]
-    rewards: list[callables.Make]
+    rewards: list[Any]
     evaluate: dict[str, Any] | None
     save: str | None
 
     @cached_property
     def trainer(self) -> RLOOConfig:
-        """The trainer's settings, after every file that is named was run; warnings have the file's line.
+        """The trainer's settings, after every file that is named was run.
 
         Raises:
             ExceptionGroup: of a ConfigError for each fault.
@@ -95,37 +80,26 @@ class Config:
         from rloo_kit.train.config import RLOOConfig
 
         document, folder = self.document, self.document.folder
-        for index, entry in enumerate(document.data["rewards"]):
-            with document.noted(("rewards", index)):
-                mapped(
-                    entry,
-                    lambda text: callables.IN_FILE.fullmatch(text) and callables.function_of(text, folder),
-                )
         given = dict(document.data.get("trainer") or {})
-        for name in filter(lambda name: names_function(name, given.get(name)), FUNCTIONS):
-            with document.noted(("trainer", name)):
+        for index, entry in enumerate(self.rewards):
+            with document.noted("rewards", index):
+                mapped(entry, lambda name: IN_FILE.fullmatch(name) and callables.function_of(name, folder))
+        for name in [name for name, value in given.items() if names_function(name, value)]:
+            with document.noted("trainer", name):
                 given[name] = callables.function_of(given[name], folder)
-        with document.noted(("evaluate",)):
+        with document.noted("evaluate"):
             check_asked(**self.evaluate or {})
         document.end()
         try:
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                made = RLOOConfig(**given)
-        except RLOOKitError as error:
-            with document.noted(self._culprit(f"{error.what} {error.where}")):
-                raise
-        document.end()
-        for one in said:
-            file, _, line = document.where(self._culprit(str(one.message))).partition(", line ")
-            number = line.partition(",")[0]
-            warnings.warn_explicit(one.message, one.category, file, int(number) if number.isdecimal() else 1)
-        return made
-
-    def _culprit(self, said: str) -> Key:
-        """The setting that a message names."""
-        named = [name for name in self.document.data.get("trainer") or () if name in said]
-        return ("trainer", max(named, key=len)) if named else ("trainer",)
+            return RLOOConfig(**given)
+        except (ValueError, TypeError) as error:  # transformers' own among them
+            named = [name for name in given if name in str(error)]
+            with document.noted("trainer", *sorted(named, key=len)[-1:]):
+                raise ConfigError(
+                    getattr(error, "what", str(error)), todo=getattr(error, "todo", "")
+                ) from error
+            document.end()
+            raise
 
     @property
     def template(self) -> dict[str, Any]:
@@ -158,51 +132,58 @@ def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> C
 
     Raises:
         ConfigError: the file cannot be read.
-        ExceptionGroup: of a ConfigError for each fault, with the file, the line and the key.
+        ExceptionGroup: of a ConfigError for each fault.
     """
     document = read(file, settings)
-    data, folder, rewards = document.data, document.folder, []
+    data, folder = document.data, document.folder
     for name in data:
-        with document.noted((name,)):
+        with document.noted(name):
             check_known(name, SECTIONS, "there is no section")
     for name in ("task", "rewards"):
-        with document.noted((name,)):
+        with document.noted(name):
             if not data.get(name):
                 raise ConfigError(f"the configuration names no {name}", todo=f"add a section '{name}:'")
     for name, check in {"policy": _policy, "trainer": _trainer, "evaluate": _evaluate}.items():
         _check_each(document, name, check)
-    with document.noted(("task", *list(data.get("task") or ())[:1])):
-        _check_task(data.get("task"), folder)
+    task = data.get("task") or {}
+    with document.noted("task", *list(task)[:1]):
+        if not isinstance(task, dict) or len(task) > 1:
+            raise ConfigError(
+                "a task is one name with its arguments", todo="write 'addition: {n_train: 500}'"
+            )
+        for name, arguments in task.items():
+            check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
+            callables.check_arguments(TASKS[name], arguments, f"tasks.{name}")
     entries = data.get("rewards") or []
-    with document.noted(("rewards",)):
+    with document.noted("rewards"):
         if not isinstance(entries, list):
             entries = []
             raise ConfigError("rewards are a list", todo="begin each with '- ', as in '- task.correct'")
     for index, entry in enumerate(entries):
-        with document.noted(("rewards", index)):
-            rewards.append(callables.reward(entry, folder))
-    with document.noted(("save",)):
+        with document.noted("rewards", index):
+            callables.check_reward(entry, folder)
+    with document.noted("save"):
         if not isinstance(data.get("save"), str | None):
             raise ConfigError("save is a folder", todo="write save: out/adapter")
     document.end()
-    ((task, arguments),) = data["task"].items()
+    ((name, arguments),) = task.items()
     policy = _beside(data.get("policy") or {}, ("name", "model_name"), folder)
     arguments = _beside(arguments, FILES, folder)
-    return Config(document, policy, task, arguments, rewards, data.get("evaluate"), data.get("save"))
+    return Config(document, policy, name, arguments, entries, data.get("evaluate"), data.get("save"))
 
 
 def _check_each(document: Document, section: str, check: Callable[[dict[str, Any], Path], None]) -> None:
     """Check every name and value of a section by itself, so that all faults are said, then all together."""
-    given, before = document.data.get(section), len(document.faults)
-    with document.noted((section,)):
-        if not isinstance(given, dict | None):
+    given, before = document.data.get(section) or {}, len(document.faults)
+    with document.noted(section):
+        if not isinstance(given, dict) or document.data.get(section) == 0:
             todo = f"write them under '{section}:', or leave it out for none"
             raise ConfigError(f"{section} is a section of names and values", todo=todo)
-        for name, value in (given or {}).items():
-            with document.noted((section, name)):
+        for name, value in given.items():
+            with document.noted(section, name):
                 check({name: value}, document.folder)
         if len(document.faults) == before:
-            check(given or {}, document.folder)
+            check(given, document.folder)
 
 
 def _policy(given: dict[str, Any], folder: Path) -> None:
@@ -217,23 +198,10 @@ def _trainer(given: dict[str, Any], folder: Path) -> None:
     for name, value in given.items():
         if names_function(name, value):
             callables.check_defined(value, folder)
-        elif name in CHOSEN and (choices := _choices(name)) and isinstance(value, str):
-            check_known(value, choices, f"there is no {name}")
         elif known and len(given) == 1:  # together they are checked when the settings are made
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said then, too
                 validate.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
-
-
-def _choices(name: str) -> list[str]:
-    """What transformers takes for one of :data:`CHOSEN`, by the text of its file: to import it takes seconds."""
-    file, kind = CHOSEN[name]
-    (folder,) = cast(Any, importlib.util.find_spec("transformers")).submodule_search_locations
-    found = [
-        one for one in ast.parse(Path(folder, file).read_bytes()).body if getattr(one, "name", "") == kind
-    ]
-    members = [one for node in found for one in cast(ast.ClassDef, node).body if isinstance(one, ast.Assign)]
-    return [one.value.value for one in members if isinstance(one.value, ast.Constant)]  # type: ignore[misc]
 
 
 def names_function(name: str, value: object) -> bool:
@@ -244,14 +212,6 @@ def names_function(name: str, value: object) -> bool:
 def _evaluate(given: dict[str, Any], folder: Path) -> None:
     for name in given:
         check_known(name, MEASURED, "evaluate takes no")
-
-
-def _check_task(given: Any, folder: Path) -> None:
-    if given and (not isinstance(given, dict) or len(given) != 1):
-        raise ConfigError("a task is one name with its arguments", todo="write 'addition: {n_train: 500}'")
-    for name, arguments in (given or {}).items():
-        check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
-        callables.arguments(TASKS[name], arguments, f"tasks.{name}", folder)
 
 
 def _beside(arguments: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, Any]:

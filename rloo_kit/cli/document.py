@@ -1,12 +1,8 @@
-"""A YAML file as plain values, the line on which each of them stands, and what is wrong with them.
-
-What the values mean is not this module's affair.
-"""
+"""A YAML file as plain values, the line on which each of them stands, and what is wrong with them."""
 
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,8 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from yaml.error import MarkedYAMLError
-from yaml.reader import ReaderError
 
 from rloo_kit.errors import ConfigError, RLOOKitError
 
@@ -35,11 +29,10 @@ class _Loader(yaml.SafeLoader):
 
 
 FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{FLOAT})$"), list("-+0123456789."))
 BOOL = r"true|True|TRUE|false|False|FALSE"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{FLOAT})$"), list("-+0123456789."))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(f"^(?:{BOOL})$"), list("tTfF"))
 
-TAGS = {yaml.SequenceNode: "tag:yaml.org,2002:seq", yaml.MappingNode: "tag:yaml.org,2002:map"}
 MOST = 10_000
 """Values in a file: a few aliases of aliases are more than any memory holds."""
 
@@ -71,7 +64,7 @@ class Document:
         return ", ".join(filter(None, [self.places.get(near, self.name), _dotted(key)]))
 
     @contextmanager
-    def noted(self, key: Key) -> Iterator[None]:
+    def noted(self, *key: str | int) -> Iterator[None]:
         """Keep an error as a fault at this place."""
         try:
             yield
@@ -92,63 +85,42 @@ def _dotted(key: Key) -> str:
 
 
 def check_known(name: object, known: Iterable[str], what: str, otherwise: str = "") -> None:
-    """Check that a name is one of those that are known.
-
-    Raises:
-        ConfigError: it is not: ``what`` and the name, with the nearest that is, or all.
-    """
+    """Raise a ConfigError for a name that is not known: ``what`` and the name, with the nearest that is, or all."""
     known = list(known)
-    if name in known:
-        return
-    near = difflib.get_close_matches(str(name), known, n=1)
-    todo = f"did you mean {near[0]}?" if near else otherwise or f"one of {', '.join(known) or 'none'}"
-    raise ConfigError(f"{what} {name}", todo=todo)
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        todo = f"did you mean {near[0]}?" if near else otherwise or f"one of {', '.join(known) or 'none'}"
+        raise ConfigError(f"{what} {name}", todo=todo)
 
 
 def read(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Document:
-    """A file's values, with each ``key=value`` of ``settings`` put in its place.
-
-    Raises:
-        ConfigError: there is no such file, it is no YAML, or a key is written twice.
-    """
+    """A file's values, with each ``key=value`` of ``settings`` put in its place."""
     path, name = Path(file), os.fspath(file)
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError(errno.EINVAL, "it is no file")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         beside = ", ".join(sorted(one.name for one in path.absolute().parent.glob("*.y*ml"))[:8])
-        why = getattr(error, "strerror", "it is no text in UTF-8")
+        what = f"the configuration cannot be read: {getattr(error, 'strerror', 'it is no text in UTF-8')}"
         todo = f"give a YAML file; there is {beside or 'none in this folder'}"
-        raise ConfigError(f"the configuration cannot be read: {why}", where=name, todo=todo) from None
+        raise ConfigError(what, where=name, todo=todo) from None
     document = Document(name)
-    data = _parsed(text, name, document.places)
-    if not isinstance(data, dict):
+    document.data = _parsed(text, name, document.places)
+    if not isinstance(document.data, dict):
         todo = "write 'policy:', 'task:', 'rewards:' and 'trainer:', as configs/tiny.yaml does"
         raise ConfigError("a configuration has names and values", where=f"{name}, line 1", todo=todo)
-    document.data = data
+    _spell_out(document.data)
     for setting in settings:
-        _spell_out(data)
         try:
             _put(document, setting)
         except ConfigError as error:
             document.faults.append(error)
-    _spell_out(data)
+        _spell_out(document.data)
     return document
 
 
 def written(data: dict[str, Any]) -> str:
     """Values as YAML."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
-
-
-def is_written(file: Path) -> bool:
-    """Whether a file is as :func:`written` makes it, so that no comment and no other text is lost with it."""
-    try:
-        text = file.read_text(encoding="utf-8")
-        return written(yaml.safe_load(text)) == text
-    except (OSError, ValueError, yaml.YAMLError):
-        return False
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
 
 
 def _parsed(text: str, place: str, places: dict[Key, str]) -> Any:
@@ -158,45 +130,33 @@ def _parsed(text: str, place: str, places: dict[Key, str]) -> Any:
         node = loader.get_single_node()
         return None if node is None else _value(loader, node, (), place, places)
     except RecursionError:
-        raise _too_large(place) from None
-    except (MarkedYAMLError, ReaderError) as error:
-        what = error.reason if isinstance(error, ReaderError) else error.problem
-        line = (
-            text.count("\n", 0, error.position) if isinstance(error, ReaderError) else error.problem_mark.line
-        )
-        todo = "indent with spaces, write 'key: value', quote texts with ': ' or '!', keep one document in a file"
-        raise ConfigError(f"this is no YAML: {what}", where=f"{place}, line {line + 1}", todo=todo) from None
-
-
-def _too_large(place: str) -> ConfigError:
-    what = f"a configuration holds at most {MOST} values, and lists that end"
-    return ConfigError(what, where=place, todo="write out what its aliases (*name) stand for")
+        what, line = "lists within lists that do not end", 0
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what, line = getattr(error, "problem", None) or " ".join(str(error).split()), mark.line if mark else 0
+    todo = "indent with spaces, write 'key: value', quote texts with ': ' or '!', keep one document in a file"
+    raise ConfigError(f"this is no YAML: {what}", where=f"{place}, line {line + 1}", todo=todo)
 
 
 def _value(loader: _Loader, node: yaml.Node, key: Key, place: str, places: dict[Key, str]) -> Any:
     """A node's value, of which no part is shared: an alias is a copy, so that ``--set`` changes one place."""
     if len(places) > MOST:
-        raise _too_large(place)
-    if isinstance(node, yaml.ScalarNode) or node.tag != TAGS[type(node)]:
+        raise RecursionError
+    if isinstance(node, yaml.ScalarNode) or not node.tag.endswith((":seq", ":map")):
         return loader.construct_object(node, deep=True)  # refuses every tag that would make an object
     if isinstance(node, yaml.SequenceNode):
-        found = []
-        for index, item in enumerate(node.value):
-            places[(*key, index)] = f"{place}, line {item.start_mark.line + 1}"
-            found.append(_value(loader, item, (*key, index), place, places))
-        return found
-    is_first = vars(node).setdefault("first", key) == key  # an alias has its merged names twice
-    for name, _ in node.value:
-        inner, line = (*key, str(name.value)), f"{place}, line {name.start_mark.line + 1}"
-        if inner in places and is_first:
+        pairs: list[tuple[Any, Any, Any]] = [(i, one, one) for i, one in enumerate(node.value)]
+    else:
+        pairs = [(str(name.value), name, one) for name, one in node.value]
+    found: dict[Any, Any] = {}
+    for name, written_at, one in pairs:
+        inner, line = (*key, name), f"{place}, line {written_at.start_mark.line + 1}"
+        if name in found:
             what = f"{_dotted(inner)} is written twice, first on {places[inner].rpartition(', ')[2]}"
             raise ConfigError(what, where=line, todo="keep one of them")
         places[inner] = line
-    loader.flatten_mapping(node)  # the values of <<: *name
-    return {
-        str(name.value): _value(loader, value, (*key, str(name.value)), place, places)
-        for name, value in node.value
-    }
+        found[name] = _value(loader, one, inner, place, places)
+    return list(found.values()) if isinstance(node, yaml.SequenceNode) else found
 
 
 def _spell_out(data: dict[str, Any]) -> None:
@@ -211,14 +171,13 @@ def _spell_out(data: dict[str, Any]) -> None:
 
 def _put(document: Document, setting: str) -> None:
     path, equals, text = setting.partition("=")
-    where = f"--set {setting}"
-    if not equals:
-        todo = "write --set trainer.max_steps=5"
-        raise ConfigError("a setting is a name, '=' and a value", where=where, todo=todo)
     key = tuple(int(part) if part.isdecimal() else part for part in path.strip().split("."))
-    value = _parsed(text, where, {})
-    inside: Any = document.data
+    where = f"--set {setting}"
     try:
+        if not equals:
+            raise KeyError
+        value = _parsed(text, where, {})
+        inside: Any = document.data
         for part in key[:-1]:
             if isinstance(inside, dict) and inside.get(part) is None:
                 inside[part] = {}
@@ -227,10 +186,9 @@ def _put(document: Document, setting: str) -> None:
             inside[key[-1]]  # the entry of a list is there already
         inside[key[-1]] = value
     except (TypeError, IndexError, KeyError):
-        todo = "name a section, a dot and a setting, or an entry's number from 0: --set trainer.max_steps=5"
+        todo = "write SECTION.NAME=VALUE, or an entry's number from 0: --set trainer.max_steps=5"
         raise ConfigError("there is no place for this setting", where=where, todo=todo) from None
-    for known in [known for known in document.places if known[: len(key)] == key]:
-        del document.places[known]
+    document.places = {known: place for known, place in document.places.items() if known[: len(key)] != key}
     document.places[key] = where
     for end in range(1, len(key)):  # sections that are not in the file
         document.places.setdefault(key[:end], where)

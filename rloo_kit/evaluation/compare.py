@@ -1,21 +1,20 @@
-"""What training changed: completions of the same prompts before and after, side by side.
+"""What training changed: completions of the same prompts before and after, with the change's own interval.
 
-It pairs completions, gives the change of reward and accuracy with an interval of its own, sorts the pairs by how far
-their reward moved, and marks where each thought begins and ends.  Two evaluations that were not measured alike are
-refused: their difference would be that of the settings.  It samples nothing and grades nothing.
+Two evaluations that were not measured alike are refused: their difference would be that of the settings.  It samples
+nothing and grades nothing.
 """
 
 from __future__ import annotations
 
 import html
-import io
 import json
-import shutil
+import re
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
@@ -27,32 +26,9 @@ from rloo_kit.models import EOS_TEXTS
 from rloo_kit.values import Natural
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from rloo_kit.policy.policy import Completion, Prompt
 
-SIDE_BY_SIDE = 72  # Narrower than this, the two columns stand one above the other
-CELL_STYLE = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
-MARK_STYLE = "border:1px solid;border-radius:3px;padding:0 3px;font-weight:bold"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a completion; its kind is "text", "mark" (a boundary token) or "note" (of this module)."""
-
-    text: str
-    kind: str = "text"
-
-    def __str__(self) -> str:
-        return {"text": "{}", "mark": "«{}»", "note": " [{}]"}[self.kind].format(self.text)
-
-    @property
-    def html(self) -> str:
-        """The same, escaped."""
-        text = html.escape(self.text)
-        if self.kind == "mark":
-            return f'<span style="{MARK_STYLE}">{text}</span>'
-        return f"<i> [{text}]</i>" if self.kind == "note" else text
+CELL = "text-align:left;vertical-align:top;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 @dataclass(frozen=True)
@@ -87,7 +63,7 @@ def _difference(before: float | None, after: float | None) -> float | None:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Completions side by side, largest change of reward first; ``print`` it, or make it a cell's last value.
+    """Completions in pairs, largest change of reward first; ``print`` it, or make it a cell's last value.
 
     Attributes:
         pairs: all of them, sorted by the size of their change of reward, then those whose tokens changed, then in the
@@ -128,61 +104,32 @@ class Comparison:
             parts.append(f"reward rose on {rose}, fell on {fell}, stayed on {len(changes) - rose - fell}")
         return "; ".join([*parts, f"{min(self.n, len(self.pairs))} shown"])
 
-    def text(self, width: int | None = None) -> str:
-        """Two columns, or one where ``width`` (characters per line; None takes the terminal's) is below 72."""
-        from rich.console import Console
-        from rich.rule import Rule
-
-        width = max(20, width or shutil.get_terminal_size().columns)
-        console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False)
-        console.print(self.headline)
-        for pair in self.pairs[: self.n]:
-            console.print("", Rule(characters="━"), _printable(self._question(pair)), Rule(), sep="\n")
-            console.print(self._side_by_side(pair, narrow=width < SIDE_BY_SIDE))
-        written: str = console.file.getvalue()  # type: ignore[attr-defined]
-        return "\n".join(line.rstrip() for line in written.splitlines())
-
-    def _side_by_side(self, pair: Pair, narrow: bool) -> RenderableType:
-        from rich.table import Table
-        from rich.text import Text
-
-        cells = [
-            Text(_printable(f"{heading}\n{''.join(map(str, self._pieces(completion)))}"), overflow="fold")
-            for heading, completion in _cells(pair)
-        ]
-        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), expand=True)
-        for row in cells if narrow else ():
-            table.add_row(row)
-        if not narrow:
-            table.add_column(ratio=1)
-            table.add_column(ratio=1)
-            table.add_row(*cells)
-        return table
+    def text(self, width: int = 100) -> str:
+        """The headline, then of each pair the question and both completions, in lines of at most ``width``."""
+        rule = "─" * width
+        parts = [self.headline, *(one for shown in self._shown() for one in ("", rule, *shown))]
+        lines = [line for part in parts for line in _printable(part).split("\n")]
+        return "\n".join(wrapped for line in lines for wrapped in textwrap.wrap(line, width) or [""])
 
     def _repr_html_(self) -> str:
-        rows = "".join(self._pair_html(pair) for pair in self.pairs[: self.n])
+        rows = ""
+        for asked, *cells in self._shown():
+            both = "".join(f'<td style="{CELL}">{html.escape(cell)}</td>' for cell in cells)
+            rows += f'<tr><td colspan="2" style="{CELL}"><b>{html.escape(asked)}</b></td></tr><tr>{both}</tr>'
         # The class keeps MathJax from reading "$5 and $6" as a formula.
         table = f'<table class="tex2jax_ignore" style="width:100%;table-layout:fixed">{rows}</table>'
         return f"<p>{html.escape(self.headline)}</p>{table}"
 
-    def _pair_html(self, pair: Pair) -> str:
-        headings, bodies = "", ""
-        for heading, completion in _cells(pair):
-            headings += f'<th style="text-align:left">{html.escape(heading)}</th>'
-            body = "".join(piece.html for piece in self._pieces(completion))
-            bodies += f'<td style="{CELL_STYLE}">{body}</td>'
-        asked = f"<b>{html.escape(self._question(pair))}</b>"
-        return (
-            f'<tr><td colspan="2" style="{CELL_STYLE};border-top:2px solid">{asked}</td></tr>'
-            f"<tr>{headings}</tr><tr>{bodies}</tr>"
-        )
-
-    def _question(self, pair: Pair) -> str:
-        return _shortened(question(pair.prompt), self.chars)
-
-    def _pieces(self, completion: Completion) -> list[Piece]:
-        found = pieces(completion, self.tokens)
-        return [Piece(_shortened(p.text, self.chars)) if p.kind == "text" else p for p in found]
+    def _shown(self) -> Iterator[tuple[str, str, str]]:
+        for pair in self.pairs[: self.n]:
+            rewards = ["no reward" if one is None else f"reward {one:.3f}" for one in pair.rewards]
+            rewards[1] += "" if pair.change is None else f" ({pair.change:+.3f})"
+            sides = zip(("before", "after"), rewards, (pair.before, pair.after), strict=True)
+            before, after = (
+                f"{side}: {reward}, {len(said.ids)} tokens\n{marked(said, self.tokens, self.chars)}"
+                for side, reward, said in sides
+            )
+            yield _shortened(question(pair.prompt), self.chars), before, after
 
 
 def compare(
@@ -211,34 +158,29 @@ def compare(
             )
     values.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
-    by_change = lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids)  # noqa: E731
-    pairs = sorted(_paired(before, after), key=by_change)
-    reward_change = _mean_change([(pair.prompt, pair.change) for pair in pairs])
-    accuracy_change = _mean_change([(pair.prompt, pair.accuracy_change) for pair in pairs])
-    return Comparison(tuple(pairs), reward_change, accuracy_change, n, tokens, chars)
+    pairs = _paired(before, after)
+    pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))
+    changes = _mean_change(pairs, "change"), _mean_change(pairs, "accuracy_change")
+    return Comparison(tuple(pairs), *changes, n, tokens, chars)
 
 
 def _check_settings(before: Evaluation, after: Evaluation) -> None:
     first, second = (
         {"greedy": one.greedy, "samples": one.samples, **one.settings} for one in (before, after)
     )
-    for name in [name for name in first if name in second]:
+    for name in [name for name in first if name in second and first[name] != second[name]]:
         if name in ("rewards", "correct") and not (first[name] and second[name]):
             continue  # without functions there is nothing to compare
-        if first[name] != second[name]:
-            raise ConfigError(
-                f"the two evaluations differ in {name}, so that their difference would not be the policy's",
-                where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
-                todo="evaluate both with the same rewards, weights, correct, max_new_tokens and sampling",
-            )
+        raise ConfigError(
+            f"the two evaluations differ in {name}, so that their difference would not be the policy's",
+            where=f"compare, {name}={first[name]!r} before and {second[name]!r} after",
+            todo="evaluate both with the same rewards, weights, correct, max_new_tokens and sampling",
+        )
 
 
 def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
     """Each prompt's completions, first with first."""
-    waiting: defaultdict[str, list[tuple[Completion, float | None, bool | None]]] = defaultdict(list)
-    for later in _graded(after):
-        waiting[_key(later[0].prompt)].append(later)
-    mine, theirs = (Counter(_key(c.prompt) for c in one.completions) for one in (before, after))
+    mine, theirs = (Counter(_key(one.prompt) for one in found.completions) for found in (before, after))
     if mine != theirs:
         lacking, more = (mine - theirs).total(), (theirs - mine).total()
         raise DatasetError(
@@ -247,25 +189,28 @@ def _paired(before: Evaluation, after: Evaluation) -> list[Pair]:
             f"{more} of {theirs.total()} none before",
             todo="evaluate the same rows before and after training, such as task.held_out with the same n",
         )
+    waiting: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for said, *graded in _graded(after):
+        waiting[_key(said.prompt)].append((said, *graded))
     found = []
-    for completion, reward, correct in _graded(before):
-        partner, later_reward, later_correct = waiting[_key(completion.prompt)].pop(0)
-        rewards, graded = (reward, later_reward), (correct, later_correct)
-        found.append(Pair(completion.prompt, completion, partner, rewards, graded))
+    for said, reward, right in _graded(before):
+        later, *theirs_graded = waiting[_key(said.prompt)].pop(0)
+        rewards, correct = zip((reward, right), theirs_graded, strict=True)
+        found.append(Pair(said.prompt, said, later, rewards, correct))
     return found
 
 
-def _graded(evaluation: Evaluation) -> zip[tuple[Completion, float | None, bool | None]]:
-    correct = evaluation.correct or (None,) * len(evaluation.completions)
-    return zip(evaluation.completions, evaluation.rewards, correct, strict=True)
+def _graded(found: Evaluation) -> zip[tuple[Any, ...]]:
+    correct = found.correct or (None,) * len(found.completions)
+    return zip(found.completions, found.rewards, correct, strict=True)
 
 
-def _mean_change(changes: Sequence[tuple[Prompt, float | None]]) -> Interval | None:
-    """The mean over (prompt, change), each prompt's mean counting as one value."""
+def _mean_change(pairs: list[Pair], name: str) -> Interval | None:
+    """Each prompt's mean counts as one value."""
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
-    for prompt, change in changes:
-        if change is not None:
-            by_prompt[_key(prompt)].append(change)
+    for pair in pairs:
+        if (change := getattr(pair, name)) is not None:
+            by_prompt[_key(pair.prompt)].append(change)
     return bootstrap([fmean(group) for group in by_prompt.values()])
 
 
@@ -273,46 +218,26 @@ def _key(prompt: Prompt) -> str:
     return json.dumps(prompt, sort_keys=True, default=str)
 
 
-def pieces(completion: Completion, tokens: ThinkTokens = QWEN3) -> list[Piece]:
-    """A completion split at its boundary tokens, with its end.
+def marked(completion: Completion, tokens: ThinkTokens = QWEN3, chars: int = 600) -> str:
+    """A completion's text with «» around its boundary tokens, and its end.
 
     The letters <think> typed in ordinary tokens are not a boundary: a completion with such letters gets a note.  Where
     it has boundary tokens as well, none is marked, since the text does not tell which is which.
     """
-    found: list[Piece] = []
-    notes: list[Piece] = []
-    real: list[str] = []
+    boundaries, notes = [], ""
     for marker, token in ((OPEN, tokens.open_id), (CLOSE, tokens.close_id)):
-        written, true = completion.text.count(marker), completion.ids.count(token)
-        if written == true:
-            real.append(marker)
+        written, real = completion.text.count(marker), completion.ids.count(token)
+        if written == real:
+            boundaries.append(marker)
         else:
-            notes.append(Piece(f"{written - true} of {written} {marker} are typed letters", "note"))
-    rest = completion.text
-    while rest:
-        places = [(rest.find(marker), marker) for marker in real if marker in rest]
-        place, marker = min(places, default=(len(rest), ""))
-        found += [Piece(rest[:place])] if place else []
-        found += [Piece(marker, "mark")] if marker else []
-        rest = rest[place + len(marker) :]
-    return [*found, _end(completion, tokens), *notes]
-
-
-def _end(completion: Completion, tokens: ThinkTokens) -> Piece:
-    if not completion.finished:
-        return Piece(f"cut at {len(completion.ids)} tokens", "note")
+            notes += f" [{written - real} of {written} {marker} are typed letters]"
+    parts = re.split(f"({'|'.join(boundaries)})", completion.text) if boundaries else [completion.text]
+    text = "".join(f"«{one}»" if one in boundaries else _shortened(one, chars) for one in parts)
     last = completion.ids[-1] if completion.ids else -1
+    if not completion.finished:
+        return f"{text} [cut at {len(completion.ids)} tokens]{notes}"
     known = last in EOS_TEXTS and last in tokens.eos_ids
-    return Piece(EOS_TEXTS[last], "mark") if known else Piece("end", "note")
-
-
-def _cells(pair: Pair) -> tuple[tuple[str, Completion], tuple[str, Completion]]:
-    rewards = ["no reward" if reward is None else f"reward {reward:.3f}" for reward in pair.rewards]
-    moved = "" if pair.change is None else f" ({pair.change:+.3f})"
-    return (
-        (f"before: {rewards[0]}, {len(pair.before.ids)} tokens", pair.before),
-        (f"after: {rewards[1]}{moved}, {len(pair.after.ids)} tokens", pair.after),
-    )
+    return f"{text}{f'«{EOS_TEXTS[last]}»' if known else ' [end]'}{notes}"
 
 
 def _shortened(text: str, chars: int) -> str:
@@ -325,7 +250,4 @@ def _shortened(text: str, chars: int) -> str:
 
 def _printable(text: str) -> str:
     """Without control characters, which could move a terminal's cursor: they are written out."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else " " if c.isspace() else repr(c)[1:-1]
-        for c in text.expandtabs(4)
-    )
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text.expandtabs(4))

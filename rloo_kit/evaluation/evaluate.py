@@ -49,9 +49,8 @@ class Evaluation:
         samples: completions per prompt.  From 2 on both intervals are bootstraps over prompts; at 1 the
             accuracy's is Wilson's.
         correct: whether each completion asserts the row's answer, None where the row has none.
-        settings: what it was measured with: the weight of each reward function, the name of the one that tells right
-            from wrong, the length limit and the sampling.
-            Two evaluations that differ in it are not compared.
+        settings: the weight of each reward, the name of the one that tells right from wrong, the length limit and the
+            sampling.  Two evaluations that differ in it are not compared.
     """
 
     accuracy: Interval | None
@@ -66,25 +65,41 @@ class Evaluation:
     correct: tuple[bool | None, ...] = field(default=(), repr=False)
     settings: Mapping[str, object] = field(default_factory=dict, repr=False)
 
+    def pass_at(self, k: int) -> Interval:
+        """Share of prompts that ``k`` completions would solve, with a bootstrap over prompts.
+
+        Of a prompt's n samples, c of them right, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, equation 1), which
+        has not the bias of drawing k once.
+
+        Raises:
+            ConfigError: ``k`` is not between 1 and ``samples``, or no completion was graded.
+        """
+        n, known = self.samples, [one for one in self.correct if one is not None]
+        if not 1 <= k <= n or not known or len(known) < len(self.correct):
+            where = f"pass_at({k}) of {n} samples a prompt, {len(known)} of {len(self.correct)} graded"
+            raise ConfigError(
+                "pass@k needs k graded completions of each prompt", where=where, todo="evaluate(samples=...)"
+            )
+        counts = (sum(known[start : start + n]) for start in range(0, len(known), n))
+        found = bootstrap([1 - math.comb(n - c, k) / math.comb(n, k) for c in counts])
+        assert found is not None  # there are prompts
+        return found
+
     def __str__(self) -> str:
-        several = self.samples > 1
-        how = f"{'greedy' if self.greedy else 'sampled'}{f', {self.samples} per prompt' if several else ''}"
-        rows = {"completions": f"{len(self.completions)}, {how}"}
-        bootstrapped = "bootstrap over prompts" if several else "bootstrap"
-        if self.accuracy:
-            graded = sum(one is not None for one in self.correct)
-            rows["accuracy"] = _with_method(self.accuracy, bootstrapped if several else "Wilson")
-            rows["accuracy"] += f", of {graded} completions" if graded < len(self.correct) else ""
-        if self.reward:
-            rows["reward"] = _with_method(self.reward, bootstrapped)
+        several = f", {self.samples} per prompt" if self.samples > 1 else ""
+        rows = {"completions": f"{len(self.completions)}, {'greedy' if self.greedy else 'sampled'}{several}"}
+        over = "bootstrap over prompts" if several else "bootstrap"
+        methods = {"accuracy": over if several else "Wilson", "reward": over}
+        for name, method in methods.items():
+            if (found := getattr(self, name)) is not None:
+                rows[name] = f"{found} (95 %, {method})" if found.is_bounded else str(found)
+        graded = sum(one is not None for one in self.correct)
+        if self.accuracy and graded < len(self.correct):
+            rows["accuracy"] += f", of {graded} completions"
         rows |= {f"  {name}": f"{mean:.3f}" for name, mean in self.reward_means.items()}
         rows["length"] = f"{self.mean_length:.1f} tokens, {self.truncated:.0%} cut"
         width = max(map(len, rows)) + 2
         return "\n".join(f"{label:<{width}}{text}" for label, text in rows.items())
-
-
-def _with_method(interval: Interval, method: str) -> str:
-    return f"{interval} (95 %, {method})" if interval.is_bounded else str(interval)
 
 
 def evaluate(
@@ -118,8 +133,7 @@ def evaluate(
         batch_size: rows in the model at once; None sizes it to the free memory.
         correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
             default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
-            else ``rewards.answer_reward()``; rows whose answer it cannot judge are not counted, and a completion
-            that was cut is not right.
+            else ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; what was cut is not right.
         reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
         generate: further arguments of ``Policy.generate``; of a run that was trained with ``chat_template_kwargs``
@@ -138,12 +152,8 @@ def evaluate(
     if not isinstance(policy, Policy):
         where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
         raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
-    asked: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-        "seed": seed,
-        **generate,
-    }
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    asked |= generate
     check_asked(n=n, samples=samples, greedy=greedy, **asked)
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
@@ -153,24 +163,27 @@ def evaluate(
     if policy.tokenizer is not None:
         data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
     funcs = _each_reward(reward_funcs)
-    correct = correct or _judge_of_answers(funcs)
+    # the first whose score alone says whether the answer is right
+    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
+    correct = correct or next(graders, None)
     if correct is None and "answer" in rows[0]:
         correct = answer_reward(tokens=policy.checkpoint.tokens)
-    guarded, judge = _guarded(funcs, rows), _guarded([correct] if correct else [], rows)
+    for one in funcs if correct is None else [*funcs, correct]:
+        rewards.check_signature(one, _columns(rows))
     data_checks.check_weights(funcs, reward_weights, where="evaluate")
     weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
     count = len(rows) * samples
     asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
     completions = policy.generate(prompts, n=samples, greedy=greedy, **asked)
     rows = [row for row in rows for _ in range(samples)]
-    scores = score(rows, completions, guarded)
-    applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
-    totals = _totals(scores, weights)
+    scores = score(rows, completions, funcs)
+    totals = [_total(found, weights) for found in zip(*scores.values(), strict=True)]
     right: list[bool | None] = [None] * len(rows)
-    if judge:
-        right = _graded(rows, completions, judge[0], full=getattr(correct, "right", 1.0))
+    if correct is not None:
+        right = _graded(rows, completions, correct)
     shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
+    applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
     drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
     return Evaluation(
         accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
@@ -185,7 +198,7 @@ def evaluate(
         correct=tuple(right),
         settings={
             "rewards": dict(zip(scores, weights, strict=True)),
-            "correct": reward_name(correct) if correct is not None else None,
+            "correct": None if correct is None else reward_name(correct),
             "max_new_tokens": max_new_tokens,
             **{name: generate.get(name, SAMPLING[name]) for name in drawn},
         },
@@ -228,24 +241,16 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
 def _each_reward(reward_funcs: Reward | Sequence[Reward] | None) -> list[Reward]:
     from torch.nn import Module
 
-    if reward_funcs is None:
-        return []
     funcs: list[Any] = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for func in funcs:
         if isinstance(func, str | Module):
-            named, given = (
-                (repr(func),) * 2 if isinstance(func, str) else (type(func).__name__, "model, tokenizer=...")
-            )
+            given = repr(func) if isinstance(func, str) else "model, tokenizer=..."
             raise RewardError(
                 "evaluate takes reward functions, and this is a reward model, which the trainer calls itself",
-                where=f"evaluate(reward_funcs={named})",
+                where=f"evaluate(reward_funcs={func if isinstance(func, str) else type(func).__name__})",
                 todo=f"reward = rewards.reward_model({given}), and give it to both",
             )
-    return funcs
-
-
-def _guarded(funcs: Sequence[Reward], rows: Sequence[Row]) -> list[Reward]:
-    return [rewards.guarded(func, columns=_columns(rows)) for func in funcs]
+    return [func for func in funcs if func is not None]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
@@ -263,11 +268,8 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
         raise DatasetError(what, where=f"evaluate, {there}", todo=todo)
     for index, row in enumerate(rows):
         if lacking := sorted(rows[0].keys() - row.keys()):
-            what, todo = (
-                f"a row has no {lacking[0]!r}, and the first one has",
-                "write None where a row has no value",
-            )
-            raise DatasetError(what, where=f"evaluate, dataset[{index}]", todo=todo)
+            what, where = f"a row has no {lacking[0]!r}, and the first one has", f"evaluate, dataset[{index}]"
+            raise DatasetError(what, where=where, todo="write None where a row has no value")
     return rows
 
 
@@ -298,25 +300,13 @@ def score(
     return {name: call_reward(func, **keywords) for name, func in zip(names, guarded, strict=True)}
 
 
-def _totals(scores: dict[str, list[float | None]], weights: Sequence[float]) -> list[float | None]:
-    totals = []
-    for found in zip(*scores.values(), strict=True):
-        applied = [weight * value for weight, value in zip(weights, found, strict=True) if value is not None]
-        totals.append(sum(applied) if applied else None)
-    return totals
+def _total(found: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    applied = [weight * value for weight, value in zip(weights, found, strict=True) if value is not None]
+    return sum(applied) if applied else None
 
 
-def _judge_of_answers(funcs: Sequence[Reward]) -> Reward | None:
-    """The first reward whose score alone says whether the answer is right."""
-    return next(
-        (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f))), None
-    )
-
-
-def _graded(
-    rows: Sequence[Row], completions: Sequence[Completion], correct: Reward, full: float
-) -> list[bool | None]:
+def _graded(rows: Sequence[Row], completions: Sequence[Completion], correct: Reward) -> list[bool | None]:
     """Which completions ended and earn the full score; None where the reward judges nothing."""
     (scores,) = score(rows, completions, [correct]).values()
-    pairs = zip(scores, completions, strict=True)
+    full, pairs = getattr(correct, "right", 1.0), zip(scores, completions, strict=True)
     return [None if one is None else said.finished and one >= full for one, said in pairs]

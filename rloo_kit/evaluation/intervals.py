@@ -1,7 +1,6 @@
 """95 % intervals for means and shares: Wilson's score interval and the percentile bootstrap.
 
-For evaluations, their comparison and benchmarks.  Plain numbers in, an :class:`Interval` out; it knows nothing of
-policies or completions.  Values that share a prompt are averaged first, by :func:`means_by_prompt`.
+Plain numbers in, an :class:`Interval` out.  Values that share a prompt are averaged first: :func:`means_by_prompt`.
 """
 
 import math

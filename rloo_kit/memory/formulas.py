@@ -30,7 +30,7 @@ PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order i
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
 LIBRARIES_BYTES = 530 * MIB
-"""Of a process on a CPU beside tensors (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
+"""Of a process on a CPU beside tensors, as measured (torch 2.13, Linux, one thread)."""
 
 Parts = dict[str, int]  # part -> bytes
 

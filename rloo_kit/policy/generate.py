@@ -1,11 +1,8 @@
-"""Sample completions: the kit's own loop on a CPU, and a slice of a batch at a time.
+"""Sample completions: the kit's own loop on a CPU, and as many rows of a batch at once as fit into memory.
 
 For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
-computes rows that have ended until the last one has.  :func:`decode` draws by inverse CDF, one uniform number a row,
-and drops rows as they end: the same distribution in a fraction of the time.  On a GPU unsloth has its own loop.
-
-The key-value cache of all completions is most of a run's memory, and given their prompts they are independent: so
-:class:`SlicedGenerate` samples as many at once as fit (:meth:`rloo_kit.Plan.rows_at_once`).
+computes rows that have ended until the last one has.  :func:`decode` draws one uniform number a row, and drops rows as
+they end: the same distribution in a fraction of the time.  On a GPU unsloth has its own loop.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ BLOCK = 128
 
 @contextmanager
 def without_max_length(model: PreTrainedModel) -> Iterator[None]:
-    """Works around: unsloth_zoo's ``patch_tokenizer`` sets it on a GPU, and transformers then warns in every call that
-    ``max_new_tokens`` takes precedence."""
+    """Works around: unsloth_zoo sets it on a GPU, and every call then warns that ``max_new_tokens`` overrules it."""
     config = model.generation_config
     kept, config.max_length = config.max_length, None
     try:
@@ -50,21 +46,14 @@ def without_max_length(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
-    """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, whose rows torch does not fold into one
-    product (aten's LinearAlgebra.cpp, ``should_fold``): it reads the matrix once for each.  While inside, lm_head's
-    input is made contiguous; no value changes."""
+    """Works around: on a GPU unsloth hands lm_head a slice of a wider buffer, and torch then reads the matrix once for
+    each row (aten's LinearAlgebra.cpp, ``should_fold``).  Here its input is made contiguous; no value changes."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None or head.weight.device.type == "cpu":
         yield
         return
-    handle = head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:]))
-    try:
+    with head.register_forward_pre_hook(lambda module, given: (given[0].contiguous(), *given[1:])):
         yield
-    finally:
-        handle.remove()
-
-
-# --- one slice on a CPU -----------------------------------------------------------------------------------
 
 
 class Drawn:
@@ -100,14 +89,9 @@ def decode(
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
 
-    Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config, model_inputs: as ``generate`` prepared
-            them; input_ids (rows, prompt), padded on the left.
-        drawn: is told of each token.
-
-    Returns:
-        (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where
-        there is no cache, or one that cannot drop rows (``cache_implementation="static"``).
+    Takes what ``generate`` prepared, with input_ids (rows, prompt) padded on the left, and tells ``drawn`` each token.
+    Returns (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where there
+    is no cache, or one that cannot drop rows (``cache_implementation="static"``).
     """
     from transformers import DynamicCache
 
@@ -146,13 +130,7 @@ def decode(
 def draw(scores: torch.Tensor) -> torch.Tensor:
     """One token per row, by inverse CDF: the first whose cumulative probability exceeds a uniform number.
 
-    An entry of probability 0 is never drawn.
-
-    Args:
-        scores: (rows, vocabulary) float32 logits.
-
-    Returns:
-        (rows,) indices.
+    Takes float32 logits (rows, vocabulary), gives indices (rows,); an entry of probability 0 is never drawn.
 
     Raises:
         NonFiniteError: a row has NaN or +inf, or no entry above -inf.
@@ -217,9 +195,9 @@ def packed(lengths: Sequence[int], at_once: int) -> list[Rows]:
 class SlicedGenerate:
     """``model.generate`` for a batch padded on the left, at most ``at_once`` rows at a time.
 
-    Where memory runs out in a slice of more than one row and it ``halves``, ``at_once`` becomes half of that slice, for
-    good, and its rows go on from the tokens that they have.  (Drawn anew, they would come out shorter than the policy
-    makes them, since long completions are what did not fit.)  ``fast`` draws with the kit's own loop on a CPU.
+    Where memory runs out in a slice and it ``halves``, ``at_once`` becomes half of that slice, for good, and its rows
+    go on from the tokens that they have: drawn anew, they would come out shorter than the policy makes them, since
+    long completions are what did not fit.  ``fast`` draws with the kit's own loop on a CPU.
     """
 
     def __init__(
@@ -237,8 +215,7 @@ class SlicedGenerate:
             how |= options(input_ids.device, fast=self.fast)
             return self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
         prompts = [ids[kept] for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
-        config = how.get("generation_config")
-        pad_id = config.pad_token_id if config else how["pad_token_id"]
+        pad_id = _settings(how).pad_token_id
         texts = self._continued(prompts, pad_id, how)
         completions = [text[len(prompt) :] for prompt, text in zip(prompts, texts, strict=True)]
         return torch.cat([input_ids, pad_sequence(completions, batch_first=True, padding_value=pad_id)], 1)
@@ -283,11 +260,15 @@ class SlicedGenerate:
         return drawn.ids, ~torch.isin(new, new.new_tensor(self.eos_ids)).any(1)
 
 
+def _settings(how: Arguments) -> Any:
+    return how.get("generation_config") or SimpleNamespace(**how)
+
+
 def _with_less(how: Arguments, already: int) -> Arguments:
     """The arguments of ``generate`` for what is left of completions that have so many tokens."""
     if not already:
         return how
-    config = copy.deepcopy(how.get("generation_config")) or SimpleNamespace(**how)
+    config = copy.deepcopy(_settings(how))
     config.max_new_tokens -= already
     if getattr(config, "min_new_tokens", None):
         config.min_new_tokens = max(0, config.min_new_tokens - already)
@@ -299,6 +280,5 @@ def _recover(model: Any, training: bool) -> None:
     buffers of that many rows, beside those of the next, smaller slice."""
     if training and not model.training:
         model.for_training()
-    graphs: Any = sys.modules.get("unsloth.models._decode_graphs")
-    if graphs is not None:
+    if graphs := sys.modules.get("unsloth.models._decode_graphs"):
         graphs.release_for_training(model)

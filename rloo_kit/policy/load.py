@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
 import os
 import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from rewards.made import Call, recorded
 from rloo_kit import redact, values
-from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError, PolicyNotFoundError
+from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.policy import resolve, tokenizer
-from rloo_kit.policy.resolve import ADAPTER_CONFIG, ANEW, WEIGHTS, Source
+from rloo_kit.policy.resolve import Source
 from rloo_kit.session import prepare, processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import quiet, without_bars
@@ -43,7 +41,8 @@ def _remember(policy: Policy, call: Call) -> None:
     """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
     given = dict(call.arguments)
     named = given.pop("model_name", None) or given.get("name") or policy.checkpoint.name
-    policy.model.made_by = Call(call.function, {**given, "name": named})
+    chosen = {} if policy.thinking or policy.checkpoint.thinks == "never" else {"thinking": False}
+    policy.model.made_by = Call(call.function, {**given, **chosen, "name": named})
 
 
 @recorded(without=("token",), files=("name", "model_name"), also=_remember)
@@ -58,29 +57,30 @@ def load_policy(
     target_modules: str | Sequence[str] | None = None,
     use_rslora: bool = False,
     gradient_checkpointing: Literal["unsloth"] | bool = "unsloth",
+    thinking: bool | None = None,
     seed: Seed = 0,
     **kwargs: Any,
 ) -> Policy:
     """Load a policy to train: a base in 4 bit with a fresh LoRA, a saved adapter on its base, or all weights.
 
     Args:
-        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the bundled tiny
-            Qwen3 on a CPU, and on a GPU the largest catalogue entry that fits.  "smollm2-135m" is a real language
-            model that a CPU can train, of an optional package (:mod:`rloo_kit.policy.bundled`).
+        name: a catalogue name ("qwen3-4b-thinking"), a hub id, or a folder.  None takes the tiny Qwen3 on a CPU, on a
+            GPU what suits a first run: qwen3-4b-instruct where it fits, else qwen3-1.7b with thinking off.  "largest"
+            takes the largest that fits.  "smollm2-135m" is a language model for a CPU, of an optional package.
         max_seq_length: longest prompt + completion, in tokens; capped at what the checkpoint was trained for.
         load_in_4bit: NF4 weights; False keeps 16 bit (float32 on a CPU).  None takes 4 bit, and 16 for a checkpoint
             that is too small for 4 (``checkpoint.four_bit``).
         full_finetuning: train every weight, without a LoRA and not in 4 bit.  With beta > 0 the trainer keeps a second
             copy of the model as the reference; ``plan`` counts it.
-        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0 (dropout would make the on-policy
-            ratio differ from 1).  A saved adapter keeps its own.
+        lora_rank, lora_alpha: of the LoRA; alpha defaults to the rank, dropout is 0.  A saved adapter keeps its own.
         target_modules: which of the seven projections get a LoRA; None or "all-linear" takes all.
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
+        thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
+            leaves it on.  None keeps what the checkpoint, or the saved adapter, does by itself.
         seed: for the LoRA's initial values.
-        kwargs: unsloth's names for these (model_name, r, random_state, use_gradient_checkpointing, load_in_16bit), and
-            further arguments of ``FastLanguageModel.from_pretrained`` (token, revision, fast_inference, ...).
-            ``dtype`` defaults to what ``prepare()`` shows as "compute".
+        kwargs: unsloth's names for these (model_name, r, random_state, ...) and further arguments of its
+            ``from_pretrained`` (token, revision, fast_inference, dtype, ...).
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
@@ -91,10 +91,11 @@ def load_policy(
     given = dict(locals())
     asked = settled({**given.pop("kwargs"), **given})
     import_unsloth()
+    if asked.name is None:
+        name, thinking = resolve.first_run(asked.four_bit)
+        asked = replace(asked, name=name, thinking=thinking if asked.thinking is None else asked.thinking)
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
-    if found.is_adapter:
-        _check_adapter(found, asked)
     return _loaded(found, asked)
 
 
@@ -104,40 +105,38 @@ DEFAULTS: Arguments = dict(load_policy.__wrapped__.__kwdefaults__, name=None)  #
 HINTS: Arguments = {
     **typing.get_type_hints(load_policy, localns={"Policy": Any}, include_extras=True),
     "target_modules": list[Literal[PROJECTIONS]] | None,  # type: ignore[valid-type]
-    "load_in_16bit": bool,
-    "fast_inference": bool,
+    **dict.fromkeys(("load_in_16bit", "fast_inference", "float8_kv_cache"), bool),
     "gpu_memory_utilization": PositiveShare,
-    "float8_kv_cache": bool,
     "max_lora_rank": Count,
     "dtype": Literal["float32", "bfloat16", "float16", "auto"] | None,
     "token": str | bool | None,
     "revision": str | None,
 }
-ADVICE = {
-    **{name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")},
-    "name": "a name such as 'qwen3-4b', a hub id, or a folder",
-    "target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven",
-    "dtype": "torch.bfloat16, torch.float16 or torch.float32, or leave it out: the device decides",
-}
+ADVICE = {name: f"{DEFAULTS[name]} is the default" for name in ("max_seq_length", "lora_rank")}
+ADVICE |= {"target_modules": f"a list of some of {', '.join(PROJECTIONS)}, or 'all-linear' for all seven"}
 
-ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed"}
-ALIASES |= {"use_gradient_checkpointing": "gradient_checkpointing", "torch_dtype": "dtype"}
+ALIASES = {"model_name": "name", "r": "lora_rank", "random_state": "seed", "torch_dtype": "dtype"}
+ALIASES["use_gradient_checkpointing"] = "gradient_checkpointing"
 """Unsloth's names for arguments that have another one here."""
 
-IDLE = {
-    "lora_dropout": 0,
-    "bias": "none",
-    "load_in_8bit": False,
-    "load_in_fp8": False,
-    "modules_to_save": None,
-}
-IDLE |= {"loftq_config": None, "init_lora_weights": True, "layers_to_transform": None, "layers_pattern": None}
-IDLE |= {"qat_scheme": None}
+IDLE: Arguments = {"lora_dropout": 0, "bias": "none", "init_lora_weights": True}
+IDLE |= dict.fromkeys(("load_in_8bit", "load_in_fp8", "modules_to_save", "loftq_config"))
+IDLE |= dict.fromkeys(("layers_to_transform", "layers_pattern", "qat_scheme"))
 """Unsloth's arguments that published recipes write out: with this value they ask for nothing, any other is refused."""
 
 KNOWN = {*DEFAULTS, *HINTS, "device_map"} - {"kwargs", "return"}
 NAMES = {*KNOWN, *ALIASES, *IDLE}
 """Every argument that ``load_policy`` takes or answers; others go to unsloth."""
+
+OF_VLLM = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
+OF_LORA = ("lora_rank", "lora_alpha", "target_modules", "use_rslora")
+CLASHES = {
+    ("load_in_4bit", "load_in_16bit"): "weights are loaded in one precision",
+    ("full_finetuning", "load_in_4bit"): "weights in 4 bit cannot be trained, only a LoRA over them",
+    ("full_finetuning", "fast_inference"): "unsloth's vLLM takes a LoRA, and not weights that change",
+    **{("full_finetuning", name): f"it trains every weight, and {name} is of a LoRA" for name in OF_LORA},
+}
+"""Arguments that contradict each other, and why."""
 
 
 @dataclass(frozen=True)
@@ -154,11 +153,12 @@ class Lora:
 class Asked:
     """What ``load_policy`` was asked for."""
 
-    name: str | os.PathLike[str] | None  # None leaves it to the device
+    name: str | os.PathLike[str] | None  # None takes what suits a first run on the device
     max_seq_length: int
     four_bit: bool | None  # None leaves it to the checkpoint
     lora: Lora | None  # None where all weights are trained
     checkpointing: bool | str
+    thinking: bool | None
     seed: int
     further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
 
@@ -168,115 +168,63 @@ def settled(given: Arguments) -> Asked:
 
     Raises:
         ArgumentError: an argument that it does not take.
-        ConfigError: a value out of range, two that contradict each other, or one that this device cannot do.
+        ConfigError: a value out of range, or two that contradict each other.
     """
     if isinstance(token := given.get("token"), str):
         redact.hide("load_policy(token)", token)
     given = _by_our_names(given)
-    _refuse_unknown(given)
     if given.get("dtype") is not None:
         given["dtype"] = str(given["dtype"]).removeprefix("torch.")
     if given["target_modules"] == "all-linear":
         given["target_modules"] = list(PROJECTIONS)
     given |= values.check(given, HINTS, "load_policy", ADVICE)
-    _check_together(given)
-    _check_engine(given)
-    ours = {*DEFAULTS, "load_in_16bit", "dtype"}
-    further = {name: value for name, value in given.items() if name not in ours}
-    if given.get("dtype"):
-        further["dtype"] = given["dtype"]
-    four_bit = False if given.get("load_in_16bit") else given["load_in_4bit"]
-    modules = tuple(name for name in PROJECTIONS if name in (given["target_modules"] or PROJECTIONS))
-    rank = given["lora_rank"]
+    for (one, other), why in CLASHES.items():
+        if given.get(one) and given.get(other) not in (None, False, DEFAULTS.get(other)):
+            raise _refused(given, one, other, what=why, todo="leave one of them out")
+    if given["target_modules"] == []:
+        raise _refused(given, "target_modules", what="a LoRA needs modules", todo=ADVICE["target_modules"])
+    four_bit = False if given.pop("load_in_16bit", False) else given["load_in_4bit"]
+    rank, chosen = given["lora_rank"], given["target_modules"] or PROJECTIONS
+    modules = tuple(name for name in PROJECTIONS if name in chosen)
     lora: Lora | None = Lora(rank, given["lora_alpha"] or rank, modules, given["use_rslora"])
+    idle = () if given.get("fast_inference") else OF_VLLM
+    further = {name: value for name, value in given.items() if name not in {*DEFAULTS, *idle}}
     if given["full_finetuning"]:
         lora, four_bit, further["full_finetuning"] = None, False, True
-    length, checkpointing = given["max_seq_length"], given["gradient_checkpointing"]
-    return Asked(given["name"], length, four_bit, lora, checkpointing, given["seed"], further)
+    length, checkpointing, thinking = (
+        given[name] for name in ("max_seq_length", "gradient_checkpointing", "thinking")
+    )
+    return Asked(given["name"], length, four_bit, lora, checkpointing, thinking, given["seed"], further)
+
+
+def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError:
+    shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in names)
+    return ConfigError(what, where=f"load_policy({shown})", todo=todo)
 
 
 def _by_our_names(given: Arguments) -> Arguments:
+    """With every default, and without what asks for nothing.  What unsloth would drop in silence is refused."""
     found = DEFAULTS | given
     for theirs, ours in ALIASES.items():
         if theirs in found:
             value, default = found.pop(theirs), DEFAULTS.get(ours)
             if given.get(ours, default) not in (default, value):
-                both = {theirs: value, ours: given[ours]}
-                _refuse(both, theirs, ours, what=f"{theirs} and {ours} are two names of one setting")
+                what = f"{theirs} and {ours} are two names of one setting"
+                raise _refused(given, theirs, ours, what=what, todo="leave one of them out")
             found[ours] = value
-    return found
-
-
-def _refuse_unknown(given: Arguments) -> None:
-    """Arguments that unsloth would take or drop in silence: what cannot be, and what is nearly one of ours."""
-    for name in given.keys() - KNOWN:
+    for name in found.keys() - KNOWN:
         near = difflib.get_close_matches(name, KNOWN, n=1)
         if name in IDLE:
-            value = given.pop(name)
-            if value == IDLE[name] or value in (False, None, {}):
+            todo, value = "leave it out: dropout makes the ratio differ from 1", found.pop(name)
+            if value in (IDLE[name], None, False, {}):
                 continue
-            todo = (
-                "leave it out: dropout makes the ratio differ from 1, and other LoRAs start off the reference"
-            )
-            if name.startswith("load_in"):
-                todo = "load_in_4bit=True takes less memory, load_in_16bit=True loses nothing"
         elif near and not name.endswith("_revision"):  # unsloth has two of its own
-            value, todo = given[name], f"did you mean {near[0]}?"
+            todo = f"did you mean {near[0]}?"
         else:
             continue
-        where = f"load_policy({name}={values.shown(name, value)})"
+        where = f"load_policy({name}={values.shown(name, given[name])})"
         raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
-
-
-def _refuse(given: Arguments, *names: str, what: str, todo: str = "leave one of them out") -> NoReturn:
-    shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in names)
-    raise ConfigError(what, where=f"load_policy({shown})", todo=todo)
-
-
-def _check_together(given: Arguments) -> None:
-    if given["target_modules"] == []:
-        _refuse(given, "target_modules", what="a LoRA needs modules", todo=ADVICE["target_modules"])
-    if given["load_in_4bit"] and given.get("load_in_16bit"):
-        _refuse(given, "load_in_4bit", "load_in_16bit", what="weights are loaded in one precision")
-    if not given["full_finetuning"]:
-        return
-    if given["load_in_4bit"]:
-        what = "weights in 4 bit cannot be trained, only a LoRA over them"
-        _refuse(given, "full_finetuning", "load_in_4bit", what=what)
-    for name in ("lora_rank", "lora_alpha", "target_modules", "use_rslora"):
-        if given[name] != DEFAULTS[name]:
-            what = f"full_finetuning trains every weight, and {name} is of a LoRA"
-            _refuse(given, "full_finetuning", name, what=what)
-
-
-def _check_engine(given: Arguments) -> None:
-    """vLLM's arguments: refused where it cannot work, and said where they have no effect."""
-    if not given.get("fast_inference"):
-        idle = [name for name in ("gpu_memory_utilization", "float8_kv_cache") if given.pop(name, None)]
-        if idle:
-            without = "without fast_inference=True there is no vLLM, and no effect"
-            processes.warn(f"{' and '.join(idle)} of load_policy: {without}.")
-        given.pop("fast_inference", None)
-        return
-    import torch
-
-    remove = "remove fast_inference: completions are then sampled without vLLM"
-    if not torch.cuda.is_available():
-        _refuse(
-            given, "fast_inference", what="fast_inference samples with vLLM, which needs a GPU", todo=remove
-        )
-    if importlib.util.find_spec("vllm") is None:
-        todo = "pip install vllm==0.31.0 and start a fresh kernel, or remove fast_inference"
-        _refuse(given, "fast_inference", what="vLLM is not installed", todo=todo)
-    if given["full_finetuning"]:
-        what = "unsloth's vLLM takes a LoRA, and not weights that change"
-        _refuse(given, "fast_inference", "full_finetuning", what=what)
-    import_unsloth()
-    from unsloth.models.loader_utils import fsdp2_requested
-
-    if fsdp2_requested():
-        todo = "remove fast_inference, or launch with --engine ddp"
-        _refuse(given, "fast_inference", what="unsloth's vLLM does not work under FSDP2", todo=todo)
+    return found
 
 
 # --- loading ----------------------------------------------------------------------------------------------
@@ -291,6 +239,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         where, todo = "load_policy(load_in_4bit=True)", "leave load_in_4bit out, and it is loaded in 16 bit"
         raise ConfigError(what, where=where, todo=todo)
     four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
+    saved = resolve.check_adapter(found.path, asked.lora) if found.is_adapter else set()
     with (
         resolve.portable(found) as path,
         _out_of_memory_explained(found.checkpoint, found.path, four_bit),
@@ -298,48 +247,25 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         without_bars(),
         _uncut(),
     ):
-        with resolve.explained(found.base, "load_policy"):
-            longest = _longest(resolve.trained_length(found, asked.further), asked)
+        with resolve.explained(found.base):
+            trained = resolve.trained_length(found, asked.further)
+            longest = min(asked.max_seq_length, trained or asked.max_seq_length)
             model, of_text = _load(path, longest, four_bit, asked)
         if found.is_adapter:
-            _check_loaded(model, Path(found.path))
+            resolve.check_attached(model, saved, found.path)
+        tokenizer.complete(model, of_text)
         checkpoint = found.checkpoint or replace(
             resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
         )
-        tokenizer.complete(model, of_text)
+        tokenizer.set_thinking(of_text, checkpoint, asked.thinking)
         if not found.is_adapter and asked.lora is not None:
             model = _with_lora(model, asked.lora, asked)
         tokenizer.without_dropout(model)
-    return Policy(model, of_text, checkpoint)
-
-
-def _longest(trained: int | None, asked: Asked) -> int:
-    """Tokens that a prompt and its completion may have."""
-    longest = min(asked.max_seq_length, trained or asked.max_seq_length)
-    if longest < asked.max_seq_length and asked.max_seq_length != DEFAULTS["max_seq_length"]:
+    if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
         processes.warn(
             f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
         )
-    return longest
-
-
-def _check_adapter(found: Source, asked: Asked) -> None:
-    """That a saved adapter is not asked to be another one: refused, or said to have no effect."""
-    if asked.lora is None:
-        raise ConfigError(
-            "an adapter is a LoRA, and full_finetuning trains the weights below it",
-            where=f"load_policy({os.fspath(asked.name or '')!r}, full_finetuning=True)",
-            todo="load_policy(that folder).save_merged('out/merged'), and train out/merged",
-        )
-    own, lora = resolve.read(Path(found.path) / ADAPTER_CONFIG), asked.lora
-    wanted = {"lora_rank": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rank_stabilised}
-    unasked = {**DEFAULTS, "lora_alpha": lora.rank}
-    kept = {name: own.get("r" if name == "lora_rank" else name, wanted[name]) for name in wanted}
-    kept = {name: value for name, value in kept.items() if wanted[name] not in (value, unasked[name])}
-    if kept:
-        said = ", ".join(f"{name}={value}" for name, value in kept.items())
-        idle = f"{' and '.join(kept)} of load_policy: no effect"
-        processes.warn(f"{idle}, since the saved adapter keeps its own: {said}.")
+    return Policy(model, of_text, checkpoint)
 
 
 @contextlib.contextmanager
@@ -355,15 +281,13 @@ def _uncut() -> Iterator[None]:
         deepspeed._hf_deepspeed_config_weak_ref = configured
 
 
-def _load(
-    path: str, longest: int, four_bit: bool, asked: Asked
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, PreTrainedTokenizerBase]:
     import torch
     from unsloth import FastLanguageModel
 
     further, on_gpu = dict(asked.further), torch.cuda.is_available()
-    # None on a CPU: where unsloth was imported before the kit it would take bfloat16 if the CPU has it.
-    dtype = further.pop("dtype", None if on_gpu else prepare.compute_dtype())
+    # On a CPU where unsloth was imported before the kit it would take bfloat16 if the CPU has it.
+    dtype = further.pop("dtype", None) or (None if on_gpu else prepare.compute_dtype())
     if dtype == "auto":  # the checkpoint's own, which unsloth takes on a GPU without being told
         further |= {} if on_gpu else {"dtype": "auto"}
     elif dtype is not None:
@@ -399,31 +323,9 @@ def _with_lora(model: PreTrainedModel, lora: Lora, asked: Asked) -> PeftModel:
     )
 
 
-def _check_loaded(model: PeftModel, folder: Path) -> None:
-    """Refuse a policy that got only some of the adapter's weights: PEFT warns of the missing, and drops the others."""
-    if not (folder / WEIGHTS).is_file():
-        return
-    from peft import get_peft_model_state_dict
-
-    state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    wanted = {name for name in state if "lora_" in name}
-    saved = {name for name, _ in resolve.weights_of(folder) if "lora_" in name}
-    missing, unused = sorted(wanted - saved), sorted(saved - wanted)
-    if missing or unused or not wanted:
-        first = [*missing, *unused, "its type is not LoRA"][0]
-        raise PolicyNotFoundError(
-            f"the adapter's weights are not those of its configuration: {len(missing)} are missing, and "
-            f"{len(unused)} would be dropped",
-            where=f"load_policy({str(folder)!r}), first {first}",
-            todo=f"{ANEW}: the two files are of different adapters, or one was edited",
-        )
-
-
 @contextlib.contextmanager
 def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
     """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
-    import torch
-
     from rloo_kit.memory import oom
 
     try:
@@ -436,9 +338,8 @@ def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit:
         need = checkpoint.weight_bytes(four_bit) if checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]
         raise OutOfMemoryError(
-            f"the weights do not fit into the memory of the {'GPU' if torch.cuda.is_available() else 'computer'}",
-            where=f"load_policy, {path}: needs {need or 'an unknown number of'} bytes for the weights alone, "
-            f"and {free} of {total} are free",
+            "the weights do not fit into the device's memory",
+            where=f"load_policy, {path}: needs {need or 'unknown'} bytes for them; {free} of {total} are free",
             todo=f"load a smaller one ({', '.join(reversed(smaller)) or 'see rloo_kit.CATALOGUE'}), keep "
             "load_in_4bit=True, or free the GPU: call rloo_kit.release() and end other programs that use it",
         ) from error

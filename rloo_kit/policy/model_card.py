@@ -1,11 +1,7 @@
-"""The README.md of what is saved: base, licence, the run's facts, results, audits of the rewards, versions.
-
-What was measured, the user gives; how it was trained, the model remembers.  What is not known is not mentioned.
-"""
+"""The README.md of what is saved: base and licence, how the last run trained it, and what was measured."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +15,10 @@ if TYPE_CHECKING:
     from rloo_kit.models import Checkpoint
 
 CARD, TAG = "README.md", "rloo-kit"
-"""The card's file, and the tag in it by which a folder is known as one of the kit's."""
-
-NOT_FILLED_IN = "[More Information Needed]"
-"""What PEFT's template is full of."""
+NOT_FILLED_IN = "[More Information Needed]"  # what PEFT's card is full of
 
 Facts = Mapping[str, Mapping[str, object]]
-"""What a trainer tells of a run: heading -> name -> value."""
-
-KINDS = {"exploit": "exploits", "refusal": "right answers refused", "error": "errors"}
+"""Heading -> name -> value."""
 
 
 def written(
@@ -37,70 +28,57 @@ def written(
     audits: Iterable[Audit] = (),
     run: Facts | None = None,
 ) -> str:
-    """The card, as Markdown with the hub's front matter: of the base, what is in the folder ("LoRA adapter"),
-    evaluations by name, audits of the rewards, and how it was trained."""
+    """The card as Markdown: of the base, what is saved ("LoRA adapter"), what was measured, and how it was trained."""
     from huggingface_hub import ModelCardData
 
+    named, kind = checkpoint.repository, "peft" if "adapter" in form else "transformers"
+    on_hub = named.count("/") == 1 and not named.startswith(("/", ".", "~")) and not Path(named).exists()
+    base = named if on_hub else Path(named).name  # paths are private
+    tags = ["rloo", "reinforcement-learning", TAG]
     data = ModelCardData(
-        base_model=checkpoint.repository if _is_hub_id(checkpoint.repository) else None,
-        library_name="peft" if "adapter" in form else "transformers",
-        license=checkpoint.license,
-        pipeline_tag="text-generation",
-        tags=["rloo", "reinforcement-learning", TAG],
+        base_model=base if on_hub else None, license=checkpoint.license, library_name=kind, tags=tags
     )
-    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {shown(checkpoint.name)}, by RLOO", ""]
-    lines += [f"{form[0].upper()}{form[1:]} of {shown(checkpoint.repository)}, trained with rloo-kit.", ""]
+    lines = [f"---\n{data.to_yaml()}\n---\n", f"# {base}, by RLOO", ""]
+    lines += [f"{form[0].upper()}{form[1:]} of {base}, trained with rloo-kit.", ""]
     lines += [f"Licence of the base: {checkpoint.license or 'see its own card'}.", ""]
     for heading, facts in (run or {}).items():
         lines += [f"## {heading}", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    if verdicts := [_verdict(audit) for audit in audits]:
-        lines += ["## Audits of the rewards", "", *verdicts, ""]
+    for audit in audits:
+        counts = f"{len(audit.exploits)} exploits, {len(audit.refusals)} right answers refused"
+        lines += [f"Audit of {audit.name}: {counts}, of {len(audit.findings)} completions.", ""]
     if results:
-        lines += ["## Results", "", *_results(results), ""]
+        lines += [
+            "## Results",
+            "",
+            "| | completions | accuracy, 95 % interval | reward, 95 % interval |",
+            "|---|---|---|---|",
+        ]
+    for name, found in (results or {}).items():
+        how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"
+        numbers = " | ".join(str(one) if one else "-" for one in (found.accuracy, found.reward))
+        lines.append(f"| {name} | {len(found.completions)}, {how} | {numbers} |")
     versions = [f"{name} {version_of(name)}" for name in ("rloo-kit", *TESTED)]
-    lines += ["## Versions", "", ", ".join(versions), ""]
-    return without_hidden("\n".join(lines))
+    return without_hidden("\n".join([*lines, "", f"Versions: {', '.join(versions)}.", ""]))
 
 
 def remembered(model: object) -> Facts:
     """What the trainer told the model of the last run that trained it; empty for one that was not trained here."""
-    found: Facts = getattr(model, "trained_by", {})
-    return found
+    return getattr(model, "trained_by", {})  # type: ignore[no-any-return]
 
 
 def is_ours(folder: Path) -> bool:
     """Whether the kit wrote a folder, by its card."""
+    return f"- {TAG}\n" in _text(folder)
+
+
+def _text(folder: Path) -> str:
     card = folder / CARD
-    return card.is_file() and f"- {TAG}\n" in card.read_text(encoding="utf-8", errors="replace")
+    if card.is_file():
+        return card.read_text(encoding="utf-8", errors="replace")
+    return "a link to nowhere" if card.is_symlink() else ""
 
 
 def may_be_written(folder: Path) -> bool:
     """Whether a folder has no card, or one by the kit, by TRL or by PEFT, and not the user's."""
-    card = folder / CARD
-    if not card.is_file():
-        return not os.path.lexists(card)
-    text = card.read_text(encoding="utf-8", errors="replace")
-    return is_ours(folder) or "generated_from_trainer" in text or NOT_FILLED_IN in text
-
-
-def shown(name: str) -> str:
-    """A hub id or a name; of a folder its last part, since paths are private."""
-    return name if _is_hub_id(name) else Path(name).name
-
-
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and name[0] not in "./~" and not Path(name).exists()
-
-
-def _verdict(audit: Audit) -> str:
-    counts = [f"{len(audit.of(kind))} {word}" for kind, word in KINDS.items()]
-    return f"- {audit.name}: {', '.join(counts)}, of {len(audit.findings)} completions"
-
-
-def _results(results: Mapping[str, Evaluation]) -> list[str]:
-    rows = ["| | completions | accuracy, 95 % interval | reward, 95 % interval |", "|---|---|---|---|"]
-    for name, found in results.items():
-        how = "greedy" if found.greedy else f"sampled, {found.samples} per prompt"
-        numbers = [str(one) if one else "-" for one in (found.accuracy, found.reward)]
-        rows.append(f"| {name} | {len(found.completions)}, {how} | {' | '.join(numbers)} |")
-    return rows
+    text = _text(folder)
+    return text == "" or any(one in text for one in (f"- {TAG}\n", "generated_from_trainer", NOT_FILLED_IN))

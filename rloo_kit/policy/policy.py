@@ -17,7 +17,7 @@ from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import export, resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
-from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout
+from rloo_kit.policy.tokenizer import complete, is_off, of_prompts, without_dropout
 from rloo_kit.session import processes
 from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
 
@@ -55,9 +55,9 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape.
 
-    ``Policy(model, tokenizer)`` takes a model that was made by hand, with ``FastLanguageModel`` and ``get_peft_model``:
-    its shape is read from its config, the tokenizer gets a pad of its own, the model every eos id, and the LoRA's
-    dropout is switched off.  ``base`` is the folder or hub id of the weights that training began with.
+    ``Policy(model, tokenizer)`` takes one made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its shape
+    is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched off.
+    ``base`` is the folder or hub id of the weights that training began with.
 
     Raises:
         ConfigError: a tokenizer without what training needs.
@@ -90,6 +90,11 @@ class Policy:
     def has_lora(self) -> bool:
         """Whether a LoRA is trained, and not all weights."""
         return hasattr(self.model, "peft_config")
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the policy may think before it answers: ``load_policy(thinking=...)``, or the checkpoint's way."""
+        return self.checkpoint.thinks != "never" and not is_off(self.tokenizer)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -141,7 +146,10 @@ class Policy:
             ConfigError: no list of prompts, a number out of range, a temperature beside greedy, or a prompt longer than
                 the policy was loaded for.
         """
-        _check_list(prompts)
+        if not len(prompts) or isinstance(prompts, str) or isinstance(prompts[0], dict):
+            where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
+            todo = "wrap a single prompt or conversation: generate([prompt])"
+            raise ConfigError("generate takes a list of prompts, of one at least", where=where, todo=todo)
         how: dict[str, object] = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
         counts = {"n": n, "max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
         check_sampling(greedy, **how, **counts, chat_template_kwargs=chat_template_kwargs)
@@ -173,8 +181,7 @@ class Policy:
     ) -> list[Completion]:
         import torch
 
-        width = max(len(row) for _, row in jobs)
-        pad = self.tokenizer.pad_token_id
+        width, pad = max(len(row) for _, row in jobs), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
         with torch.no_grad(), without_max_length(self.model), head_in_one_product(self.model):
@@ -202,17 +209,12 @@ class Policy:
         return max(1, min(64, free // 2 // (self.checkpoint.kv_bytes_per_token * tokens)))
 
     def save(
-        self,
-        folder: Place,
-        *,
-        results: Mapping[str, Evaluation] | None = None,
-        audits: Iterable[Audit] = (),
+        self, folder: Place, *, results: Mapping[str, Evaluation] | None = None, audits: Iterable[Audit] = ()
     ) -> Path:
-        """Write the adapter and the tokenizer; ``load_policy(folder)`` reads them back.
+        """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 
-        Where all weights were trained, the whole checkpoint.  The folder is never half-written, and an earlier adapter
-        of the same name is replaced.  A model card, README.md, says what the policy is and how its last run trained
-        it.  In a run of several processes all have to call it.
+        ``load_policy(folder)`` reads them back.  Never half-written; an earlier adapter there is replaced.
+        In a run of several processes all have to call it.
 
         Args:
             folder: a new one, or one of an earlier save.
@@ -226,9 +228,7 @@ class Policy:
         """
         form = "LoRA adapter" if self.has_lora else "checkpoint, all weights trained"
         own = functools.partial(save.write_own, self)
-        written = save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
-        save.say_base(self)
-        return written
+        return save.write(self, folder, "Policy.save", form, own, results=results, audits=audits)
 
     def save_merged(
         self,
@@ -241,9 +241,8 @@ class Policy:
     ) -> Path:
         """Write one checkpoint, base and LoRA in one, for anything that reads Hugging Face's format.
 
-        The base is loaded in that type, in the computer's own memory, so the policy may be in 4 bit.  A type of few
-        bits rounds a small update away: the share that is kept is printed and stands in the card, and under 90 % there
-        is a warning (:class:`~rloo_kit.policy.export.Kept` has the formula).
+        The base is loaded unquantised, in the computer's own memory, so the policy may be in 4 bit.  A type of few bits
+        rounds a small update away: the share that is kept is printed, with a warning under 90 %.
 
         Args:
             folder: a new one, or one of an earlier ``save_merged``.
@@ -254,8 +253,7 @@ class Policy:
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: the folder of an adapter; another base; a LoRA on an embedding that is also lm_head; an unknown
-                type, or float16 for weights that it does not hold; or as :meth:`save`.
+            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`.
             NonFiniteError, RunFolderError: as :meth:`save`.
         """
         instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
@@ -269,7 +267,7 @@ class Policy:
         llama_cpp: Place | None = None,
         base: Place | None = None,
     ) -> Path:
-        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed and nothing asked.
+        """Write a GGUF file by llama.cpp's converter, of a merged checkpoint; nothing is installed.
 
         Args:
             file: its name; an earlier .gguf is replaced.
@@ -283,53 +281,20 @@ class Policy:
         """
         return export.save_gguf(self, file, quantization, llama_cpp, base)
 
-    def push_to_hub(
-        self,
-        repository: str,
-        *,
-        merged: bool = False,
-        dtype: Type = None,
-        private: bool | None = None,
-        token: str | None = None,
-        results: Mapping[str, Evaluation] | None = None,
-        audits: Iterable[Audit] = (),
-    ) -> str:
-        """Upload the adapter, or one merged checkpoint, with its card, and return its address.
 
-        Args:
-            repository: "owner/name"; it is made if there is none.
-            merged: as :meth:`save_merged` writes it, in ``dtype``.
-            private: of a repository that is made; None takes the owner's default.
-            token: that may write; None takes HF_TOKEN, or the one of ``hf auth login``.
-            results, audits: for the card, as for :meth:`save`.
-
-        Raises:
-            ConfigError: a name that no repository can have.
-            PolicyNotFoundError: the hub is not reached, or refuses; or as :meth:`save_merged`.
-        """
-        return export.push(self, repository, merged, dtype, private, token, results=results, audits=audits)
-
-
-def _check_list(prompts: Sequence[Prompt]) -> None:
-    where = f"Policy.generate, got {type(prompts).__name__} of {len(prompts)}"
-    if not len(prompts):
-        raise ConfigError("there are no prompts to complete", where=where, todo="give one at least")
-    if isinstance(prompts, str) or isinstance(prompts[0], dict):
-        todo = "wrap a single prompt or conversation: generate([prompt])"
-        raise ConfigError("generate takes a list of prompts", where=where, todo=todo)
+NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
+"""Arguments of sampling, with the values that change nothing where the most probable token is taken."""
 
 
 def check_sampling(greedy: bool, **given: object) -> None:
     """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample."""
-    if greedy:
-        meant = {"temperature": (1.0, 0.0, 0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
-        for name, without_effect in meant.items():
-            if given.pop(name, without_effect[0]) not in without_effect:
-                raise ConfigError(
-                    f"greedy takes the most probable token each time, so {name} would have no effect",
-                    where="Policy.generate(greedy=True, ...), which evaluate calls",
-                    todo=f"greedy=False samples with this {name}; without it leave greedy=True",
-                )
+    for name, values_without in NO_EFFECT.items() if greedy else ():
+        if given.pop(name, values_without[0]) not in values_without:
+            raise ConfigError(
+                f"greedy takes the most probable token each time, so {name} would have no effect",
+                where="Policy.generate(greedy=True, ...), which evaluate calls",
+                todo=f"greedy=False samples with this {name}; without it leave greedy=True",
+            )
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)

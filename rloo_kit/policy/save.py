@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit import values
 from rloo_kit.errors import ConfigError, NonFiniteError, RLOOKitError, RunFolderError
 from rloo_kit.policy import model_card
-from rloo_kit.policy.bundled import made_here
 from rloo_kit.policy.model_card import CARD
-from rloo_kit.policy.resolve import ADAPTER_CONFIG, lasting_name
+from rloo_kit.policy.resolve import ADAPTER_CONFIG, expanded
 from rloo_kit.session import processes
 from rloo_kit.session.output import without_bars
 
@@ -26,57 +24,52 @@ if TYPE_CHECKING:
     from rloo_kit.policy.model_card import Facts
     from rloo_kit.policy.policy import Policy
 
-ADAPTER = re.compile(
-    r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|ref|\.DS_Store"
+ADAPTER = (
+    r"adapter_config\.json|adapter_model\.(safetensors|bin)|README\.md|chat_template\.jinja|\.DS_Store"
     r"|(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab)\.json|merges\.txt"
 )
-CHECKPOINT = re.compile(r"(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+WHOLE = ADAPTER + r"|(generation_)?config\.json|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?"
 """What an earlier save may have left, the second beside a card of the kit's; anything else is the user's."""
 
 Weights = Callable[[Path], "Facts"]
 
 
-def check_target(target: Path, where: str, base: str = "", adapter: bool = False) -> None:
+def check_target(target: Path, where: str, base: str = "", adapter: bool | None = None) -> None:
     """Refuse a place where a save would delete what the kit did not write, or what the policy still needs.
 
     Args:
         target: with every link followed.
         where: of the error.
         base: folder or hub id of the policy's base.  A folder that has a hub id's name would be read in its place.
-        adapter: whether an adapter is saved, which does not replace a whole checkpoint: that may be another's base.
+        adapter: whether an adapter is saved, or a whole checkpoint; each replaces its like alone.  None where that is
+            not known yet.
 
     Raises:
-        ConfigError: no folder, the working directory, the base, or a folder that holds it or more than an adapter.
+        ConfigError: no folder, the working directory, the base, or a folder that holds anything else.
     """
-    below = Path(os.path.realpath(base)) if base else None
-    paths = list(target.iterdir()) if target.is_dir() else []
-    names, is_ours = {path.name for path in paths}, model_card.is_ours(target)
-    whole = {name for name in names if is_ours and not adapter and CHECKPOINT.fullmatch(name)}
-    known = whole | {name for name in names if ADAPTER.fullmatch(name)}
-    more = names - (known if whole or ADAPTER_CONFIG in names else {".DS_Store"})
-    more |= {path.name for path in paths if path.is_dir() and path.name != "ref"}
+    names = {path.name for path in target.iterdir()} - {".DS_Store"} if target.is_dir() else set()
+    is_adapter = ADAPTER_CONFIG in names and adapter is not False
+    is_whole = model_card.is_ours(target) and ADAPTER_CONFIG not in names and not adapter
+    known = WHOLE if is_whole else ADAPTER if is_adapter else ""
+    more = sorted(name for name in names if not re.fullmatch(known, name) or (target / name).is_dir())
     if target.exists() and not target.is_dir():  # /dev/null is no file, and would be replaced
         fault = "it is a file or a device, and would be replaced by a folder"
     elif target == Path.cwd():
         fault = "it is the folder in which this process works"
-    elif below and (below == target or (below.exists() and _holds(target, below))):
-        fault, where = "the policy's own base is there, and would be replaced", f"{where}; the base is {base}"
+    elif base and target == Path(os.path.realpath(base)):
+        fault = "the policy's own base is there, and would be replaced"
     elif more:
-        named = sorted(more, key=lambda name: (name.startswith("."), name))
-        fault = f"the folder holds more than an adapter, and would be replaced: {', '.join(named[:3])}"
+        beside = adapter is not False or ADAPTER_CONFIG not in names
+        fault = "the folder holds more than an adapter" if beside else "an adapter is there"
+        fault += f", and would be replaced: {', '.join(more[:3])}"
     else:
         return
     raise ConfigError(fault, where=where, todo="name a folder of its own, such as out/adapter")
 
 
-def _holds(target: Path, below: Path) -> bool:
-    """By what they are on the disk: a path may have other links, or be mounted twice."""
-    return target.exists() and any(place.samefile(target) for place in (below, *below.parents))
-
-
 @contextlib.contextmanager
 def replacing(target: Path, where: str) -> Iterator[Path]:
-    """A folder to write into, which then takes the target's place; what was there stays until all is written.
+    """A place to write into, which then takes the target's place; what was there stays until all is written.
 
     Raises:
         RunFolderError: it cannot be written: a full disk, or one that is read-only.
@@ -99,20 +92,17 @@ def replacing(target: Path, where: str) -> Iterator[Path]:
         if isinstance(error, RLOOKitError) or not of_disk:
             raise
         kept = "; what was there before is as it was" if target.exists() else ""
-        raise RunFolderError(
-            f"the adapter cannot be written: {getattr(error, 'strerror', None) or error}{kept}",
-            where=where,
-            todo="make room, or name a folder that this user can write to; the policy is still in memory",
-        ) from error
+        what = f"the adapter cannot be written: {error}{kept}"
+        todo = "make room, or name a folder that this user can write to; the policy is still in memory"
+        raise RunFolderError(what, where=where, todo=todo) from error
 
 
 def check_finite(model: torch.nn.Module, where: str, todo: Callable[[], str]) -> None:
-    """Refuse a model with a trained weight that is NaN or infinite, as an optimizer makes one that divides by zero.
+    """Refuse a model with a trained weight, or one of its LoRA, that is NaN or infinite.
 
     Args:
-        model: its trainable parameters and its LoRA are looked at, as far as this process holds them.
-        where: of the error.
-        todo: gives what to do, where there is an error.
+        model: looked at as far as this process holds it.
+        where, todo: of the error; the second is called where there is one.
 
     Raises:
         NonFiniteError: with how many tensors, and the first of them.
@@ -136,8 +126,8 @@ def _trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 @contextlib.contextmanager
 def gathered(model: torch.nn.Module) -> Iterator[None]:
-    """What is trained is whole while inside, where ZeRO-3 has cut it; all processes have to enter it, and wait for each
-    other at the end.  FSDP's parts are not gathered here: its policies are saved by the trainer."""
+    """What ZeRO-3 has cut is whole while inside; all processes enter it, and wait for each other at the end.  FSDP's
+    policies are saved by the trainer."""
     import torch
 
     with contextlib.ExitStack() as stack:
@@ -150,12 +140,6 @@ def gathered(model: torch.nn.Module) -> Iterator[None]:
         torch.distributed.barrier()
 
 
-def place_of(named: str | os.PathLike[str], where: str) -> Path:
-    """A path as a user writes it, with "~"; a ConfigError for what is none."""
-    text = values.check({"place": named}, {"place": str}, where, {"place": "name a folder or file"})["place"]
-    return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-
-
 def write(
     policy: Policy, folder: str | os.PathLike[str], where: str, form: str, weights: Weights, **said: Any
 ) -> Path:
@@ -166,12 +150,12 @@ def write(
     Raises:
         ConfigError, NonFiniteError, RunFolderError: as :meth:`rloo_kit.Policy.save`.
     """
-    named = place_of(folder, where)
+    named = expanded(folder)
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
     check_finite(policy.model, where, lambda: "save from before, or load it anew")
     with gathered(policy.model):
         if processes.is_main():
-            check_target(target, where, policy.base, adapter=form.endswith("adapter"))
+            check_target(target, where, policy.base, adapter="adapter" in form)
             with replacing(target, where) as fresh, without_bars():
                 facts = {**model_card.remembered(policy.model), **weights(fresh)}
                 policy.tokenizer.save_pretrained(str(fresh))
@@ -188,12 +172,3 @@ def write_own(policy: Policy, place: Path) -> Facts:
     chosen = {"selected_adapters": ["default"]} if policy.has_lora else {}
     policy.model.save_pretrained(str(place), **chosen)
     return {}
-
-
-def say_base(policy: Policy) -> None:
-    """Say where an adapter finds its base, if that is a folder of the user's on this machine alone."""
-    base = lasting_name(policy.base)
-    if policy.has_lora and Path(base).is_dir() and made_here(base) is None:
-        processes.say(
-            f"The adapter needs its base, {base}: on another machine write its place into {ADAPTER_CONFIG}."
-        )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS
+from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint
 from rloo_kit.session import processes
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict", "padding")
 """Arguments of a chat template that sampling and training set."""
 
+NO_THOUGHT = "{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif %}"
+"""Before a hybrid Qwen3's chat template: thinking is off wherever a call does not say."""
+
 
 def of_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], template: Mapping[str, object]
@@ -28,19 +31,14 @@ def of_prompts(
         ConfigError: a conversation, and the tokenizer has no chat template; or ``template`` sets what is set here.
     """
     check_template(template, "Policy.generate")
+    check_thinking(tokenizer, template)
     if not tokenizer.chat_template and not all(isinstance(prompt, str) for prompt in prompts):
-        raise ConfigError(
-            "the prompts are conversations and the tokenizer has no chat template",
-            where=type(tokenizer).__name__,
-            todo="use an instruct or chat checkpoint, or give plain strings as prompts",
-        )
+        what = "the prompts are conversations and the tokenizer has no chat template"
+        todo = "use an instruct or chat checkpoint, or give plain strings as prompts"
+        raise ConfigError(what, where=type(tokenizer).__name__, todo=todo)
     how = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **template}
-    rows = []
-    for prompt in prompts:
-        of_text = isinstance(prompt, str)
-        row = tokenizer(prompt) if of_text else tokenizer.apply_chat_template(prompt, **how)
-        rows.append(list(row["input_ids"]))
-    return rows
+    rows = (tokenizer(p) if isinstance(p, str) else tokenizer.apply_chat_template(p, **how) for p in prompts)
+    return [list(row["input_ids"]) for row in rows]
 
 
 def check_template(names: Iterable[str], where: str) -> None:
@@ -53,6 +51,40 @@ def check_template(names: Iterable[str], where: str) -> None:
         )
 
 
+def is_off(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether prompts are rendered with thinking off."""
+    return str(getattr(tokenizer, "chat_template", None) or "").startswith(NO_THOUGHT)
+
+
+def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | None) -> None:
+    """Switch thinking on or off in the chat template, which every prompt passes, and which is saved with the policy.
+
+    Raises:
+        ConfigError: the checkpoint always thinks and is not to, or never does and is to.
+    """
+    if thinking is None:
+        return
+    if (checkpoint.thinks, thinking) in (("always", False), ("never", True)):
+        others = "qwen3-4b-instruct answers at once" if not thinking else "qwen3-1.7b thinks by choice"
+        raise ConfigError(
+            f"this checkpoint {checkpoint.thinks} thinks",
+            where=f"load_policy({checkpoint.name!r}, thinking={thinking})",
+            todo=f"leave thinking out, or load another checkpoint: {others}",
+        )
+    template = str(tokenizer.chat_template or "").removeprefix(NO_THOUGHT)
+    tokenizer.chat_template = template if thinking or checkpoint.thinks == "never" else NO_THOUGHT + template
+
+
+def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
+    """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
+    if template.get("enable_thinking") and is_off(tokenizer):
+        raise ConfigError(
+            "the policy was loaded with thinking off, and is asked to think here",
+            where="chat_template_kwargs={'enable_thinking': True}",
+            todo="load_policy(..., thinking=True), or leave enable_thinking out",
+        )
+
+
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer a pad token that is not an eos token, and the model every eos id.
 
@@ -61,24 +93,20 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
     Raises:
         ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
     """
-    vocabulary, where = tokenizer.get_vocab(), f"load_policy, {type(tokenizer).__name__}"
-    declared = model.generation_config.eos_token_id
-    eos = declared if isinstance(declared, list) else [declared]
-    eos = [*eos, tokenizer.eos_token_id, *(vocabulary.get(token) for token in (END_OF_TURN, END_OF_TEXT))]
+    vocabulary, declared = tokenizer.get_vocab(), model.generation_config.eos_token_id
+    eos = [*declared] if isinstance(declared, list) else [declared]
+    eos += [tokenizer.eos_token_id, vocabulary.get(END_OF_TURN), vocabulary.get(END_OF_TEXT)]
     eos = list(dict.fromkeys(token for token in eos if token is not None))
-    if not eos:
-        what = "the tokenizer has no end-of-sequence token, so no completion would end"
-        raise ConfigError(what, where=where, todo="set tokenizer.eos_token and save the checkpoint again")
-    model.generation_config.eos_token_id = eos
+    pad = tokenizer.pad_token
     if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
         pad = next((token for token in PADS if token in vocabulary and token != tokenizer.eos_token), None)
-        if pad is None:
-            what, todo = (
-                "the tokenizer has no pad token apart from its eos token",
-                "add one and save it again",
-            )
-            raise ConfigError(what, where=where, todo=todo)
-        tokenizer.pad_token = pad
+    if not eos or pad is None:
+        raise ConfigError(
+            "the tokenizer has no end-of-sequence token, or no pad token apart from it",
+            where=f"load_policy, {type(tokenizer).__name__}",
+            todo="set tokenizer.eos_token, add a pad token, and save the checkpoint again",
+        )
+    tokenizer.pad_token, model.generation_config.eos_token_id = pad, eos
     # Otherwise transformers' Trainer aligns these itself, with a warning, when training begins.
     for config in (model.config, model.generation_config):
         config.pad_token_id, config.bos_token_id = tokenizer.pad_token_id, tokenizer.bos_token_id
@@ -87,16 +115,13 @@ def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
 
 def without_dropout(model: torch.nn.Module) -> None:
     """Switch the LoRA's dropout off, with a warning: no two forward passes drop the same."""
-    import torch
-
-    dropped = 0.0
+    configs = [one for one in getattr(model, "peft_config", {}).values() if getattr(one, "lora_dropout", 0)]
+    if not configs:
+        return
+    dropped = f"the LoRA's dropout of {configs[0].lora_dropout:g} is switched off"
+    processes.warn(f"{dropped}: with it the on-policy ratio would differ from 1.")
     for name, module in model.named_modules():
-        if "lora_dropout" in name and isinstance(module, torch.nn.Dropout) and module.p:
-            dropped, module.p = module.p, 0.0
-    for config in getattr(model, "peft_config", {}).values():
-        if getattr(config, "lora_dropout", 0.0):
-            config.lora_dropout = 0.0
-    if dropped:
-        processes.warn(
-            f"the LoRA's dropout of {dropped:g} is switched off: with it the on-policy ratio would differ from 1.",
-        )
+        if "lora_dropout" in name and hasattr(module, "p"):
+            module.p = 0.0
+    for config in configs:
+        config.lora_dropout = 0.0

@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import processes
-from rloo_kit.tasks.task import (
-    Message,
-    Task,
-    asked_for,
-    conversation,
-    dataset_from,
-    draw,
-    falls_out,
-    made,
-)
+from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, draw, falls_out, made
 
 if TYPE_CHECKING:
     from rewards.answers import Form
@@ -73,8 +64,7 @@ def sum_of(*operands: int) -> Problem:
     return Problem(" + ".join(map(str, operands)), operands, sum(operands))
 
 
-def draw_long_sum(rng: random.Random) -> Problem:
-    """A chain of four three-digit numbers, added and subtracted."""
+def _long_sum(rng: random.Random) -> Problem:
     operands = tuple(rng.randrange(100, 1000) for _ in range(4))
     signs = (1, *(rng.choice((1, -1)) for _ in range(3)))
     tail = "".join(f" {'+' if s > 0 else '-'} {n}" for s, n in zip(signs[1:], operands[1:], strict=True))
@@ -82,14 +72,12 @@ def draw_long_sum(rng: random.Random) -> Problem:
     return Problem(f"{operands[0]}{tail}", operands, answer)
 
 
-def draw_product(rng: random.Random, *digits: int) -> Problem:
-    """A product of numbers that have the given counts of digits."""
+def _product(rng: random.Random, *digits: int) -> Problem:
     operands = tuple(_number(rng, count) for count in digits)
     return Problem(" * ".join(map(str, operands)), operands, math.prod(operands))
 
 
-def draw_mixed(rng: random.Random, digits: int) -> Problem:
-    """A chain a * b + c * d - e * f of numbers with that many digits."""
+def _mixed(rng: random.Random, digits: int) -> Problem:
     a, b, c, d, e, f = operands = tuple(_number(rng, digits) for _ in range(6))
     return Problem(f"{a} * {b} + {c} * {d} - {e} * {f}", operands, a * b + c * d - e * f)
 
@@ -101,16 +89,13 @@ def _number(rng: random.Random, digits: int) -> int:
 # From what the bundled tiny Qwen3 can learn to what a thinking Qwen3-14B gets wrong.
 LEVELS: dict[int, Level] = {
     1: Level("a + b, both under 50", lambda rng: sum_of(rng.randrange(50), rng.randrange(50))),
-    2: Level("four three-digit numbers, added and subtracted", draw_long_sum),
-    3: Level("a * b, two and three digits", lambda rng: draw_product(rng, 2, 3)),
-    4: Level("a * b + c * d - e * f, two digits each", lambda rng: draw_mixed(rng, 2)),
-    5: Level("a * b, four digits each", lambda rng: draw_product(rng, 4, 4)),
-    6: Level("a * b + c * d - e * f, four digits each", lambda rng: draw_mixed(rng, 4)),
-    7: Level("a * b * c, five digits each", lambda rng: draw_product(rng, 5, 5, 5)),
+    2: Level("four three-digit numbers, added and subtracted", _long_sum),
+    3: Level("a * b, two and three digits", lambda rng: _product(rng, 2, 3)),
+    4: Level("a * b + c * d - e * f, two digits each", lambda rng: _mixed(rng, 2)),
+    5: Level("a * b, four digits each", lambda rng: _product(rng, 4, 4)),
+    6: Level("a * b + c * d - e * f, four digits each", lambda rng: _mixed(rng, 4)),
+    7: Level("a * b * c, five digits each", lambda rng: _product(rng, 5, 5, 5)),
 }
-
-
-# --- datasets
 
 
 @made
@@ -145,12 +130,10 @@ def task_at(
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
     """Distinct problems of a level from one side of the split, in random order."""
-    what, stream = f"problems at level {level} ({LEVELS[level].description})", f"{level} {{side}} {seed}"
+    what = f"problems at level {level} ({LEVELS[level].description})"
+    stream = f"{level} {{side}} {seed}"
     found = draw(LEVELS[level].draw, n, held_out=held_out, stream=stream, what=what)
     return [replace(problem, asks=asks) for problem in found]
-
-
-# --- choosing a level
 
 
 @dataclass(frozen=True)
@@ -210,45 +193,27 @@ def arithmetic(
         DatasetError: more problems than there are.
     """
     correct, asks = asked_for(form, policy)
-    if level == "auto":
-        if policy is None:
-            raise ConfigError(
-                'level "auto" measures a policy, and none was given',
-                where="tasks.arithmetic, policy=None",
-                todo=f"give policy=..., or a level from {min(LEVELS)} to {max(LEVELS)}",
-            )
-        counts, template = (n_prompts, n_samples, max_new_tokens, seed), chat_template_kwargs
-        level = level_near_half(lambda n: pass_rate(policy, n, *counts, correct, asks, template))
+    if level == "auto" and policy is not None:
+        how: dict[str, Any] = {"chat_template_kwargs": chat_template_kwargs, "seed": seed}
+        how |= {"max_new_tokens": max_new_tokens, "temperature": policy.checkpoint.temperature}
+
+        def measure(level: int) -> PassRate:
+            problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
+            said = policy.generate([problem.prompt for problem in problems], **how)
+            texts, ids = [one.text for one in said], [list(one.ids) for one in said]
+            scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
+            right = sum(score == 1.0 and one.finished for score, one in zip(scores, said, strict=True))
+            return PassRate(level, right, sum(not one.finished for one in said), len(said))
+
+        level = level_near_half(measure)
     if level not in LEVELS:
+        needs = level == "auto"
         raise ConfigError(
-            "there is no such level",
-            where=f"tasks.arithmetic, level={level!r}",
-            todo=f'give a whole number from {min(LEVELS)} to {max(LEVELS)}, or "auto"',
+            'level "auto" measures a policy, and none was given' if needs else "there is no such level",
+            where=f"tasks.arithmetic, {'policy=None' if needs else f'level={level!r}'}",
+            todo=f'give a level from {min(LEVELS)} to {max(LEVELS)}, or "auto" with policy=...',
         )
     return task_at(int(level), "arithmetic", n_train, n_held_out, seed, correct, asks)
-
-
-def pass_rate(
-    policy: Policy,
-    level: int,
-    n_prompts: int,
-    n_samples: int,
-    max_new_tokens: int,
-    seed: int,
-    correct: Reward = WHOLE,
-    asks: str = "",
-    template: dict[str, object] | None = None,
-) -> PassRate:
-    """The policy's pass rate over ``n_prompts * n_samples`` completions, sampled as its checkpoint is in training."""
-    problems = problems_of(level, n_prompts, held_out=False, seed=seed, asks=asks) * n_samples
-    prompts, heat = [problem.prompt for problem in problems], policy.checkpoint.temperature
-    how: dict[str, Any] = {"temperature": heat, "seed": seed, "chat_template_kwargs": template}
-    completions = policy.generate(prompts, max_new_tokens=max_new_tokens, **how)
-    texts, ids = [said.text for said in completions], [list(said.ids) for said in completions]
-    scores = correct(completions=texts, completion_ids=ids, answer=[str(p.answer) for p in problems])
-    right = sum(score == 1.0 and said.finished for score, said in zip(scores, completions, strict=True))
-    truncated = sum(not completion.finished for completion in completions)
-    return PassRate(level, right, truncated, len(problems))
 
 
 def level_near_half(measure: Callable[[int], PassRate]) -> int:
@@ -264,7 +229,6 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
     best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
     if best.correct in (0, best.completions):
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
-        processes.warn(
-            f"no level has a pass rate between 0 and 1, so RLOO has little to learn: {todo}. Nearest: {best}."
-        )
+        why = "no level has a pass rate between 0 and 1, so RLOO has little to learn"
+        processes.warn(f"{why}: {todo}. Nearest: {best}.")
     return best.level

@@ -10,16 +10,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.text import prompt_text
-from rloo_kit import values
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.session import processes
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, made
@@ -29,29 +25,9 @@ if TYPE_CHECKING:
     from rewards.signature import Reward
     from rloo_kit.policy.policy import Policy
 
-ADVICE = {
-    "path": "give a file: tasks.from_file('mine.csv')",
-    "system": "give the message's text: system='Be brief.'",
-    "question": "name its column: question='problem'",
-    "answer": "name its column: answer='solution'",
-}
-
 Row = dict[str, Any]
 
-
-@dataclass
-class Kept:
-    """The rows of a file that can be used, and how many cannot for which reason, in the order of the checks."""
-
-    rows: list[Row]  # with the columns prompt, answer and problem, and the file's others
-    left_out: Counter[str] = field(default_factory=Counter)
-
-    def without(self, bad: Sequence[object], reason: str) -> None:
-        """Leave out the rows that are bad."""
-        kept = [row for row, is_bad in zip(self.rows, bad, strict=True) if not is_bad]
-        if len(kept) < len(self.rows):
-            self.left_out[reason] += len(self.rows) - len(kept)
-        self.rows = kept
+ENDINGS = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
 @made
@@ -79,131 +55,120 @@ def from_file(
         system: a message before each question.
         held_out: the share of problems that is held out, or a file of its own.
         kind: of the answers, as for ``rewards.answer_reward``: "number", "math", "choice" or "exact".
-        form: where the answer has to stand, as for ``arithmetic``.
-        policy: from ``load_policy``; with it, prompts that leave no room for ``max_new_tokens`` are left out.
+        form, policy: as for ``arithmetic``; prompts longer than the policy takes are left out.
         max_new_tokens: the length that the policy will be trained at.
 
     Raises:
         DatasetError: no such file or column, a file that cannot be read, or no problem on a side of the split.
-        ConfigError: a share that is not between 0 and 1, or no text where one is asked for.
+        ConfigError: a share that is not between 0 and 1.
         ValueError: an unknown kind or form.
     """
-    texts = {"path": path, "question": question, "answer": answer, "system": system}
-    values.check(texts, {**dict.fromkeys(texts, str), "system": str | None}, "tasks.from_file", ADVICE)
     correct, asks = asked_for(form, policy, kind)
-    file = home(path)
-    train = _usable(file, question, answer, correct, kind)
+    file, left_out = Path(path).expanduser(), Counter[str]()
+    rows = _usable(read(file, question, answer), question, answer, correct, kind, left_out)
     if isinstance(held_out, str | os.PathLike):
-        other = _usable(home(held_out), question, answer, correct, kind)
-        known = {_key(row["problem"]) for row in other.rows}
-        train.without([_key(row["problem"]) in known for row in train.rows], "held out too")
+        theirs = read(Path(held_out).expanduser(), question, answer)
+        other = _usable(theirs, question, answer, correct, kind, left_out)
+        train = {key: row for key, row in rows.items() if key not in other}
+        left_out["held out too"] = len(rows) - len(train)
+    elif 0 < held_out < 1:
+        other = {key: row for key, row in rows.items() if zlib.crc32(key.encode()) < held_out * 2**32}
+        train = {key: row for key, row in rows.items() if key not in other}
     else:
-        other = _split_off(train, held_out)
-    for side in (train, other):
-        for row in side.rows:
-            row["prompt"] = _prompt(row, asks, system)
-        if policy is not None:
-            _leave_out_long(side, policy, max_new_tokens)
-    description = _described(file, train, other)
-    if train.left_out + other.left_out:
+        raise ConfigError(
+            "the share of problems that is held out must lie between 0 and 1",
+            where=f"tasks.from_file(held_out={held_out})",
+            todo="write held_out=0.2, or name a file of its own",
+        )
+    sides = [_prompted(side.values(), asks, system) for side in (train, other)]
+    if policy is not None:
+        sides = [_short_enough(side, policy, max_new_tokens, left_out) for side in sides]
+    counts = ", ".join(f"{count} {reason}" for reason, count in left_out.items() if count)
+    why = f"; left out: {counts}" if counts else ""
+    if not all(sides):
+        raise DatasetError(
+            f"no problem is left {'that is held out' if sides[0] else 'to train on'}",
+            where=f"{file}{why or ', which has too few rows to split'}",
+            todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
+        )
+    description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
+    if why:
         processes.warn(f"tasks.from_file, {description}.")
-    return Task(file.stem, dataset_from(train.rows), dataset_from(other.rows), correct, None, description)
+    return Task(file.stem, dataset_from(sides[0]), dataset_from(sides[1]), correct, None, description)
 
 
-def home(path: str | os.PathLike[str]) -> Path:
-    """A path with "~" as the user's home."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for an unknown user
-
-
-def _usable(file: Path, question: str, answer: str, correct: Reward, kind: str) -> Kept:
-    kept = Kept([_renamed(row, question, answer) for row in read(file, question, answer)])
-    kept.without([row["problem"] is None for row in kept.rows], "whose question is neither text nor messages")
-    kept.without([not row["problem"] for row in kept.rows], "without a question")
-    told = [row["prompt"] and row["prompt"][-1]["role"] == "assistant" for row in kept.rows]
-    kept.without(told, "whose messages end with the assistant's")
-    kept.without([not row["answer"] for row in kept.rows], "without an answer")
-    first: dict[str, Row] = {}
-    firsts = [first.setdefault(_key(row["problem"]), row) for row in kept.rows]
-    differ = [row["answer"] != one["answer"] for row, one in zip(kept.rows, firsts, strict=True)]
-    kept.without(differ, "repeated with another answer")
-    kept.without([row is not first[_key(row["problem"])] for row in kept.rows], "repeated")
-    answers = [row["answer"] for row in kept.rows]
-    unread = [score is None for score in correct(completions=[""] * len(answers), answer=answers)]
-    example = next((one for one, bad in zip(answers, unread, strict=True) if bad), "")
-    kept.without(unread, f"whose answer is not of kind {kind!r}, such as {example[:40]!r}")
-    return kept
-
-
-def _renamed(row: Row, question: str, answer: str) -> Row:
-    """A row as a task has it; the question and the answer as text, the other columns as they are."""
-    others = {name: value for name, value in row.items() if name not in (question, answer)}
-    asked, messages, said = row[question], _messages(row[question]), _messages(row[answer])
-    problem = None if isinstance(asked, list | dict) and not messages else _text(messages or asked)
-    return others | {"prompt": messages, "answer": _text(said[-1:] or row[answer]), "problem": problem}
+def _usable(
+    rows: list[Row], question: str, answer: str, correct: Reward, kind: str, left_out: Counter[str]
+) -> dict[str, Row]:
+    """Rows with the columns prompt, answer and problem, and the file's others, by what tells problems apart."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        messages, said = _messages(row[question]), _messages(row[answer])
+        asked = "" if isinstance(row[question], list | dict) else row[question]
+        problem, right = _text(messages or asked), _text(said[-1:] or row[answer])
+        others = {name: value for name, value in row.items() if name not in (question, answer)}
+        first = found.setdefault(_key(problem), made := others | {"prompt": messages, "answer": right})
+        if not problem:
+            reason = "without a question"
+        elif messages and messages[-1]["role"] == "assistant":
+            reason = "whose messages end with the assistant's"
+        elif not right:
+            reason = "without an answer"
+        elif first is not made:
+            reason = "repeated" if first["answer"] == right else "repeated with another answer"
+        else:
+            made["problem"] = problem
+            continue
+        left_out[reason] += 1
+        if first is made:
+            del found[_key(problem)]
+    answers = [row["answer"] for row in found.values()]
+    scores = correct(completions=[""] * len(answers), answer=answers)
+    if unread := [one for one, score in zip(answers, scores, strict=True) if score is None]:
+        left_out[f"whose answer is not of kind {kind!r}, such as {unread[0][:40]!r}"] = len(unread)
+    return {key: row for (key, row), score in zip(found.items(), scores, strict=True) if score is not None}
 
 
 def _messages(value: Any) -> list[Message]:
     """A list of messages, without the empty keys that Parquet adds; empty for anything else."""
-    given = value if isinstance(value, list) else []
-    for one in given:
-        if not (isinstance(one, dict) and isinstance(one.get("role"), str)):
+    for one in value if isinstance(value, list) else [None]:
+        if not isinstance(one, dict) or not isinstance(one.get("role"), str):
             return []
         if not isinstance(one.get("content"), str | None):
             return []
-    return [{name: part for name, part in one.items() if part is not None} for one in given]
+    return [{name: part for name, part in one.items() if part is not None} for one in value]
 
 
 def _text(value: Any) -> str:
     return "" if value is None else prompt_text(value) if _messages(value) else str(value).strip()
 
 
-def _prompt(row: Row, asks: str, system: str | None) -> list[Message]:
-    """The row's own messages, or its question as one."""
-    *first, last = row["prompt"] or conversation(row["problem"])
-    if system and not any(one["role"] == "system" for one in first):
-        first = [{"role": "system", "content": system}, *first]
-    return [*first, {**last, "content": f"{last['content']} {asks}".rstrip()}]
-
-
 def _key(question: str) -> str:
     """A question without what does not tell problems apart: case and space."""
-    return re.sub(r"\s+", " ", question).strip().casefold()
+    return " ".join(question.split()).casefold()
 
 
-def _split_off(main: Kept, share: float) -> Kept:
-    """Move the share of problems to a side of their own, by a fixed rule on their text."""
-    if not 0 < share < 1:
-        raise ConfigError(
-            "the share of problems that is held out must lie between 0 and 1",
-            where=f"tasks.from_file(held_out={share})",
-            todo="write held_out=0.2, or name a file of its own",
-        )
-    is_out = [zlib.crc32(_key(row["problem"]).encode()) < share * 2**32 for row in main.rows]
-    other = Kept([row for row, out in zip(main.rows, is_out, strict=True) if out])
-    main.rows = [row for row, out in zip(main.rows, is_out, strict=True) if not out]
-    return other
+def _prompted(rows: Any, asks: str, system: str | None) -> list[Row]:
+    found = []
+    for row in rows:
+        *first, last = row["prompt"] or conversation(row["problem"])
+        if system and not any(one["role"] == "system" for one in first):
+            first = [{"role": "system", "content": system}, *first]
+        asked = f"{last.get('content', '')} {asks}".rstrip()
+        found.append(row | {"prompt": [*first, {**last, "content": asked}]})
+    return found
 
 
-def _leave_out_long(side: Kept, policy: Policy, max_new_tokens: int) -> None:
+def _short_enough(rows: list[Row], policy: Policy, max_new_tokens: int, left_out: Counter[str]) -> list[Row]:
     limit = getattr(policy.model, "max_seq_length", None)
-    if limit is None or not side.rows:
-        return
-    prompts: list[list[Message]] = [row["prompt"] for row in side.rows]
+    if limit is None or not rows:
+        return rows
+    prompts: list[list[Message]] = [row["prompt"] for row in rows]
+    pairs = zip(rows, policy.tokenize(prompts), strict=True)
+    kept = [row for row, ids in pairs if len(ids) + max_new_tokens <= limit]
     reason = f"of more tokens than the policy takes ({limit} with {max_new_tokens} new ones)"
-    side.without([len(ids) + max_new_tokens > limit for ids in policy.tokenize(prompts)], reason)
-
-
-def _described(file: Path, train: Kept, held_out: Kept) -> str:
-    counts = ", ".join(f"{count} {reason}" for reason, count in (train.left_out + held_out.left_out).items())
-    why = f"; left out: {counts}" if counts else ""
-    for side, name in ((train, "to train on"), (held_out, "that is held out")):
-        if not side.rows:
-            raise DatasetError(
-                f"no problem is left {name}",
-                where=f"{file}{why or ', which has too few rows to split'}",
-                todo="look at kind=..., give more rows, or another held_out=... (a share, or a file of its own)",
-            )
-    return f"{file.name}: {len(train.rows)} to train on, {len(held_out.rows)} held out{why}"
+    left_out[reason] += len(rows) - len(kept)
+    return kept
 
 
 def read(file: Path, question: str, answer: str) -> list[Row]:
@@ -212,60 +177,44 @@ def read(file: Path, question: str, answer: str) -> list[Row]:
     Raises:
         DatasetError: it is not there, cannot be read, or has no such columns.
     """
-    if not file.is_file():
+    if not file.is_file() or file.suffix.lower() not in ENDINGS:
         beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-        near = difflib.get_close_matches(file.name, beside, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(file.name, set(beside) - {file.name}, n=1, cutoff=0.4)
         todo = (
-            f"did you mean {str(file.parent / near[0])!r}?" if near else "give the path of a .csv or .jsonl"
+            f"did you mean {str(file.parent / near[0])!r}?" if near else f"give a {', '.join(ENDINGS)} file"
         )
-        raise DatasetError("there is no such file", where=str(file), todo=todo)
-    if file.suffix.lower() not in READERS:
-        raise DatasetError(
-            f"files of this kind are not read: {file.suffix!r}", where=str(file), todo=f"give a {KINDS}"
-        )
+        what = "files of this kind are not read" if file.is_file() else "there is no such file"
+        raise DatasetError(what, where=str(file), todo=todo)
     try:
-        rows = READERS[file.suffix.lower()](file, question, answer)
+        rows = _rows_of(file, {question: str, answer: str})
     except Exception as error:  # pandas, json and pyarrow raise what they like
         said = (str(error).splitlines() or [type(error).__name__])[0][:200]
         todo = "save it in UTF-8; JSON lines have one object a line, CSV a line of column names first"
         raise DatasetError(f"{file.name} cannot be read: {said}", where=str(file), todo=todo) from error
-    if not rows:
-        raise DatasetError("the file has no rows", where=str(file), todo="give a line for each problem")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for argument, name in (("question", question), ("answer", answer)):
         if name not in columns:
-            near = difflib.get_close_matches(name.casefold(), {one.casefold(): one for one in columns}, n=1)
-            likeliest = next((one for one in columns if [one.casefold()] == near), "...")
+            near = difflib.get_close_matches(name.lower(), [one.lower() for one in columns], n=1)
+            likeliest = next((one for one in columns if [one.lower()] == near), "...")
             raise DatasetError(
                 f"the file has no column {name!r}",
-                where=f"{file}, whose columns are {', '.join(columns)}",
+                where=f"{file}, whose columns are {', '.join(columns) or 'none'}",
                 todo=f"name it: {argument}={likeliest!r}",
             )
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _csv(file: Path, question: str, answer: str) -> list[Row]:
+def _rows_of(file: Path, as_written: dict[str, type]) -> list[Row]:
+    ending = file.suffix.lower()
+    if ending in (".jsonl", ".json"):
+        text = file.read_text(encoding="utf-8-sig")
+        lines = [line for line in text.split("\n") if line.strip()]
+        return json.loads(text) if text.lstrip().startswith("[") else [dict(json.loads(one)) for one in lines]
+    if ending == ".parquet":
+        from pyarrow import parquet
+
+        return list(parquet.read_table(file).to_pylist())
     import pandas as pd  # type: ignore[import-untyped]
 
-    separator, as_written = "\t" if file.suffix.lower() == ".tsv" else ",", {question: str, answer: str}
-    how: Any = {"sep": separator, "converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
-    rows: list[Row] = pd.read_csv(file, **how).to_dict("records")
-    return rows
-
-
-def _json(file: Path, question: str, answer: str) -> list[Row]:
-    text = file.read_text(encoding="utf-8-sig")
-    is_list = text.lstrip().startswith("[")
-    rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
-    return [dict(row) for row in rows]
-
-
-def _parquet(file: Path, question: str, answer: str) -> list[Row]:
-    from pyarrow import parquet
-
-    rows: list[Row] = parquet.read_table(file).to_pylist()
-    return rows
-
-
-READERS = {".csv": _csv, ".tsv": _csv, ".jsonl": _json, ".json": _json, ".parquet": _parquet}
-KINDS = ".csv, .tsv, .jsonl, .json or .parquet file"
+    how: Any = {"converters": as_written, "keep_default_na": False, "encoding": "utf-8-sig"}
+    return list(pd.read_csv(file, sep="\t" if ending == ".tsv" else ",", **how).to_dict("records"))

@@ -14,18 +14,15 @@ from typing import TYPE_CHECKING
 from rewards.answers import gold_text
 from rloo_kit.errors import DatasetError
 from rloo_kit.session.prepare import within
-from rloo_kit.tasks.files import Row, home, read
+from rloo_kit.tasks.files import Row, read
 from rloo_kit.tasks.task import Question, Task, asked_for, dataset_of, made
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
 REPOSITORY, CONFIGURATION = "openai/gsm8k", "main"
 HUB_SECONDS = 9.0
-ENDINGS = (".jsonl", ".parquet")
 FILES = 'one with train.jsonl and test.jsonl, {"question": "...", "answer": "... #### 72"} on each line'
 
 
@@ -52,29 +49,26 @@ def gsm8k(
             than there are.
     """
     correct, asks = asked_for(form, policy)
-    where = None if folder is None else home(folder)
-    train = _side("train", where, n_train, "n_train", asks, seed)
-    held_out = _side("test", where, n_held_out, "n_held_out", asks, seed)
+    sides = []
+    for split, name, n in (("train", "n_train", n_train), ("test", "n_held_out", n_held_out)):
+        rows = _from_hub(split) if folder is None else _from_folder(Path(folder).expanduser(), split)
+        if n is not None:
+            if not 1 <= n <= len(rows):
+                what, where = f"there are {len(rows)} problems on that side", f"tasks.gsm8k({name}={n})"
+                todo = f"ask for 1 to {len(rows)}, or leave it out for all"
+                raise DatasetError(what, where=where, todo=todo)
+            rows = random.Random(seed).sample(rows, n)
+        sides.append(dataset_of((Question(r["question"], gold_text(r["answer"]), "") for r in rows), asks))
+    train, held_out = sides
     return Task("gsm8k", train, held_out, correct, None, "word problems of grade school, two to eight steps")
 
 
-def _side(split: str, folder: Path | None, n: int | None, name: str, asks: str, seed: int) -> Dataset:
-    rows = _from_hub(split) if folder is None else _from_folder(folder, split)
-    if n is not None:
-        if not 1 <= n <= len(rows):
-            todo = f"ask for 1 to {len(rows)}, or leave it out for all"
-            where = f"tasks.gsm8k({name}={n})"
-            raise DatasetError(f"there are {len(rows)} problems on that side", where=where, todo=todo)
-        rows = random.Random(seed).sample(rows, n)
-    return dataset_of((Question(row["question"], gold_text(row["answer"]), "") for row in rows), asks)
-
-
 def _from_folder(folder: Path, split: str) -> list[Row]:
-    file = next((file for end in ENDINGS if (file := folder / f"{split}{end}").is_file()), None)
-    if file is None:
+    files = [file for end in ("jsonl", "parquet") if (file := folder / f"{split}.{end}").is_file()]
+    if not files:
         where = f"tasks.gsm8k(folder={str(folder)!r})"
         raise DatasetError(f"the folder has no {split}.jsonl", where=where, todo=f"give {FILES}")
-    return read(file, "question", "answer")
+    return read(files[0], "question", "answer")
 
 
 def _from_hub(split: str) -> list[Row]:
@@ -85,11 +79,11 @@ def _from_hub(split: str) -> list[Row]:
     try:
         if not (in_cache or constants.HF_HUB_OFFLINE):  # datasets itself would try for minutes
             within(HUB_SECONDS, lambda: dataset_info(REPOSITORY, timeout=HUB_SECONDS))
-        rows: list[Row] = load_dataset(REPOSITORY, CONFIGURATION, split=split).to_list()
-        return rows
+        return list(load_dataset(REPOSITORY, CONFIGURATION, split=split).to_list())
     except Exception as error:  # of datasets, the hub's library, its HTTP library, or a timeout
+        offline = "on" if constants.HF_HUB_OFFLINE else "off"
         raise DatasetError(
             f"{REPOSITORY} is not in the cache of datasets, and the Hugging Face hub cannot be reached",
-            where=f"tasks.gsm8k; offline mode is {'on' if constants.HF_HUB_OFFLINE else 'off'}; {type(error).__name__}",
+            where=f"tasks.gsm8k; offline mode is {offline}; {type(error).__name__}",
             todo=f"prepare(offline=False) in a fresh kernel with a network, or gsm8k(folder=...): {FILES}",
         ) from error

@@ -1,17 +1,12 @@
 """Tasks of reasoning-gym: a hundred generators of verifiable problems (Stojanovski et al. 2025, arXiv 2505.24760).
 
-For a policy that reads English, from a package of its own: ``pip install reasoning-gym`` (Apache-2.0).  Where all
-answers are numbers, ``rewards.answer_reward`` grades them, and is the stricter: the package's own graders pay a part
-for a wrong answer that holds the right one, and that of "gsm_symbolic" reads a text's first number, without its sign.
-Other answers are graded by the package's own rule, of which the full score alone counts.
+Where all answers are numbers, ``rewards.answer_reward`` grades them, and is the stricter: the package's own graders pay
+a part for a wrong answer that holds the right one.  Others are graded by the package, whose full score alone counts.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,10 +22,6 @@ if TYPE_CHECKING:
     from rewards.answers import Form
     from rloo_kit.policy.policy import Policy
 
-    Generator = Any  # reasoning_gym.dataset.ProceduralDataset
-
-SEEDS = 2**31  # reasoning-gym adds an index to its seed
-
 
 @dataclass(frozen=True)
 class OwnRule:
@@ -43,7 +34,7 @@ class OwnRule:
         """For ``answer_reward``: what stands in a named form, else the text; and the column ``entry``."""
         found = stated(text, self.form, "exact") if self.form in ("auto", "prose") else [text.strip()]
         answer = found[-1] if found else text.strip() if self.form == "auto" else None
-        return answer is not None and _grader(self.name).score_answer(answer, json.loads(entry)) >= 1.0
+        return answer is not None and _generator(self.name).score_answer(answer, json.loads(entry)) >= 1.0
 
 
 @made
@@ -57,13 +48,13 @@ def reasoning_gym(
     n_held_out: int | None = None,
     seed: int = 0,
 ) -> Task:
-    """Problems of one of reasoning-gym's generators, split by problem.
+    """Problems of one of reasoning-gym's generators, split by problem: ``pip install reasoning-gym``.
 
     Problems of one template are on both sides of the split, with other numbers: what is measured is not a new kind.
 
     Args:
         name: of the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
-        difficulty: settings of its configuration, such as {"max_terms": 3, "max_digits": 2}; None takes its defaults.
+        difficulty: settings of its configuration, such as {"max_terms": 3}; None takes its defaults.
         policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for answers that are not numbers None takes the
             form "<answer>".
 
@@ -72,9 +63,14 @@ def reasoning_gym(
         ConfigError: there is no such generator or setting.
         DatasetError: more problems than there are.
     """
-    _generator(name, difficulty, 0)  # an error of its settings, before anything is drawn
-    what, stream = f"problems of {name}", f"gym {name} {{held_out}} {seed}"
-    sides = both_sides(lambda rng: _question(name, difficulty, rng), n_train, n_held_out, stream, what)
+
+    def question(rng: Any) -> Question:
+        found = _made(name, {**(difficulty or {}), "seed": rng.randrange(2**31)})[0]
+        text = found["question"].strip()
+        return Question(text, str(found["answer"]), text, json.dumps(found, default=str))
+
+    stream = f"gym {name} {{held_out}} {seed}"
+    sides = both_sides(question, (n_train, n_held_out), stream, f"problems of {name}")
     numbers = all(to_number(one.answer) is not None for side in sides for one in side)
     form = form or (None if numbers else "<answer>")
     correct, asks = asked_for(form, policy)
@@ -87,39 +83,21 @@ def reasoning_gym(
     return Task(name, train, held_out, correct, None, f"reasoning-gym's {name}{settings}, graded by {graded}")
 
 
-def _question(name: str, difficulty: Mapping[str, Any] | None, rng: random.Random) -> Question:
-    found = _generator(name, difficulty, rng.randrange(SEEDS))[0]
-    text = found["question"].strip()
-    return Question(text, str(found["answer"]), text, json.dumps(found, default=str))
-
-
-def _generator(name: str, difficulty: Mapping[str, Any] | None, seed: int) -> Generator:
-    gym = _package()
-    try:
-        return gym.create_dataset(name, **{**(difficulty or {}), "seed": seed, "size": 1})
-    except (ValueError, TypeError, AssertionError) as error:
-        from reasoning_gym.factory import DATASETS
-
-        if name in DATASETS:
-            settings = sorted({*inspect.signature(DATASETS[name][1]).parameters} - {"seed", "size"})
-            what, todo = f"{name} does not take these settings: {error}", f"it takes {', '.join(settings)}"
-        else:
-            near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.3)
-            what, todo = f"there is no generator {name!r}", f"did you mean {(near or ['gsm_symbolic'])[0]}?"
-        where = f"tasks.reasoning_gym({name!r}, {dict(difficulty or {})})"
-        raise ConfigError(f"reasoning-gym: {what}", where=where, todo=todo) from error
-
-
 @cache
-def _grader(name: str) -> Generator:
-    return _package().create_dataset(name, size=1, seed=0)
+def _generator(name: str) -> Any:
+    return _made(name, {"seed": 0})
 
 
-def _package() -> Any:
+def _made(name: str, settings: Mapping[str, Any]) -> Any:
     try:
         import reasoning_gym
     except ImportError as error:
         todo = "pip install reasoning-gym==0.1.25 (40 MB; one of its dependencies needs a C compiler)"
         what = "reasoning-gym is not installed"
         raise VersionError(what, where="tasks.reasoning_gym", todo=todo) from error
-    return reasoning_gym
+    try:
+        return reasoning_gym.create_dataset(name, **settings, size=1)
+    except (ValueError, TypeError, AssertionError) as error:
+        where = f"tasks.reasoning_gym({name!r}, {dict(settings)})"
+        todo = "the names and settings are in reasoning-gym's GALLERY.md"
+        raise ConfigError(f"reasoning-gym: {error}", where=where, todo=todo) from error

@@ -10,7 +10,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward, instruction
@@ -33,6 +33,7 @@ FILES = ("path", "held_out", "folder")
 """Arguments of this room's functions that may name a file or a folder."""
 
 Message = dict[str, str]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -85,21 +86,6 @@ made = recorded(without=("policy",), files=FILES, also=_remember)
 """For every function of this room that makes a task."""
 
 
-class Drawn(Protocol):
-    """What :func:`draw` needs of a problem: its text, and the side of the split by a fixed rule on the problem."""
-
-    @property
-    def text(self) -> str:
-        """By which problems are told apart."""
-
-    @property
-    def is_held_out(self) -> bool:
-        """The side of the split."""
-
-
-Found = TypeVar("Found", bound=Drawn)
-
-
 @dataclass(frozen=True)
 class Question:
     """A problem in words; ``key`` is what decides its side of the split, ``entry`` what a generator's grader reads."""
@@ -123,22 +109,27 @@ def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
 def draw(
     problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, stream: str, what: str
 ) -> list[Found]:
-    """Distinct problems from one side of the split, in random order; None asks for 1000 to train and 200 held out, or
-    as many as there are.  ``stream`` seeds the draw; ``{held_out}`` and ``{side}`` in it are filled in.
+    """Distinct problems from one side of the split, in random order.
+
+    Args:
+        problem: draws one, which has a ``text``, by which problems are told apart, and ``is_held_out``.
+        n: None asks for 1000 to train and 200 held out, or as many as there are.
+        stream: seeds the draw; ``{held_out}`` and ``{side}`` in it are filled in.
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.
     """
     side = "held_out" if held_out else "train"
     if n is not None and n < 1:
-        where = f"n_{side}={n}"
-        raise DatasetError(f"n_{side} has to be at least 1", where=where, todo="ask for one problem or more")
+        what, todo = f"n_{side} has to be at least 1", "ask for one problem or more"
+        raise DatasetError(what, where=f"n_{side}={n}", todo=todo)
     wanted = n or (N_HELD_OUT if held_out else N_TRAIN)
     rng = random.Random(stream.format(held_out=held_out, side=side))
     found: dict[str, Found] = {}
     misses = 0
     while len(found) < wanted and misses < EXHAUSTED:
-        one, misses = problem(rng), misses + 1
+        one: Any = problem(rng)
+        misses += 1
         if one.is_held_out is held_out and one.text not in found:
             found[one.text], misses = one, 0
     if n is not None and len(found) < n:
@@ -148,24 +139,19 @@ def draw(
 
 
 def both_sides(
-    problem: Callable[[random.Random], Found],
-    n_train: int | None,
-    n_held_out: int | None,
+    problem: Callable[[random.Random], Question],
+    counts: tuple[int | None, int | None],
     stream: str,
     what: str,
-) -> tuple[list[Found], list[Found]]:
+) -> list[list[Question]]:
     """Problems to train on, and problems that are held out."""
-    train = draw(problem, n_train, held_out=False, stream=stream, what=what)
-    return train, draw(problem, n_held_out, held_out=True, stream=stream, what=what)
+    sides = zip(counts, (False, True), strict=True)
+    return [draw(problem, n, held_out=out, stream=stream, what=what) for n, out in sides]
 
 
-def conversation(question: str, asks: str = "", system: str | None = None) -> list[Message]:
-    """A question as a conversation of one user message, after a system message if there is one.
-
-    ``asks`` is the sentence that asks for a form.
-    """
-    opening = [{"role": "system", "content": system}] if system else []
-    return [*opening, {"role": "user", "content": f"{question} {asks}".rstrip()}]
+def conversation(question: str, asks: str = "") -> list[Message]:
+    """A question as a conversation of one user message; ``asks`` is the sentence that asks for a form."""
+    return [{"role": "user", "content": f"{question} {asks}".rstrip()}]
 
 
 def asked_for(form: Form | None, policy: Policy | None, kind: str = "number") -> tuple[Reward, str]:

@@ -72,8 +72,9 @@ def word_sums(
         raise ConfigError("there are no two numbers to subtract", where=where, todo="give largest=3 or more")
     correct, asks = asked_for(form, policy)
     what = f"word problems with numbers up to {largest}"
-    stream = f"words {{held_out}} {seed}"
-    sides = both_sides(lambda rng: word_sum(rng, largest), n_train, n_held_out, stream, what)
+    sides = both_sides(
+        lambda rng: word_sum(rng, largest), (n_train, n_held_out), f"words {{held_out}} {seed}", what
+    )
     train, held_out = (dataset_of(side, asks) for side in sides)
     description = f"additions and subtractions in words, numbers up to {largest}"
     return Task("word sums", train, held_out, correct, None, description)

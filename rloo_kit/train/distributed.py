@@ -1,32 +1,27 @@
 """Several processes and vLLM: what a launch asked for is what runs, and weights are what their readers take them for.
 
-For the trainer, before it samples.  accelerate and DeepSpeed do the work, TRL and unsloth speak with vLLM; here are the
-places where they go on in silence with something else.
+For the trainer, before it samples.  accelerate, DeepSpeed, TRL and unsloth do the work; here is where they would go on
+in silence with something else.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from packaging.version import Version
 
-from rloo_kit.errors import ConfigError, DatasetError, VersionError
+from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.memory.hardware import sleeps
 from rloo_kit.session import launch
-from rloo_kit.session.versions import version_of
-from rloo_kit.train import fingerprints
+from rloo_kit.train import run_record
 
 if TYPE_CHECKING:
     import torch
     import trl
     from accelerate import Accelerator
-
-OLDEST, NEWEST = "0.21.0", "0.31.0"
-"""What TRL 1.15 takes (its import_utils.py); the extra ``vllm`` is the newest, whose pins are this stack's."""
 
 
 def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | IterableDataset) -> None:
@@ -42,51 +37,38 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
     if error := launch.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
-        check_same(gather_object([fingerprints.rows(dataset)]))
+        check_same(gather_object([run_record.rows(dataset)]))
 
 
 def check_same(digests: list[str]) -> None:
-    """Refuse processes, by rank, whose datasets differ.
-
-    Raises:
-        DatasetError: with the first process that is not like the main one.
-    """
-    other = next((rank for rank, one in enumerate(digests) if one != digests[0]), None)
-    if other is not None:
-        raise DatasetError(
-            "the processes have different rows, and would score one prompt's completions as another's",
-            where=f"RLOOTrainer(train_dataset=...), processes 0 and {other} of {len(digests)}",
-            todo="make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)",
-        )
-
-
-# --- vLLM -------------------------------------------------------------------------------------------------
+    """Refuse processes, by rank, whose datasets differ."""
+    for rank, one in enumerate(digests):
+        if one != digests[0]:
+            what = "the processes have different rows, and would score one prompt's completions as another's"
+            where = f"RLOOTrainer(train_dataset=...), processes 0 and {rank} of {len(digests)}"
+            todo = "make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)"
+            raise DatasetError(what, where=where, todo=todo)
 
 
 def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
-    """Works around: TRL warns of a vLLM that it does not know, and sends a 4-bit policy's packed bytes as its weights;
-    unsloth switches ``use_vllm`` on for a policy of ``fast_inference``, and aligns the rest for GRPO alone.
+    """Works around: TRL sends a 4-bit policy's packed bytes as its weights; and unsloth switches ``use_vllm`` on for a
+    policy of ``fast_inference``, and aligns the rest for GRPO alone (2026.10.9, models/rl.py): TRL would never wake an
+    engine in standby, nor put it to sleep.
 
     Raises:
-        VersionError: vLLM is of another release than TRL takes.
-        ConfigError: vLLM would be sent packed weights, or the policy's own cannot be used.
+        ConfigError: vLLM would be sent packed weights, or the policy's own engine cannot be used.
     """
-    if (engine := getattr(model, "vllm_engine", None)) is not None:
-        _align(args, engine)
-        return
-    if not args.use_vllm:
-        return
-    installed = version_of("vllm")  # one that is missing is TRL's to refuse
-    if installed != "missing" and not Version(OLDEST) <= Version(Version(installed).base_version) <= Version(
-        NEWEST
-    ):
-        raise VersionError(
-            f"TRL 1.15 takes vLLM {OLDEST} to {NEWEST}",
-            where=f"vllm {installed}",
-            todo="pip install 'rloo-kit[vllm]', and restart the process",
+    engine = getattr(model, "vllm_engine", None)
+    if engine is not None and (args.fsdp or (args.use_vllm and args.vllm_mode == "server")):
+        raise ConfigError(
+            "the policy samples with unsloth's vLLM, beside which neither a server nor FSDP2 is a choice",
+            where=f"load_policy(fast_inference=True), RLOOConfig(vllm_mode={args.vllm_mode!r}, fsdp={args.fsdp!r})",
+            todo="load_policy(..., fast_inference=False), or remove the other",
         )
-    packed = [name for name, p in model.named_parameters() if hasattr(p, "quant_state")]
-    if packed:
+    if engine is not None:
+        args.use_vllm, args.vllm_mode = True, "colocate"
+        args.vllm_enable_sleep_mode = sleeps(engine)
+    elif args.use_vllm and (packed := [n for n, p in model.named_parameters() if hasattr(p, "quant_state")]):
         raise ConfigError(
             f"vLLM would be sent packed bytes of 4-bit weights, {len(packed)} tensors, and sample from them",
             where=f"RLOOConfig(use_vllm=True, vllm_mode={args.vllm_mode!r}), first {packed[0]}",
@@ -94,32 +76,11 @@ def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
         )
 
 
-def _align(args: trl.RLOOConfig, engine: Any) -> None:
-    """The trainer's settings as a policy's own engine has them.  Unsloth 2026.10.9 does this where "grpo" is in the
-    trainer's file name (models/rl.py); without it TRL never wakes an engine in standby, nor puts it to sleep."""
-    server = args.use_vllm and args.vllm_mode == "server"
-    if server or args.fsdp:
-        other = "vllm_mode='server'" if server else "fsdp=..."
-        raise ConfigError(
-            f"the policy samples with unsloth's vLLM, beside which {'a server is' if server else 'FSDP2'} no choice",
-            where=f"load_policy(fast_inference=True), RLOOConfig({other})",
-            todo=f"load_policy(..., fast_inference=False), or remove {other.partition('=')[0]}",
-        )
-    args.use_vllm, args.vllm_mode = True, "colocate"
-    args.vllm_enable_sleep_mode = sleeps(engine)
-
-
-# --- precision --------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
-    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16 when it is made
-    (rloo_trainer.py, after Dettmers et al. 2023, paragraph 3).
-
-    Eight bits of mantissa hold no change below 1 part in 256, and a step of learning rate 1e-5 is a thousandth of most
-    weights.  On a GPU unsloth takes those lines out (its models/rl.py).  A model that is only named is TRL's to load.
-    """
+    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16 when it is made: eight bits of
+    mantissa hold no change below 1 part in 256, and a step of learning rate 1e-5 is a thousandth of most weights.
+    (On a GPU unsloth takes those lines out, models/rl.py.  A model that is only named is TRL's to load.)"""
     weights = () if isinstance(model, str) else model.parameters()
     trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
     try:
@@ -131,13 +92,8 @@ def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
 
 
 def as_at_the_start(reference: torch.nn.Module | None, model: torch.nn.Module) -> None:
-    """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the model's weights
-    and precision are by then.
-
-    Args:
-        reference: TRL's second model; None where there is none, and nothing is done.
-        model: the policy, before its first step.
-    """
+    """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the policy's weights
+    and precision are by then.  With PEFT there is none."""
     if reference is None:
         return
     # By parameter: a cast of the whole module would round the rotary embedding's frequencies, too.

@@ -1,13 +1,9 @@
-"""The policy-gradient loss of a micro-batch, and what each completion weighs in it.
+"""The policy-gradient loss of a micro-batch, and what each completion weighs in it: tensors in, tensors out.
 
-For the trainer.  Tensors in, tensors out.  The loss of an update is a weighted sum over its completions, and
-a completion's weight is settled once, over all completions of a generation batch that share the update.  So it does
-not matter how the completions are then cut into micro-batches and spread over processes, nor whether those without a
-signal are left out.
-
-With several generation batches to an update, which are sampled one after the other, the update is their mean; where
-neither of ``steps_per_generation`` and ``gradient_accumulation_steps`` divides the other, it is the mean over units of
-as many micro-batches as their greatest common divisor (:attr:`.microbatches.Layout.unit`).
+For the trainer.  The loss of an update is a weighted sum over its completions, and a completion's weight is settled
+once, over all that share the update: it does not matter how they are then cut into micro-batches and spread over
+processes, nor whether those without a signal are left out.  Several generation batches of an update are averaged
+(where neither ``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other: :attr:`.Layout.unit`).
 """
 
 from __future__ import annotations
@@ -17,23 +13,18 @@ import torch
 AGGREGATIONS = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 """How tokens and completions are averaged, under verl's names (its ``loss_agg_mode``)."""
 
-LEVELS = ("completion", "token", "sequence")
-"""What has a ratio of its own; see :func:`policy_loss`."""
+LEVELS = ("completion", "token", "sequence")  # what has a ratio of its own; see policy_loss
 
 
 def level_of(asked: str | None, aggregation: str) -> str:
-    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own.
-
-    >>> level_of(None, "seq-mean-token-sum"), level_of(None, "token-mean"), level_of("sequence", "token-mean")
-    ('completion', 'token', 'sequence')
-    """
+    """One of :data:`LEVELS`: the one that was asked for, else the aggregation's own."""
     return asked or ("completion" if aggregation == "seq-mean-token-sum" else "token")
 
 
 def row_weights(
     aggregation: str, tokens: torch.Tensor, total_rows: int, total_tokens: int, longest: int
 ) -> torch.Tensor:
-    """What each completion weighs in the loss of its update.
+    """What each completion weighs in the loss of its update; (rows,) float32.
 
     Args:
         aggregation: one of :data:`AGGREGATIONS`, for completions o_i of an update of N:
@@ -45,9 +36,6 @@ def row_weights(
         tokens: (rows,) scored tokens of each completion.
         total_rows, total_tokens: of those that share the update, over all processes.
         longest: ``max_completion_length``.
-
-    Returns:
-        (rows,) float32.
     """
     one = torch.ones_like(tokens, dtype=torch.float32)
     if aggregation == "seq-mean-token-mean":
@@ -83,16 +71,13 @@ def policy_loss(
         (rows,) losses, and ratios: (rows, tokens) at level "token", else (rows,).
     """
     log_ratio = (logps - old_logps).masked_fill(mask == 0, 0.0)  # not times mask: 0 x inf is NaN
-    if level == "token":
-        ratio = log_ratio.exp()
-        return (_surrogate(ratio, advantages.unsqueeze(1), clip) * mask).sum(1), ratio
     tokens = mask.sum(1)
-    if level == "sequence":
-        ratio = (log_ratio.sum(1) / tokens.clamp(min=1)).exp()
-        return _surrogate(ratio, advantages, clip) * tokens, ratio
-    ratio = log_ratio.sum(1).exp()
-    return _surrogate(ratio, advantages, clip), ratio
-
-
-def _surrogate(ratio: torch.Tensor, advantages: torch.Tensor, clip: tuple[float, float]) -> torch.Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(*clip) * advantages)
+    if level == "token":
+        ratio, advantages = log_ratio.exp(), advantages.unsqueeze(1)
+    else:
+        mean_over = tokens.clamp(min=1) if level == "sequence" else 1
+        ratio = (log_ratio.sum(1) / mean_over).exp()
+    loss = -torch.min(ratio * advantages, ratio.clamp(*clip) * advantages)
+    if level == "token":
+        return (loss * mask).sum(1), ratio
+    return loss * tokens if level == "sequence" else loss, ratio

@@ -1,7 +1,4 @@
-"""What a training step logs: figures from tensors, under TRL's names.
-
-For the trainer.  Nothing here talks to other processes: the trainer gathers first.
-"""
+"""What a training step logs: figures from tensors, under TRL's names.  The trainer gathers them first."""
 
 from __future__ import annotations
 
@@ -13,32 +10,14 @@ from trl.trainer.utils import nanstd
 from rloo_kit.advantages import total_rewards
 
 
-class TokenMeans:
-    """Means over tokens since the last log: a mean of means would favour the tokens of short micro-batches."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, float]] = {}
-
-    def add(self, name: str, total: float, count: float) -> float:
-        """Take in a sum over so many tokens; return the mean so far, 0 where there were none."""
-        before, counted = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = total, count = total + before, count + counted
-        return total / max(count, 1.0)
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self._sums.clear()
-
-
 def reward_metrics(
     names: Sequence[str], scores: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor
 ) -> dict[str, float]:
     """Mean and standard deviation of each reward function and of their sum.
 
     Args:
-        names: of the reward functions.
+        names, weights: (rewards,) of the reward functions.
         scores: (completions, rewards) of all processes, NaN where a reward does not apply.
-        weights: (rewards,).
         totals: (groups, K), the clipped sums; only for ``frac_reward_zero_std``, TRL's count of groups without spread.
     """
     found = {}
@@ -55,13 +34,7 @@ def reward_metrics(
 def clip_counts(
     ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
 ) -> torch.Tensor:
-    """How many ratios of this process were clipped.
-
-    Args:
-        ratio: (rows,), or (rows, tokens) where each token has one.
-        advantages: (rows,).
-        mask: (rows, tokens), 0 where a token does not count.
-        clip: lowest and highest ratio that is paid for.
+    """How many ratios of this process were clipped; arguments as of :func:`.losses.policy_loss`, and its ratios.
 
     Returns:
         (5,): clipped below, clipped above, ratios, and the extremes that :func:`clip_metrics` takes.

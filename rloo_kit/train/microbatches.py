@@ -1,13 +1,13 @@
 """Which completions go through the model, in which micro-batch, and with how little padding.
 
-For the trainer.  A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows
-are packed into as few micro-batches as hold them, those of like length together, and each micro-batch is cut to its own
-longest prompt and completion.  What a row weighs in the update is settled before (:func:`.losses.row_weights`), so the
-update is the same.  Nothing here computes a loss.
+A completion whose advantage is 0 adds nothing to the gradient of the reward, so the remaining rows are packed into as
+few micro-batches as hold them, those of like length together, each cut to its own longest prompt and completion.  What
+a row weighs is settled before (:func:`.losses.row_weights`), so the update is the same.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,32 +26,22 @@ COMPLETION = ("completion_ids", "completion_mask", "old_per_token_logps", "ref_p
 
 @dataclass(frozen=True)
 class Layout:
-    """How a generation batch is cut.
+    """How a generation batch is cut."""
 
-    Attributes:
-        rows: completions in a micro-batch.
-        steps: micro-batches in a generation batch (``steps_per_generation``).
-        accumulation: micro-batches in an update (``gradient_accumulation_steps``).
-        block: rows that must stay together: K where advantages wait for the KL term, else 1.
-        aggregation, longest: for :func:`.losses.row_weights`.
-        trim: whether columns that are padding in all rows are cut off.
-        filled: whether no micro-batch may be empty: where processes share the weights, a gradient of 0 that does not
-            come of a pass through the model is one of a shard's shape, which DeepSpeed refuses.
-    """
-
-    rows: int
-    steps: int
-    accumulation: int
-    block: int
-    aggregation: str
+    rows: int  # completions in a micro-batch
+    steps: int  # micro-batches in a generation batch (steps_per_generation)
+    accumulation: int  # micro-batches in an update (gradient_accumulation_steps)
+    block: int  # rows that must stay together: K where advantages wait for the KL term, else 1
+    aggregation: str  # this and the next for losses.row_weights
     longest: int
-    trim: bool = True
+    trim: bool = True  # whether columns that are padding in all rows are cut off
+    # Whether none may be empty: where processes share the weights, a gradient of 0 that does not come of a pass through
+    # the model has a shard's shape, which DeepSpeed refuses.
     filled: bool = False
 
     @property
     def unit(self) -> int:
-        """How many micro-batches of a generation batch always belong to one update.  Rows may change places within
-        such a unit without changing any update.
+        """Micro-batches of a generation batch that always belong to one update: rows may change places within them.
 
         >>> [Layout(1, s, a, 1, "", 1).unit for a, s in ((4, 2), (2, 8), (3, 2))]
         [2, 2, 1]
@@ -62,14 +52,8 @@ class Layout:
 def micro_batches(
     batch: dict[str, torch.Tensor], layout: Layout, accelerator: Accelerator
 ) -> list[dict[str, torch.Tensor]]:
-    """A generation batch as ``layout.steps`` micro-batches, some of them perhaps empty.
-
-    Args:
-        batch: of this process; ``live`` (rows,) bool tells which rows are trained on.
-
-    Returns:
-        Each with ``row_weight`` (rows,) in place of ``live``.
-    """
+    """A generation batch of this process as ``layout.steps`` micro-batches, some of them perhaps empty, each with
+    ``row_weight`` (rows,) in place of ``live`` (rows,) bool, which tells the rows that are trained on."""
     # As TRL shuffles, so that the next sampling meets the same random state.
     shuffled = torch.randperm(len(batch["prompt_ids"]))
     batch["row_weight"] = torch.zeros(len(shuffled), device=accelerator.device)
@@ -86,16 +70,10 @@ def _lay_out_unit(
     # Whole groups stand together before they are shuffled.
     rows = sorted(shuffled.tolist()) if layout.block > 1 else shuffled.tolist()
     tokens, processes = batch["completion_mask"].sum(1), accelerator.num_processes
-    weights = row_weights(
-        layout.aggregation,
-        tokens[rows],
-        total_rows=len(rows) * processes,
-        total_tokens=int(accelerator.reduce(tokens[rows].sum(), reduction="sum")),
-        longest=layout.longest,
-    )
+    total = int(accelerator.reduce(tokens[rows].sum(), reduction="sum"))
+    weights = row_weights(layout.aggregation, tokens[rows], len(rows) * processes, total, layout.longest)
     # transformers divides by the accumulation and processes average, so that is undone here.
     batch["row_weight"][rows] = weights * layout.unit * processes
-
     lengths, live = tokens.tolist(), batch["live"].tolist()
     blocks = blocks_of([row for row in rows if live[row]], layout.block, lengths)
     per_batch, needed = layout.rows // layout.block, 0
@@ -104,7 +82,7 @@ def _lay_out_unit(
         needed = layout.unit if layout.filled else int(accelerator.gather(mine).max())
         spare = blocks_of([row for row in rows if not live[row]], layout.block, lengths)
         spare = spare[: max(0, needed - len(blocks))]
-        idle = [row for run in spare for row in run]
+        idle = list(itertools.chain.from_iterable(spare))
         batch["row_weight"][idle] = 0.0
         batch["completion_mask"][idle] = 0
         blocks = spare + blocks
@@ -124,14 +102,8 @@ def blocks_of(rows: Sequence[int], size: int, lengths: Sequence[int]) -> list[li
 def lay_out(
     blocks: Sequence[Sequence[int]], per_batch: int, batches: int, needed: int = 0
 ) -> list[list[int]]:
-    """Cut blocks into ``batches`` micro-batches of at most ``per_batch`` blocks, the empty ones first.
-
-    The last micro-batch of an update is the one at which processes exchange gradients, and for that it must pass
-    through the model.
-
-    Args:
-        needed: micro-batches that must not be empty, where other processes need that many; there must be as
-            many blocks.
+    """Cut blocks into ``batches`` micro-batches of at most ``per_batch`` blocks, the empty ones first: at the last of
+    an update processes exchange gradients.  At least ``needed``, as many as other processes need, are not empty.
 
     >>> lay_out([[0], [1], [2]], per_batch=2, batches=3)
     [[], [0, 1], [2]]
@@ -139,32 +111,24 @@ def lay_out(
     [[0], [1], [2]]
     """
     filled = max(needed, math.ceil(len(blocks) / per_batch))
-    each, over = divmod(len(blocks), filled) if needed and filled else (per_batch, 0)
+    each, over = divmod(len(blocks), filled) if needed else (per_batch, 0)
+    starts = [index * each + min(index, over) for index in range(filled + 1)]
     laid: list[list[int]] = [[] for _ in range(batches - filled)]
-    start = 0
-    for index in range(filled):
-        stop = start + each + (index < over)
+    for start, stop in itertools.pairwise(starts):
         laid.append([row for block in blocks[start:stop] for row in block])
-        start = stop
     return laid
 
 
 def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = True) -> dict[str, torch.Tensor]:
-    """Some rows of a batch, without the columns that are padding in all of them.
-
-    Args:
-        batch: tensors whose first dimension is rows; prompts padded on the left, completions on the right.
-        rows: which, in this order.
-        trim: False keeps the width.
-    """
+    """Some rows of a batch, in this order, and with ``trim`` without the columns that are padding in all of them:
+    prompts are padded on the left, completions on the right."""
     index = torch.as_tensor(rows, dtype=torch.long, device=batch["prompt_ids"].device)
     chosen = {name: value[index] for name, value in batch.items()}
     if not trim or not len(index):
         return chosen
-    prompt = chosen["prompt_mask"].any(0)
     completion = chosen["completion_mask"].any(0)
     # Every prompt has a token, and a completion that is masked whole keeps one column.
-    start = int(prompt.int().argmax())
+    start = int(chosen["prompt_mask"].any(0).int().argmax())
     stop = int(completion.nonzero().max()) + 1 if completion.any() else 1
     chosen |= {name: chosen[name][:, start:] for name in PROMPT}
     chosen |= {name: chosen[name][:, :stop] for name in COMPLETION if name in chosen}
@@ -173,6 +137,7 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    ids, mask = (
+        torch.cat([batch[f"prompt_{it}"], batch[f"completion_{it}"]], dim=1) for it in ("ids", "mask")
+    )
     return ids, mask, batch["completion_ids"].size(1)

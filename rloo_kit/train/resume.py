@@ -1,12 +1,12 @@
 """A run twice, stopped anywhere, and resumed.
 
-For :class:`rloo_kit.RLOOTrainer`, which holds the algorithm.  What a run writes is :mod:`.checkpointing`'s, and which
-checkpoint is whole :mod:`rloo_kit.watch.manifest`'s.
+What a run writes is :mod:`.checkpointing`'s, and which checkpoint is whole :mod:`rloo_kit.watch.manifest`'s.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,11 +26,11 @@ from peft import get_peft_model_state_dict  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from torch.utils.data import Sampler  # noqa: E402
-from transformers import TrainerState, TrainingArguments  # noqa: E402
+from transformers import TrainerState  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput  # noqa: E402
+from transformers.trainer_utils import TrainOutput  # noqa: E402
 
-from rloo_kit.train import checkpointing, fingerprints, run_record, stops  # noqa: E402
+from rloo_kit.train import checkpointing, run_record, stops  # noqa: E402
 from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
 from rloo_kit.train.stops import Terminated  # noqa: E402
 
@@ -43,8 +43,6 @@ HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 
 LORA = {"r": "lora_rank", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
 """PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
-
-AS_IT_WAS = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
 
 
 class ResumableTrainer(SavingTrainer):
@@ -59,25 +57,26 @@ class ResumableTrainer(SavingTrainer):
         is dropped, and the resumed run samples it again.  After SIGTERM the process ends with status 143.
 
         Args:
-            resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, and starts at
-                step 0 where there is none; a path names one.  Damaged checkpoints are named and passed over.  Without
-                it the run starts at step 0.  Checkpoints of an earlier run, or of later steps than the one that is
-                resumed, are moved to ``output_dir/_earlier-1`` or the next number, so that no later resume takes them
-                for its own.  Nothing is moved that no run of the kit's wrote.
+            resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, or starts at step 0
+                where there is none; a path names one.  Damaged checkpoints are named and passed over.  Without it the
+                run starts at step 0.  Checkpoints of an earlier run, or of later steps than the one that is resumed,
+                are moved to ``output_dir/_earlier-1`` or the next number, so that no later resume takes them.
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: the path is not that of a whole checkpoint; or its base, its LoRA's scaling or its optimizer
-                is another one.  Other changes are named in one warning.
+            ConfigError: the path is not that of a whole checkpoint; or its base, its LoRA or its optimizer is another
+                one.  Other changes are named in one warning.
             RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
-            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.  In IPython a stop shows one
-                line, and no traceback.
+            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.  IPython shows one line.
             Exception: a reward's, or another's; the last finished step is saved, with one process.
         """
-        writes, room = self.args.should_save, self.checkpoint_bytes
-        alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
+        alone = (
+            checkpointing.run_lock(self.folder, self.checkpoint_bytes)
+            if self.args.should_save
+            else nullcontext()
+        )
         try:
             with processes.named(), alone, output.one_output():
                 return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
@@ -90,97 +89,86 @@ class ResumableTrainer(SavingTrainer):
             return self._already_done(folder)
         self._start_afresh()
         if self.args.should_save:
-            with checkpointing.explained(self.folder, run_folder.RECIPE):
-                run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
+            run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
         oom.warn_if_too_large(self.memory_plan)
-        if self.memory_plan.sliced and self._samples_itself and self.accelerator.is_main_process:
+        if self.memory_plan.sliced and self._samples_itself:
             processes.say(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
                 with oom.phase(self, "optimizer"):
                     result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
-            except (KeyboardInterrupt, Terminated) as stop:
-                raise told(stop, self._keep_what_is_done()) from None
-            except OutOfMemoryError as error:
-                oom.let_go(error)
-                processes.say(self._keep_what_is_done())
-                kept = run_folder.last_whole_checkpoint(self.folder)
-                raise oom.with_way_on(error, kept) from error.__cause__
-            except Exception as error:
-                self._keep_despite(error)
+            except (KeyboardInterrupt, Terminated, Exception) as error:
+                if isinstance(error, OutOfMemoryError):
+                    oom.let_go(error)
+                said = self._keep_what_is_done(error)
+                if isinstance(error, KeyboardInterrupt) and running_shell() is not None:
+                    raise Interrupted(said) from None
+                processes.say(said)
+                if isinstance(error, OutOfMemoryError):
+                    kept = run_folder.last_whole_checkpoint(self.folder)
+                    raise oom.with_way_on(error, kept) from error.__cause__
                 raise
             self.save_state()
         return result
-
-    # --- which checkpoint ---------------------------------------------------------------------------------
-
-    def _checkpoint_to_resume(self, asked: str | bool | None) -> Path | None:
-        """The checkpoint to start from, with the run's folder put in order."""
-        run_folder.check_asked(asked)
-        found = Path(asked).absolute() if asked and asked is not True else None
-        if self.args.should_save:
-            checkpointing.tidy(self.folder)
-        if found:
-            run_folder.check(found, self.folder)
-        if self.args.should_save:
-            found = self._newest_whole() if asked is True else found
-            self._check_same_run(found)
-            self._set_others_aside(found)
-        self.accelerator.wait_for_everyone()
-        if not self.args.should_save:
-            found = run_folder.last_whole_checkpoint(self.folder) if asked is True else found
-            self._check_same_run(found)
-        return found
-
-    def _newest_whole(self) -> Path | None:
-        found, passed_over = run_folder.newest_whole(self.folder)
-        for folder, reason in passed_over:
-            processes.warn(f"passed over {folder.name}: {reason}")
-        for other in run_folder.checkpoints(self.folder):
-            later = found and manifest.step_of(other) > manifest.step_of(found)
-            if found and later and not manifest.is_ours(other) and not manifest.fault(other):
-                processes.warn(
-                    f"passed over {other.name}, a link or a copy that no run of the kit's wrote there, for "
-                    f"{found.name}. What to do: train(resume_from_checkpoint={self.shown(other)!r}) takes it."
-                )
-        meant = [str(run_folder.last_whole_checkpoint(one)) for one in run_folder.alike(self.folder)]
-        start = "no whole checkpoint: starting at step 0"
-        start += f"; did you mean {' or '.join(meant)}?" if meant else ""
-        processes.say(f"resuming from {self.shown(found)}" if found else start)
-        return found
-
-    def _set_others_aside(self, resumed: Path | None) -> None:
-        """What is of another run, or of steps that this one will take again, must not be resumed from later."""
-        inside = resumed is not None and resumed.parent == self.folder
-        after = manifest.step_of(resumed) if resumed and inside else -1
-        if moved := checkpointing.set_aside(self.folder, after):
-            what = "of later steps" if inside else "of an earlier run"
-            processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
-
-    def _check_same_run(self, folder: Path | None) -> None:
-        """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
-        now = self._made_of = fingerprints.of(self, self._base_facts, self._data_facts)
-        if folder is None:
-            return
-        _check_lora(folder, self.model)
-        if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
-            _check_adapter(folder, self.model)
-        with loadable(folder / manifest.MANIFEST):
-            then = manifest.facts(folder).get("run") or {}
-            if then.get("version") != fingerprints.VERSION:  # of plain TRL, or of another version of the kit
-                processes.say(
-                    f"{self.shown(folder)} does not say what its run was made of, so nothing is compared"
-                )
-                return
-            changed = fingerprints.check_base(now["base"], then["base"], folder)
-            changed += fingerprints.changed(now, then)
-        if changed:
-            processes.warn(f"not as in the checkpoint's run: {'; '.join(changed)}")
 
     @property
     def _samples_itself(self) -> bool:
         """Whether completions come from ``model.generate``, not from an engine that schedules them itself."""
         return not (self.use_vllm or self.use_transformers_continuous_batching)
+
+    # --- which checkpoint ---------------------------------------------------------------------------------
+
+    def _checkpoint_to_resume(self, asked: str | bool | None) -> Path | None:
+        """The checkpoint to start from, with later ones and what a killed run was writing out of the way."""
+        found = None
+        if asked is True:
+            found, passed_over = run_folder.newest_whole(self.folder)
+            for folder, reason in passed_over:
+                processes.warn(f"passed over {folder.name}: {reason}")
+            start = "no whole checkpoint: starting at step 0"
+            processes.say(f"resuming from {self.shown(found)}" if found else start)
+        elif asked is not None and asked is not False:
+            found = Path(asked).absolute()
+            run_folder.check(found, self.folder)
+        self._check_same_run(found)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            shutil.rmtree(self.folder / checkpointing.WRITING, ignore_errors=True)
+            inside = found is not None and found.parent.resolve() == self.folder.resolve()
+            moved = checkpointing.set_aside(self.folder, manifest.step_of(found) if found and inside else -1)
+            if moved:
+                what = "of later steps" if inside else "of an earlier run"
+                processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
+        self.accelerator.wait_for_everyone()
+        return found
+
+    def _check_same_run(self, folder: Path | None) -> None:
+        """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
+        now = self._made_of = run_record.made_of(self, self._base_facts, self._data_facts)
+        if folder is None:
+            return
+        if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
+            with loadable(folder):
+                _check_adapter(folder, self.model)
+        with loadable(folder / manifest.MANIFEST):
+            then = manifest.facts(folder).get("run") or {}
+            if then.get("version") != run_record.VERSION:  # of plain TRL, or of another version of the kit
+                where = self.shown(folder)
+                processes.say(f"{where} does not say what its run was made of, so nothing is compared")
+                return
+            changed = run_record.check_base(now["base"], then["base"], folder)
+            changed += run_record.changed(now, then)
+        if changed:
+            processes.warn(f"not as in the checkpoint's run: {'; '.join(changed)}")
+
+    def _already_done(self, folder: Path) -> TrainOutput:
+        """Works around: transformers takes one more step from a checkpoint that is at the last one."""
+        processes.say(
+            f"{self.shown(folder)} is at step {self.args.max_steps} or later: nothing left to train"
+        )
+        self._load_from_checkpoint(str(folder))
+        self.state = TrainerState.load_from_json(str(folder / manifest.STATE))
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     # --- the end of a run ---------------------------------------------------------------------------------
 
@@ -192,64 +180,41 @@ class ResumableTrainer(SavingTrainer):
         self._metrics["train"].clear()
         stops.reset_loss_scale(self.accelerator)
 
-    def _keep_what_is_done(self) -> str:
-        """Works around: a run that is stopped loses all steps since the last checkpoint.
-
-        Returns:
-            What is said of it: where the run stands, and how to go on.
-        """
+    def _keep_what_is_done(self, error: BaseException) -> str:
+        """Works around: a run that is stopped, or ends by an error such as a reward's whose service is down, loses all
+        steps since the last checkpoint.  Returns what is said of it."""
         self.stops.held = True
-        step, way_on = self._finished, "train(resume_from_checkpoint=True) goes on"
+        step, way_on = self._whole, "train(resume_from_checkpoint=True) goes on"
+        others_go_on = (
+            isinstance(error, Exception) and self.accelerator.num_processes > 1
+        )  # saving would wait for them
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
-        if step is None:
-            return f"stopped: no step was finished, so there is nothing to save; {way_on}"
-        if self._torn:
-            return (
-                f"stopped: in the middle of an update, which is not saved; {way_on} from the last checkpoint"
-            )
-        if step != self._saved_step:
-            self._save_checkpoint(self.model, trial=None)
-        where = self.shown(self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}")
-        return f"stopped: step {step} of {self.state.max_steps} is saved in {where}; {way_on}"
-
-    def _keep_despite(self, error: Exception) -> None:
-        """Works around: an error, such as that of a reward whose service is down, loses all steps since the last
-        checkpoint.  Where other processes go on, saving would wait for them."""
-        finished = not self._torn and self._finished == self.state.global_step
-        cannot = self.args.save_strategy == "no" or isinstance(error, RunFolderError)
-        if not finished or cannot or self.accelerator.num_processes > 1:
-            return
+        if step is None or others_go_on or isinstance(error, RunFolderError):
+            return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
         try:
-            processes.say(self._keep_what_is_done())
-        except Exception as again:  # the error that ended the run is the one to read
-            processes.say(f"stopped: the last step could not be saved, {type(again).__name__}: {again}")
-
-    def _already_done(self, folder: Path) -> TrainOutput:
-        """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        step, steps = manifest.step_of(folder), self.args.max_steps
-        processes.say(f"{self.shown(folder)} is at step {step} of {steps}: nothing left to train")
-        self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / manifest.STATE))
-        return TrainOutput(self.state.global_step, 0.0, {})
+            if step != self._saved_step:
+                self._save_checkpoint(self.model, trial=None)
+        except Exception as again:  # what has ended the run is the one to read
+            return f"stopped: the last step could not be saved, {type(again).__name__}: {again}"
+        where = self.shown(self.folder / f"checkpoint-{step}")
+        return f"stopped: step {step} of {self.state.max_steps} is saved in {where}; {way_on}"
 
     # --- what is loaded -----------------------------------------------------------------------------------
 
     def _load_callback_state(self) -> None:
-        """Works around: a callback with a state that the checkpoint's run did not have ends the run when it is to be
-        saved."""
+        """Works around: a callback with a state that the checkpoint's run did not have ends the run at its save."""
         super()._load_callback_state()
-        self._find_best_again()
+        self._find_best()
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
-        learning_rate lowered to mend a run would have no effect; and it loads the state of one optimizer into another,
+        learning_rate that was lowered would have no effect; and it loads the state of one optimizer into another,
         which fails later or starts anew.  (DeepSpeed loads its own before this, and keeps them.)"""
         if folder is None:
-            super()._load_optimizer_and_scheduler(folder)
             return
         saved, mine = manifest.facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
         if saved not in (None, mine):
@@ -261,16 +226,20 @@ class ResumableTrainer(SavingTrainer):
         scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
         own = self.optimizer.param_groups
         asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in own]
-        _without_number(self.args)
+        if (
+            self.args.device.type == "cpu"
+        ):  # torch.load knows no "cpu:0", accelerate's name with several processes
+            self.args.__dict__["_setup_devices"] = torch.device("cpu")
         with loadable(Path(folder)):
             super()._load_optimizer_and_scheduler(folder)
-            if isinstance(scheduler, LambdaLR):
-                scheduler.base_lrs = [one["initial_lr"] for one in asked]
-                pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-                scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
-                groups = zip(self.optimizer.param_groups, asked, scheduler._last_lr, strict=True)
-                for group, settings, rate in groups:
-                    group.update(settings, lr=rate)
+        if isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = [one["initial_lr"] for one in asked]
+            pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+            scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
+            for group, given, rate in zip(
+                self.optimizer.param_groups, asked, scheduler._last_lr, strict=True
+            ):
+                group.update(given, lr=rate)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
@@ -289,8 +258,7 @@ class ResumableTrainer(SavingTrainer):
             target.load_adapter(str(folder), "default", is_trainable=True)
             target.set_adapter("default")
         for name, parameter in target.named_parameters():
-            if parameter.dtype != dtypes.get(name, parameter.dtype):
-                parameter.data = parameter.data.to(dtypes[name])
+            parameter.data = parameter.data.to(dtypes.get(name, parameter.dtype))
 
     # --- what is drawn ------------------------------------------------------------------------------------
 
@@ -303,21 +271,19 @@ class ResumableTrainer(SavingTrainer):
         super()._save_rng_state(output_dir)
         steps = self.args.steps_per_generation * self.num_iterations
         if self._first_micro_step % steps and self._buffered_inputs is not None:
-            batches = [{name: t.clone() for name, t in one.items()} for one in self._buffered_inputs]
-            torch.save({"layout": self._batch_layout, "batches": batches}, self._rollout_file(output_dir))
+            kept = {"layout": self._batch_layout, "batches": self._buffered_inputs}
+            torch.save(kept, self._rollout_file(output_dir))
 
     def _load_rng_state(self, checkpoint_folder: str | None) -> None:
         """Works around: TRL goes on in the middle of a generation batch as if at its start."""
         if checkpoint_folder is None:
             return
-        file, device = self._rollout_file(checkpoint_folder), self.accelerator.device
-        self._step = self._first_micro_step
+        file, self._step = self._rollout_file(checkpoint_folder), self._first_micro_step
         with loadable(Path(checkpoint_folder)):
             super()._load_rng_state(checkpoint_folder)
-            kept = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
-            if kept.get("layout") == self._batch_layout:
-                batches = [{name: t.to(device) for name, t in one.items()} for one in kept["batches"]]
-                self._buffered_inputs = batches
+            if file.is_file():
+                kept = torch.load(file, map_location=self.accelerator.device, weights_only=True)
+                self._buffered_inputs = kept["batches"] if kept["layout"] == self._batch_layout else None
 
     @property
     def _first_micro_step(self) -> int:
@@ -334,8 +300,7 @@ class ResumableTrainer(SavingTrainer):
 
     def _rollout_file(self, folder: str) -> Path:
         """The rest of a generation batch, of each process its own."""
-        alone, index = self.accelerator.num_processes == 1, self.accelerator.process_index
-        return Path(folder) / ("rollout.pt" if alone else f"rollout_{index}.pt")
+        return Path(folder) / f"rollout_{self.accelerator.process_index}.pt"
 
 
 class ByEpoch(Sampler[int]):
@@ -364,54 +329,35 @@ class ByEpoch(Sampler[int]):
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault."""
+    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault.
+
+    Elsewhere it stays a KeyboardInterrupt: Python ends a script with SIGINT's status for no subclass of it.
+    """
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]
 
 
-def told(stop: BaseException, said: str) -> BaseException:
-    """What to raise where ``stop`` has ended a run and ``said`` is what became of it.
-
-    In IPython a KeyboardInterrupt that says so.  Elsewhere the same exception, said before it: Python ends a script
-    with the status of SIGINT for a KeyboardInterrupt, and not for a subclass.
-    """
-    if isinstance(stop, KeyboardInterrupt) and running_shell() is not None:
-        return Interrupted(said)
-    processes.say(said)
-    return stop
-
-
-def _check_lora(folder: Path, model: PreTrainedModel) -> None:
-    """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise."""
+def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
+    """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise; it loads what fits by name,
+    fails halfway where a shape does not, and leaves the rest."""
     mine, file = getattr(model, "peft_config", {}).get("default"), folder / "adapter_config.json"
     if mine is None or not file.is_file():
         return
-    with loadable(file):
-        saved = json.loads(file.read_text(encoding="utf-8"))
-        pairs = [(name, getattr(mine, key), saved.get(key, False)) for key, name in LORA.items()]
-    if different := [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]:
+    config = json.loads(file.read_text(encoding="utf-8"))
+    pairs = [(name, getattr(mine, key), config.get(key, False)) for key, name in LORA.items()]
+    wrong = [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]
+    if not wrong and (folder / "adapter_model.safetensors").is_file():
+        with safe_open(folder / "adapter_model.safetensors", framework="pt") as opened:
+            then = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        now = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
+        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+        wrong = [f"{name} is {now.get(name)} (it was {then.get(name)})" for name in names[:1]]
+    if wrong:
         raise ConfigError(
-            f"the policy's LoRA is another one than the checkpoint's: {', '.join(different)}",
-            where=f"load_policy({', '.join(one.split('=')[0] for one in different)}), {folder}",
-            todo=AS_IT_WAS,
-        )
-
-
-def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
-    """Works around: PEFT loads what fits by name, fails halfway where a shape does not, and leaves the rest."""
-    file = folder / "adapter_model.safetensors"
-    if not file.is_file() or "default" not in getattr(model, "peft_config", {}):
-        return
-    with loadable(file), safe_open(file, framework="pt") as opened:
-        saved = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-    mine = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
-    if different := [name for name in {**saved, **mine} if saved.get(name) != mine.get(name)]:
-        name = different[0]
-        raise ConfigError(
-            f"the checkpoint's adapter does not fit the policy's: {name} is {saved.get(name)}, not {mine.get(name)}",
-            where=f"{folder}, {len(different)} of {len(mine)} tensors",
-            todo="load the policy with the lora_rank and the modules of the run, or load_policy(that folder)",
+            f"the policy's LoRA is another one than the checkpoint's: {', '.join(wrong)}",
+            where=f"load_policy(...), {folder}",
+            todo=run_record.AS_IT_WAS,
         )
 
 
@@ -420,10 +366,3 @@ def drop_reference(model: PreTrainedModel) -> None:
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
         model.set_adapter("default")
-
-
-def _without_number(args: TrainingArguments) -> None:
-    """Works around: with several processes transformers loads the optimizer's state to ``args.device``, and torch.load
-    knows the device "cpu" and no "cpu:0", which is accelerate's name for it."""
-    if args.device.type == "cpu":
-        args.__dict__["_setup_devices"] = torch.device("cpu")

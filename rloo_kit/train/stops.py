@@ -1,7 +1,7 @@
 """What happens at a step's edges: only finite gradients reach a weight, a signal stops the run where that does no harm,
 and a stream that ends early is spoken of.
 
-For the trainer.  Nothing here clips (transformers' Trainer does), scales (torch's ``GradScaler`` does), or saves.
+Nothing here clips (transformers' Trainer does), scales (torch's ``GradScaler`` does), or saves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from rloo_kit.session.output import in_notebook
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
     from rloo_kit.train.checkpointing import SavingTrainer
 
@@ -40,9 +39,6 @@ class FiniteGradients(TrainerCallback):
 
     In fp16 the scaler skips a step whose gradient overflows, and halves its scale; it would do so forever.
 
-    Args:
-        accelerator: of the trainer; its ``scaler`` is None but in fp16.
-
     Raises:
         NonFiniteError: before the optimizer's step; the weights are those of the last good one.
     """
@@ -51,14 +47,9 @@ class FiniteGradients(TrainerCallback):
         self._accelerator = accelerator
 
     def on_pre_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: torch.nn.Module,
-        **kwargs: object,
+        self, args: Any, state: Any, control: Any, model: torch.nn.Module, **kwargs: Any
     ) -> None:
-        """Stop where the gradient is not finite and no scaler is left to mend it."""
+        """Stop where the gradient is not finite and no scaler is left to lower."""
         scaler = _scaler_of(self._accelerator)
         if scaler is not None and scaler.get_scale() >= NO_SCALE_LEFT:
             return
@@ -79,8 +70,7 @@ def reset_loss_scale(accelerator: Accelerator) -> None:
     Works around: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of
     the same trainer fails with "unscale_() has already been called".
     """
-    scaler = _scaler_of(accelerator)
-    if scaler is not None:
+    if (scaler := _scaler_of(accelerator)) is not None:
         scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
         scaler.update(new_scale=FIRST_LOSS_SCALE)
 
@@ -106,8 +96,8 @@ class StepEnds(TrainerCallback):
 
 
 class StreamEnds(TrainerCallback):
-    """Works around: transformers starts a stream of prompts anew when it ends, and stops without an error where it then
-    gives nothing, as one made of an iterator does; of ``max_steps`` some, or all, are then not taken.
+    """Works around: transformers stops without an error where a stream of prompts gives nothing when it is started
+    anew, as one made of an iterator does; of ``max_steps`` some, or all, are then not taken.
 
     Raises:
         DatasetError: not one step was taken.
@@ -116,21 +106,21 @@ class StreamEnds(TrainerCallback):
     def __init__(self) -> None:
         self._begun_at = 0
 
-    def on_epoch_begin(self, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> None:
+    def on_epoch_begin(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
         """Remember where the stream was started."""
         self._begun_at = state.global_step
 
-    def on_epoch_end(self, args: Any, state: TrainerState, *rest: Any, **kwargs: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
         """Speak where it gave nothing."""
         if state.global_step > self._begun_at or state.global_step >= state.max_steps:
             return
         why = "train_dataset is a stream that gave no generation batch when it was started anew"
-        todo = (
-            "make it of a generator function, which can be started anew: IterableDataset.from_generator(rows)"
-        )
+        todo = "make it of a generator function: IterableDataset.from_generator(rows)"
         if state.global_step == 0:
             raise DatasetError(why, where=f"before step 1 of {state.max_steps}", todo=todo)
-        processes.warn(f"{why}: the run ends at step {state.global_step} of {state.max_steps}. Mend: {todo}")
+        processes.warn(
+            f"{why}: the run ends at step {state.global_step} of {state.max_steps}. What to do: {todo}"
+        )
 
 
 # --- signals ----------------------------------------------------------------------------------------------
@@ -148,37 +138,32 @@ class Stops:
 
     It stops at once, in the middle of sampling or of a backward pass, whose step is dropped; it waits while weights are
     updated, the step is logged, or a checkpoint is written (``held``).  Several processes (``together``) have to stop
-    after the same step, so there a signal waits for the step's end.  Nothing is changed outside ``train()``, off the
-    main thread, or where a signal is ignored.
+    after the same step, so there a signal waits for the step's end.  A signal that is ignored stays so.
     """
 
     def __init__(self) -> None:
         self.asked: int | None = None
-        self.held = self.together = self._listening = False
+        self.held = self.together = False
         self._process = os.getpid()
-        self._terminate: Any = None
+        self._before: dict[int, Any] = {}
 
     @contextmanager
     def listening(self, together: bool = False) -> Iterator[None]:
-        """Take the signals while inside, and give them back."""
-        self.asked, self.held, self.together, self._process = None, False, together, os.getpid()
-        before: dict[int, Any] = {}
+        """Take the signals while inside, in the main thread, and give them back."""
+        self.asked, self.held, self.together = None, False, together
         if threading.current_thread() is threading.main_thread():
-            before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-            if before[signal.SIGTERM] is signal.SIG_IGN:
-                del before[signal.SIGTERM]
-            if before[signal.SIGINT] is not signal.default_int_handler:
-                del before[signal.SIGINT]
-        self._terminate, self._listening = before.get(signal.SIGTERM), True
-        for number in before:
+            self._before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
+            if self._before[signal.SIGTERM] in (signal.SIG_IGN, None):
+                del self._before[signal.SIGTERM]
+            if self._before[signal.SIGINT] is not signal.default_int_handler:
+                del self._before[signal.SIGINT]
+        for number in self._before:
             signal.signal(number, self._handle)
         try:
             yield
         finally:
-            self._listening = False
-            for number, handler in before.items():
-                # A handler that was not set by Python is None, and cannot be set again.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def release(self, largest: Callable[[int], int] | None = None) -> None:
         """From here on a signal stops the run; one that waits does so now.
@@ -190,9 +175,9 @@ class Stops:
             Terminated: on SIGTERM.
             KeyboardInterrupt: on SIGINT.
         """
-        if self.together and largest and self._listening:
+        if self.together and largest:
             self.asked = largest(self.asked or 0) or None
-        self.held = self.asked is not None and self._listening
+        self.held = self.asked is not None
         if self.held:
             raise self._exception()
 
@@ -201,14 +186,12 @@ class Stops:
 
         In a notebook also to the default one: SystemExit ends a cell there, and the kernel would be killed later.
         """
-        if self.asked == signal.SIGTERM and (callable(self._terminate) or in_notebook()):
+        if self.asked == signal.SIGTERM and (callable(self._before.get(signal.SIGTERM)) or in_notebook()):
             signal.raise_signal(signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a fork, of a reward's pool for instance, which must save nothing
-            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-            signal.raise_signal(number)
-            return
+        if os.getpid() != self._process:  # a fork, as a worker of a reward's pool, which must save nothing
+            os._exit(128 + number)
         again = self.asked == signal.SIGINT == number
         self.asked = signal.SIGTERM if signal.SIGTERM in (number, self.asked) else number
         if again or not (self.held or self.together):

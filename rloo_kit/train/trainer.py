@@ -1,21 +1,18 @@
 """``RLOOTrainer``: the algorithm, from top to bottom: sample, score, totals, KL, advantages, micro-batches, loss.
 
-For users who train, in a notebook or a script.  A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import:
-TRL's own class on a CPU, unsloth's generated one on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the
-advantage of a completion is its reward minus the mean reward of the other K - 1 of its prompt.
-
-Rollouts are :mod:`.rollout`'s, running twice and resuming :mod:`.resume`'s, formulas :mod:`rloo_kit.advantages`' and
-:mod:`.losses`'.
+A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
+on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
+mean reward of the other K - 1 of its prompt.  Rollouts are :mod:`.rollout`'s, resuming :mod:`.resume`'s, formulas
+:mod:`rloo_kit.advantages`' and :mod:`.losses`'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import advantages, data_checks
 from rloo_kit.advantages import dead_groups
-from rloo_kit.forward_passes import Passes
 from rloo_kit.memory import oom, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.specs import reference_is_base
@@ -44,9 +41,7 @@ if TYPE_CHECKING:
     import trl
     from datasets import Dataset
     from peft import PeftConfig, PeftModel
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
-    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from rloo_kit.policy.policy import Policy
 
@@ -59,22 +54,15 @@ class RLOOTrainer(RolloutTrainer):
 
     What differs, each because stock TRL fails there silently:
 
-    - Configuration, dataset and reward functions are checked before the first completion is sampled, and
-      rewards again at every step (``rewards.guarded``).
-    - The same policy can be trained again: stock TRL stops with "Adapter with name 'ref' already exists".
-      No second copy of the LoRA is kept where the reference is the base model or beta is 0.  Where all weights are
-      trained, the reference is the policy as it is given: stock TRL loads the checkpoint again, in float32.
-    - A 4-bit policy's LoRA stays in float32 on a CPU, as it does on a GPU: in bfloat16, stock TRL's, most steps of a
-      usual learning rate are rounded to none.  A gradient that is not finite stops the run before it reaches a weight.
-    - ``train(resume_from_checkpoint=True)`` takes the newest checkpoint that is whole, and the learning rate of this
-      configuration: transformers takes the checkpoint's.
-    - Where each batch is used once, the pass for the old log-probabilities is left out, and completions without a
-      signal are not trained on.  The update is the same (:class:`RLOOConfig`, ``single_pass``, ``skip_dead_groups``).
-    - Problems are reported once, with the likely cause and the setting to change (:mod:`rloo_kit.watch.symptoms`),
-      completions that are cut with a length that would do, and memory that will not do before the first step.
-    - One line per logged step in place of transformers' bar, in a notebook a live plot, and the metric
-      ``dead_groups``: the share of groups whose K raw rewards are all equal, or in training whose completions are all
-      cut and masked, counted before the KL term hides it, as ``frac_reward_zero_std`` then is.
+    - Configuration, dataset and rewards are checked before the first completion, rewards again at every step.
+    - The same policy can be trained again.  No second copy of the LoRA is kept where the reference is the base model or
+      beta is 0; where all weights are trained, the reference is the policy as given.
+    - A 4-bit policy's LoRA stays in float32 on a CPU, as on a GPU.  A gradient that is not finite stops the run.
+    - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
+    - Passes and completions that do not change the update are left out (``single_pass``, ``skip_dead_groups``).
+    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`); a line per logged step, in a
+      notebook a live plot; and the metric ``dead_groups``, the share of groups whose K raw rewards are all equal, or in
+      training whose completions are all cut and masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one.
@@ -82,16 +70,13 @@ class RLOOTrainer(RolloutTrainer):
         args: an :class:`RLOOConfig`.
         train_dataset, eval_dataset: with a column ``prompt``; further columns go to the rewards.
         processing_class: the tokenizer; taken from a ``Policy``.
-        reward_processing_classes, callbacks, optimizers, quantization_config, peft_config: as in TRL's trainer.
-        kwargs: arguments of older TRL trainers, under their names.
+        kwargs: arguments of older TRL trainers, under their names; all others are as in TRL's trainer.
 
     Raises:
-        ConfigError: see :mod:`rloo_kit.train.validate`; or the launcher gave fewer processes than it was asked for, or
-            another engine (:mod:`rloo_kit.session.processes`).
-        DatasetError, RewardError: see :mod:`rloo_kit.data_checks`.
+        ConfigError: see :mod:`rloo_kit.train.validate`; or the launcher gave other processes than were asked for.
+        DatasetError, RewardError, rewards.RewardValueError: see :mod:`rloo_kit.data_checks`.
         RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
         ArgumentError: an argument that TRL's trainer does not have.
-        rewards.RewardValueError: a reward that cannot be called as TRL calls it.
     """
 
     beta: float
@@ -106,29 +91,25 @@ class RLOOTrainer(RolloutTrainer):
         eval_dataset: AnyDataset | dict[str, AnyDataset] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
-        callbacks: list[TrainerCallback | type[TrainerCallback]] | None = None,
-        optimizers: tuple[Optimizer | None, LRScheduler | None] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] | None = None,
         quantization_config: BitsAndBytesConfig | None = None,
         peft_config: PeftConfig | None = None,
         **kwargs: object,
     ) -> None:
         named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        dataset = given.get("train_dataset")
         processes.folder()
         given = check_arguments.completed(given)
-        self._asked = run_record.Asked.of(given, dataset)
+        self._asked = run_record.Asked.of(given, train_dataset)
         drop_reference(given["model"])
         if given["args"].should_save:
             checkpointing.make_folder(given["args"].output_dir)
         self.own = Own.of(given["args"])
         self._estimator = advantages.find(self.own.advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
-        with (
-            refused_as_ours("RLOOTrainer", vars(given["args"]) | given),
-            distributed.in_its_precision(given["model"]),
-            without_bars(),
-        ):
+        refused = refused_as_ours("RLOOTrainer", vars(given["args"]) | given)
+        with refused, distributed.in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
         distributed.check_launch(self.accelerator, self.args, self.train_dataset)
         distributed.as_at_the_start(self.ref_model, self.model)
@@ -136,56 +117,36 @@ class RLOOTrainer(RolloutTrainer):
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
-        self.passes = self._passes()
+        rows, longest = data_checks.longest_prompts(self.train_dataset)
+        ids, _, _ = self._tokenize_prompts(longest)
+        data_checks.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
+        self.memory = Meter.for_model(self.model)
+        self.memory_plan = plan.plan(self.model, self.args, prompt_tokens=max(map(len, ids)))
+        self.passes = self.memory_plan.settings.passes
         self._set_callbacks()
         self._start_afresh()
-        longest = self._check_longest_prompts()
-        if self.passes.two_because:
-            processes.warn(
-                f"Each step takes one more forward pass for the KL term: {self.passes.two_because}. "
-                "Larger micro-batches take more memory; single_pass=False silences this warning."
-            )
-        self.memory = Meter.for_model(self.model)
-        self.memory_plan = plan.plan(self.model, self.args, prompt_tokens=longest)
-
-    def _passes(self) -> Passes:
-        return Passes.of(
-            beta=self.beta,
-            num_generations=self.num_generations,
-            micro_rows=self.args.per_device_train_batch_size,
-            accumulation=self.args.gradient_accumulation_steps,
-            steps_per_generation=self.args.steps_per_generation,
-            iterations=self.num_iterations,
-            single_pass=self.own.single_pass,
-            kl_placement=self.own.kl_placement,
-            estimator=self._estimator.name,
-            groupwise=self._estimator.groupwise,
-            normalized=self.normalize_advantages,
-        )
+        if because := self.passes.two_because:
+            what = f"Each step takes one more forward pass for the KL term: {because}"
+            processes.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
             self.remove_callback(shown)
-        if self.own.progress:
-            self.add_callback(ProgressCallback())
-        if self.own.progress and self.own.live_plot:
-            self.add_callback(LivePlot())
         judged = judged_by(self.reward_funcs, self.reward_func_names)
-        self.add_callback(HealthCallback(self.own.handler, self._reported, judged))
-        self.add_callback(FiniteGradients(self.accelerator))
-        self.add_callback(StepEnds(self))
-        if isinstance(self.train_dataset, IterableDataset):
-            self.add_callback(StreamEnds())
 
-    def _reported(self) -> list[str]:
-        """Symptoms that the trainer has reported itself: it can suggest a length, the log cannot."""
-        return ["truncation"] if self._watch.has_spoken else []
+        def reported() -> list[str]:  # by the trainer itself, which can suggest a length
+            return ["truncation"] if self._watch.has_spoken else []
 
-    def _check_longest_prompts(self) -> int:
-        rows, longest = data_checks.longest_prompts(self.train_dataset)
-        ids, _, _ = self._tokenize_prompts(longest)
-        data_checks.check_lengths(ids, self.max_completion_length, self._max_seq_length, rows)
-        return max(map(len, ids))
+        for wanted, callback in (
+            (self.own.progress, ProgressCallback()),
+            (self.own.progress and self.own.live_plot, LivePlot()),
+            (True, HealthCallback(self.own.handler, reported, judged)),
+            (True, FiniteGradients(self.accelerator)),
+            (True, StepEnds(self)),
+            (isinstance(self.train_dataset, IterableDataset), StreamEnds()),
+        ):
+            if wanted:
+                self.add_callback(callback)
 
     # --- from prompts to advantages -----------------------------------------------------------------------
 
@@ -194,13 +155,11 @@ class RLOOTrainer(RolloutTrainer):
         it knows which of them carry a signal.
 
         Returns:
-            The rollout's batch (rows of this process); with ``live`` (rows,) bool, which rows are trained on;
-            ``advantages`` (rows,), or ``rewards`` (rows,) where they wait for the KL term;
-            ``old_per_token_logps`` and ``ref_per_token_logps`` (rows, tokens) where they are needed.
+            The rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
+            ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
         """
         if not self.model.training:
-            evaluated: Batch = super()._generate_and_score_completions(inputs)
-            return evaluated
+            return super()._generate_and_score_completions(inputs)
         batch, scores = self._rollout(inputs)
         totals = self._totals(scores, self.num_generations)
         found = self._advantages(totals)
@@ -246,27 +205,29 @@ class RLOOTrainer(RolloutTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        masked = self.accelerator.gather(1 - batch["completion_mask"].any(1).int()).bool()
-        masked = masked.view_as(totals).all(1)  # groups whose completions are all cut and masked
-        for name, value in metrics.reward_metrics(
-            self.reward_func_names, scores, self.reward_weights.to(scores.device), totals
-        ).items():
+        scored = self.accelerator.gather(batch["completion_mask"].any(1)).view_as(totals)
+        masked = ~scored.any(1)  # groups whose completions are all cut and masked
+        weights = self.reward_weights.to(scores.device)
+        found = metrics.reward_metrics(self.reward_func_names, scores, weights, totals)
+        found["dead_groups"] = (dead_groups(totals) | masked).float().mean().item()
+        self._log_each(found)
+
+    def _log_each(self, found: dict[str, float]) -> None:
+        for name, value in found.items():
             self._metrics["train"][name].append(value)
-        self._metrics["train"]["dead_groups"].append((dead_groups(totals) | masked).float().mean().item())
 
     def _kl_of_completions(self, batch: Batch) -> torch.Tensor:
         """The KL term (groups, K) of all completions, summed over tokens; 0 for those that are not trained on."""
         scored = batch["completion_mask"] * batch["live"].unsqueeze(1)
         kl = self._kl(batch["old_per_token_logps"], {**batch, "completion_mask": scored})
-        gathered: torch.Tensor = self.accelerator.gather(kl.sum(1))
-        return gathered.view(-1, self.num_generations)
+        return self.accelerator.gather(kl.sum(1)).view(-1, self.num_generations)
 
     def _kl(self, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
         estimate = advantages.KL_ESTIMATORS[str(self.own.kl_estimator)]
         kl = estimate(logps - batch["ref_per_token_logps"])
         kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
-        self._log_token_mean("kl", kl.detach(), batch["completion_mask"])
+        self._log_token_mean("kl", kl, batch["completion_mask"])
         return kl
 
     # --- micro-batches ------------------------------------------------------------------------------------
@@ -274,48 +235,40 @@ class RLOOTrainer(RolloutTrainer):
     def _prepare_inputs(self, generation_batch: Sequence[Example]) -> Batch:
         """Works around: TRL cuts a generation batch into micro-batches without looking at what is in it."""
         if not self.model.training:
-            evaluated: Batch = super()._prepare_inputs(generation_batch)
-            return evaluated
+            return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            layout = microbatches.Layout(
+                rows=self.args.per_device_train_batch_size,
+                steps=steps,
+                accumulation=self.args.gradient_accumulation_steps,
+                block=self.num_generations if self.passes.advantages_wait else 1,
+                aggregation=self.own.loss_aggregation,
+                longest=self.max_completion_length,
+                trim=self.pad_to_multiple_of is None,
+                filled=self._sharded,
+            )
             batch = self._generate_and_score_completions(generation_batch)
-            self._buffered_inputs = microbatches.micro_batches(batch, self._layout(), self.accelerator)
+            self._buffered_inputs = microbatches.micro_batches(batch, layout, self.accelerator)
         return self._buffered_inputs[self._step % steps]
-
-    def _layout(self) -> microbatches.Layout:
-        return microbatches.Layout(
-            rows=self.args.per_device_train_batch_size,
-            steps=self.args.steps_per_generation,
-            accumulation=self.args.gradient_accumulation_steps,
-            block=self.num_generations if self.passes.advantages_wait else 1,
-            aggregation=self.own.loss_aggregation,
-            longest=self.max_completion_length,
-            trim=self.pad_to_multiple_of is None,
-            filled=self._sharded,
-        )
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Works around: running out of memory names neither the phase nor what to do."""
         with oom.phase(self, "train"):
-            loss: torch.Tensor = super().training_step(*args, **kwargs)
-            return loss
+            return super().training_step(*args, **kwargs)
 
     # --- the loss -----------------------------------------------------------------------------------------
 
     def _compute_loss(self, model: PreTrainedModel, inputs: Batch) -> torch.Tensor:
         """Works around: TRL has one aggregation, and no KL term in the loss."""
         if not self.model.training:
-            evaluated: torch.Tensor = super()._compute_loss(model, inputs)
-            return evaluated
+            return super()._compute_loss(model, inputs)
         if not len(inputs["prompt_ids"]):
             return self._zero_loss(model)
         mask, own = inputs["completion_mask"], self.own
-        logps, entropies, aux_loss = self._get_per_token_logps_and_entropies(
-            model,
-            *microbatches.model_inputs(inputs),
-            compute_entropy=True,
-            compute_aux_loss=self.aux_loss_enabled,
-        )
+        asked = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
+        found = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(inputs), **asked)
+        logps, entropies, aux_loss = found
         if self.passes.advantages_wait:
             kl = self._kl(logps.detach(), inputs).sum(1).view(-1, self.num_generations)
             taken = self._advantages(inputs["rewards"].view_as(kl), kl).view(-1)
@@ -323,14 +276,8 @@ class RLOOTrainer(RolloutTrainer):
             taken = inputs["advantages"]
         clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
         old_logps = inputs.get("old_per_token_logps", logps.detach())
-        per_row, ratio = losses.policy_loss(
-            logps,
-            old_logps,
-            taken,
-            mask,
-            level=losses.level_of(own.importance_sampling_level, own.loss_aggregation),
-            clip=clip,
-        )
+        level = losses.level_of(own.importance_sampling_level, own.loss_aggregation)
+        per_row, ratio = losses.policy_loss(logps, old_logps, taken, mask, level, clip)
         if self.passes.reference and self.passes.kl_in_loss:
             kl = self._kl(logps, inputs)
             if own.use_bias_correction_kl:
@@ -339,18 +286,15 @@ class RLOOTrainer(RolloutTrainer):
         loss = (per_row * inputs["row_weight"]).sum()
         if aux_loss is not None:
             loss = loss + self.router_aux_loss_coef * aux_loss
-            self._log_token_mean("aux_loss", aux_loss.detach(), torch.ones_like(aux_loss))
+            self._log_token_mean("aux_loss", aux_loss, torch.ones_like(aux_loss))
         if entropies is not None:
             self._log_token_mean("entropy", entropies, mask)
-        counts = self.accelerator.gather(
-            metrics.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0)
-        )  # every process asks, or those that have something would wait for the others
-        for name, value in metrics.clip_metrics(counts).items():
-            self._metrics["train"][name].append(value)
+        # Every process asks, or those that have something would wait for the others.
+        counts = self.accelerator.gather(metrics.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0))
+        self._log_each(metrics.clip_metrics(counts))
         return loss
 
     def _zero_loss(self, model: PreTrainedModel) -> torch.Tensor:
         """A gradient of 0, not of None: the optimizer's momentum goes on as it would in stock TRL."""
         device = self.accelerator.device
-        parts = [p.sum().to(device) * 0.0 for p in model.parameters() if p.requires_grad]
-        return torch.stack(parts).sum()
+        return torch.stack([p.sum().to(device) * 0.0 for p in model.parameters() if p.requires_grad]).sum()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import json
 import sys
@@ -25,21 +24,10 @@ from annotated_types import Ge, Gt, Interval, MinLen
 from rewards.errors import RewardValueError
 from rloo_kit import forward_passes, values
 from rloo_kit.errors import ConfigError, RLOOKitError
+from rloo_kit.memory.specs import IDLE
 from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
-from rloo_kit.values import (
-    INFINITE,
-    Count,
-    Hint,
-    Natural,
-    NotNegative,
-    Positive,
-    PositiveShare,
-    Seed,
-    Share,
-    Steps,
-    Temperature,
-)
+from rloo_kit.values import INFINITE, Count, Hint, Natural
 
 if TYPE_CHECKING:
     import trl
@@ -93,40 +81,30 @@ PLAIN = dataclasses.replace(
 )
 """What a plain ``trl.RLOOConfig`` means."""
 
-_COUNTS = "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_iterations "
-_COUNTS += "max_completion_length ref_model_sync_steps"
-_COUNTS_OR_NONE = "num_generations_eval eval_accumulation_steps steps_per_generation generation_batch_size "
-_COUNTS_OR_NONE += "pad_to_multiple_of torch_empty_cache_steps"
+DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
 
-NARROWED: dict[str, Hint] = {
-    **dict.fromkeys(_COUNTS.split(), Count),
-    **dict.fromkeys(_COUNTS_OR_NONE.split(), Count | None),
-    **dict.fromkeys(("logging_steps", "save_steps"), Steps),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), Annotated[float, Interval(ge=0, lt=1)]),
-    **dict.fromkeys(("weight_decay", "ref_model_mixup_alpha"), Share),
-    **dict.fromkeys(("top_p", "vllm_gpu_memory_utilization"), PositiveShare),
-    **dict.fromkeys(("top_k", "dataloader_num_workers"), Natural),
-    "output_dir": Annotated[str, MinLen(1)] | None,
-    "max_steps": Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1],
-    "num_train_epochs": Annotated[float, Interval(gt=0, le=10**6)],
-    "seed": Seed,
-    "data_seed": Seed | None,
-    "eval_steps": Steps | None,
-    "save_total_limit": Natural | None,
-    "num_generations": Annotated[int, Ge(2)],
-    "temperature": Temperature,
-    "min_p": Share | None,
-    "repetition_penalty": Annotated[float, Interval(gt=0, le=100)],
-    "generation_kwargs": dict[str, Any] | str | None,
-    "learning_rate": Annotated[float, Interval(ge=0, le=10)],
-    "adam_epsilon": Annotated[float, Interval(ge=1e-37, le=1)],
-    "max_grad_norm": Annotated[float, Ge(0), INFINITE],
-    "warmup_steps": NotNegative,
-    "beta": Annotated[float, Interval(ge=0, le=1000)],
-    "epsilon": Annotated[float, Interval(gt=0, lt=1)],
-    "epsilon_high": Positive | None,
-    "reward_weights": list[float] | None,
-    "reward_clip_range": tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None,
+RANGES: dict[Hint, str] = {
+    Count: "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_iterations "
+    "max_completion_length",
+    Count | None: "num_generations_eval steps_per_generation generation_batch_size",
+    Annotated[int, Ge(2)]: "num_generations",
+    Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1]: "max_steps",
+    Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
+    values.Seed: "seed",
+    Natural: "top_k",
+    values.Share: "weight_decay",
+    values.Temperature: "temperature",
+    Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
+    Annotated[float, Interval(ge=0, le=1000)]: "beta",
+    Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
+    values.Positive | None: "epsilon_high",
+    Annotated[
+        float, Interval(ge=1e-37, le=1)
+    ]: "adam_epsilon",  # at 0 a weight without a gradient becomes NaN
+    Annotated[float, Ge(0), INFINITE]: "max_grad_norm",
+    tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None: "reward_clip_range",
+    Annotated[str, MinLen(1)] | None: "output_dir",
+    dict[str, Any] | None: " ".join(DICTS),
 }
 """TRL's annotations, narrowed where a value is never meant."""
 
@@ -136,40 +114,38 @@ ADVICE = {
     "temperature": "1.0 is usual; greedy completions of a prompt are all equal, and so are their rewards",
     "beta": "0.05 is the default; 0 switches the KL term off",
     "learning_rate": "1e-5 is usual for a LoRA on a real Qwen3",
-    "max_steps": "-1 trains num_train_epochs epochs instead",
-    "epsilon": "0.2 is usual",
-    "top_k": "0 restricts nothing",
     "reward_weights": "give a list with one number per reward function: [1.0, 0.5]",
     "reward_clip_range": "give (low, high) with low < high, or None",
-    "adam_epsilon": "1e-8 is the default; at 0 a weight that never had a gradient becomes NaN",
-    "output_dir": "give the folder for the run: output_dir='out/run'",
+    "on_unhealthy": "leave it at 'warn', or pass a function that takes the Finding",
 }
 """What to do about a value; for the others, leave it out."""
 
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce")
-"""Names in :mod:`rloo_kit.advantages`, which imports torch, before a user's function is added."""
 
-DICTS = ("generation_kwargs", "chat_template_kwargs", "model_init_kwargs", "lr_scheduler_kwargs")
-"""Settings that are dicts, or the JSON text of one."""
-
-SETTLED = (
-    *("accelerator_config", "fsdp", "fsdp_config", "debug", "deepspeed", "liger_kernel_config"),
+SETTLED = {
+    "accelerator_config",
+    "fsdp",
+    "fsdp_config",
+    "debug",
+    "deepspeed",
+    "liger_kernel_config",
     "report_to",
-)
+}
 """Fields that transformers replaces by objects of its own when a configuration is made; it checks them itself."""
-
-
-@functools.cache
-def hints() -> Mapping[str, Hint]:
-    """The type of every field.  Kept: to resolve TRL's takes a millisecond, and an import asks for each field's."""
-    import trl
-
-    return typing.get_type_hints(trl.RLOOConfig) | own_hints()
 
 
 def own_hints() -> dict[str, Hint]:
     """The types that the kit adds or narrows."""
-    return typing.get_type_hints(Own, include_extras=True) | NARROWED
+    narrowed = {name: hint for hint, names in RANGES.items() for name in names.split()}
+    return typing.get_type_hints(Own, include_extras=True) | narrowed
+
+
+@functools.cache
+def hints() -> Mapping[str, Hint]:
+    """The type of every field."""
+    import trl
+
+    return typing.get_type_hints(trl.RLOOConfig) | own_hints()
 
 
 @functools.cache
@@ -179,14 +155,11 @@ def written_down() -> Mapping[str, Hint]:
     """
     if any(version_of(name) != TESTED[name] for name in ("trl", "transformers")):
         return {}
-    (signature,) = ast.parse(Path(__file__).with_name("signature.pyi").read_bytes()).body[-1:]
-    made = next(node for node in ast.walk(signature) if isinstance(node, ast.FunctionDef))
+    tree = ast.parse(Path(__file__).with_name("signature.pyi").read_bytes())
+    made = next(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)).args
+    found = {one.arg: ast.unparse(one.annotation) for one in [*made.args, *made.kwonlyargs] if one.annotation}
     names = {"Any": Any, "Literal": Literal, "Callable": Callable}
-    found = {
-        one.arg: eval(ast.unparse(one.annotation or ast.Constant(None)), names)
-        for one in [*made.args.args[1:], *made.args.kwonlyargs]
-    }
-    return found | own_hints()
+    return {name: eval(text, names) for name, text in found.items()} | own_hints()
 
 
 def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -> dict[str, Any]:
@@ -199,167 +172,84 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
     Raises:
         ConfigError: the first that is not.
     """
-    for name in DICTS:
-        as_dict(name, given.get(name))
-    check_template(as_dict("chat_template_kwargs", given.get("chat_template_kwargs")), "RLOOConfig")
+    given = dict(given)
+    for name in given.keys() & set(DICTS):
+        with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
+            given[name] = json.loads(given[name])
     types = {name: hint for name, hint in (known or hints()).items() if name not in SETTLED}
-    if given.get("advantage_estimator", "rloo") != "rloo":  # a user's functions are in the loaded module
-        loaded = sys.modules.get("rloo_kit.advantages")
-        types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
-    return values.check(given, types, "RLOOConfig", ADVICE)
-
-
-def as_dict(name: str, given: object) -> dict[str, Any]:
-    """A setting that is a dict: a command line gives its JSON text.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    found = {} if given is None else given
-    if isinstance(given, str):
-        with contextlib.suppress(ValueError):
-            found = json.loads(given)
-    if not isinstance(found, dict):
-        what = f"{name} must be a dict, and this is a {type(given).__name__}"
-        _refuse(what, f"{name}={values.shown(name, given)}", f"write {name}={{'name': value}}")
+    types["on_unhealthy"] = Literal[("warn", "stop", *HANDLERS)]
+    loaded = sys.modules.get(
+        "rloo_kit.advantages"
+    )  # which imports torch: the command line's first look does not
+    types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
+    found = values.check(given, types, "RLOOConfig", ADVICE)
+    check_template(found.get("chat_template_kwargs") or (), "RLOOConfig")
     return found
 
 
 # --- settings that do not go together ---------------------------------------------------------------------
 
 
-def _refuse(what: str, where: str, todo: str) -> NoReturn:
-    raise ConfigError(what, where=f"RLOOConfig({where})", todo=todo)
+HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
+"""Of ``generation_kwargs``: how the same distribution is computed."""
 
 
-def check(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
+def check(args: trl.RLOOConfig, processes: int = 1) -> None:
     """Check a configuration that the trainer was given, as it is now: read from a file, or changed since it was made.
 
     Raises:
         ConfigError: the first value that is wrong, alone or beside the others.
     """
     given = {name: value for name, value in vars(args).items() if not name.startswith("_")}
-    checked(given | dataclasses.asdict(own))
-    check_together(args, own, processes)
+    checked(given | dataclasses.asdict(Own.of(args)))
+    check_together(args, processes)
 
 
-def check_together(args: trl.RLOOConfig, own: Own, processes: int = 1) -> None:
-    """Check values, each of its type, against each other.
-
-    Args:
-        args: a configuration, the kit's or TRL's, or anything with its attributes.
-        own: the kit's own settings of it.
-        processes: of the run; each has its own batch.
+def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
+    """Check values, each of its type, against each other, for a run of that many processes, each with its own batch.
 
     Raises:
-        ConfigError: the first two that contradict each other.
+        ConfigError: the first settings that contradict each other.
     """
-    _check_generation(args, own)
-    _check_choices(args, own)
-    _check_batch(args, processes)
-
-
-TAKEN = (
-    *("do_sample", "num_beams", "num_beam_groups", "num_return_sequences", "max_new_tokens"),
-    *("max_length", "min_length", "num_assistant_tokens", "custom_generate"),
-    *("return_dict_in_generate", "pad_token_id", "eos_token_id", "bos_token_id"),
-)
-"""What ``generation_kwargs`` must not say, since the trainer does."""
-
-HARMLESS = ("cache_config", "use_cache", "prefill_chunk_size")
-"""Of ``generation_kwargs``: how the same distribution is computed."""
-
-
-def _check_generation(args: trl.RLOOConfig, own: Own) -> None:
-    """Works around: TRL lets generation_kwargs override its own settings, whatever was checked of those."""
     from transformers import GenerationConfig
 
-    for engine in ("use_vllm", "use_transformers_continuous_batching"):
-        if own.generation_rows is not None and getattr(args, engine):
-            _refuse(
-                "generation_rows cuts the batch for generate, and that engine schedules its completions itself",
-                f"generation_rows={own.generation_rows}, {engine}=True",
-                f"remove generation_rows, or {engine}",
-            )
-    known = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
-    for name, value in _generation_kwargs(args).items():
-        if name in hints():
-            todo = f"set RLOOConfig({name}=...) itself"
-        elif name in TAKEN:
-            todo = "remove it: the trainer samples each completion by itself, to max_completion_length"
-        elif name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            todo = f"did you mean {near[0]}?" if near else "remove it: GenerationConfig does not have it"
-        else:
-            continue
-        _refuse(f"generation_kwargs cannot set {name}", f"generation_kwargs={{{name!r}: {value!r}}}", todo)
-
-
-def _generation_kwargs(args: trl.RLOOConfig) -> dict[str, Any]:
-    """Those that change what is sampled."""
-    given = {} if args.use_vllm else as_dict("generation_kwargs", args.generation_kwargs)
-    return {name: value for name, value in given.items() if name not in HARMLESS}
-
-
-def _check_choices(args: trl.RLOOConfig, own: Own) -> None:
-    from rloo_kit.watch import callbacks
-
-    if own.on_unhealthy not in HANDLERS:
-        callbacks.checked(own.on_unhealthy, where="RLOOConfig")
+    own, clip, k = Own.of(args), args.reward_clip_range, args.num_generations
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
+    size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
+    if size % k:  # unsloth would change the batch instead
+        what = f"a generation batch of {size} completions, on processes={processes}, does not divide into groups of {k}"
+        todo = f"make batch x accumulation a multiple of {k}: {size - size % k or k} or {size - size % k + k}"
+        _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
+    rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
+    if args.eval_strategy != "no" and rows % k_eval:
+        what = f"an evaluation's batch of {rows} completions does not divide into groups of {k_eval}"
+        todo = f"set per_device_eval_batch_size={k_eval}, or leave it out"
+        _refuse(args, what, todo, "per_device_eval_batch_size", "num_generations", "num_generations_eval")
     if args.fp16 and args.bf16:
-        _refuse(
-            "fp16 and bf16 are two precisions", "fp16=True, bf16=True", "leave both out: the device decides"
-        )
-    clip = args.reward_clip_range
+        _refuse(args, "these are two precisions", "leave both out: the device decides", "fp16", "bf16")
+    if own.generation_rows and (args.use_vllm or args.use_transformers_continuous_batching):
+        what = "generation_rows cuts the batch for generate, and that engine schedules it itself"
+        _refuse(args, what, "remove generation_rows", "generation_rows")
     if clip is not None and not clip[0] < clip[1]:
         what = "the range that rewards are clipped to is inverted or empty, so every reward would be the same"
-        _refuse(what, f"reward_clip_range={clip}", ADVICE["reward_clip_range"])
-    if args.remove_unused_columns:
-        _refuse(
-            "rewards would get none of the dataset's columns: transformers leaves the prompt alone",
-            "remove_unused_columns=True",
-            "leave it out; what is not needed goes with dataset.remove_columns(...)",
-        )
+        _refuse(args, what, ADVICE["reward_clip_range"], "reward_clip_range")
     if own.use_bias_correction_kl and args.beta and own.kl_placement != "loss":
-        _refuse(
-            "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward",
-            f"use_bias_correction_kl=True, kl_placement={own.kl_placement!r}",
-            "set kl_placement='loss' and kl_estimator='k3', as GRPO has it, or remove use_bias_correction_kl",
-        )
+        what = "use_bias_correction_kl multiplies a KL term in the loss by the ratio, and it is in the reward"
+        todo = "set kl_placement='loss', as GRPO has it, or remove use_bias_correction_kl"
+        _refuse(args, what, todo, "use_bias_correction_kl", "kl_placement")
     best = args.load_best_model_at_end or args.save_strategy == "best"
     if best and args.metric_for_best_model in ("loss", "eval_loss"):
-        _refuse(
-            "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run",
-            f"metric_for_best_model={args.metric_for_best_model!r}",
-            "metric_for_best_model='eval_reward', greater_is_better=True",
-        )
-    folder = Path(args.output_dir or ".").expanduser()
-    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-    if there.exists() and not there.is_dir():
-        _refuse(f"{there} is no folder", f"output_dir={args.output_dir!r}", "give another output_dir")
+        what = "the best checkpoint would be chosen by the loss, which reads about 0 in every RLOO run"
+        _refuse(args, what, "take 'eval_reward', with greater_is_better=True", "metric_for_best_model")
+    free = {*vars(GenerationConfig())} - hints().keys() | HARMLESS
+    if not args.use_vllm and (wrong := [name for name in args.generation_kwargs or () if name not in free]):
+        what = f"generation_kwargs cannot set {wrong[0]}: it is a setting of its own, or no model takes it"
+        _refuse(args, what, f"set RLOOConfig({wrong[0]}=...) itself, or remove it", "generation_kwargs")
 
 
-def _check_batch(args: trl.RLOOConfig, processes: int) -> None:
-    """The completions of a generation batch must be whole groups; unsloth would change the batch instead."""
-    per_step = args.per_device_train_batch_size * processes
-    steps = args.steps_per_generation or args.gradient_accumulation_steps
-    size, k = args.generation_batch_size or per_step * steps, args.num_generations
-    evaluated, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
-    if args.eval_strategy != "no" and evaluated % k_eval:
-        _refuse(
-            f"an evaluation's batch of {evaluated} completions does not divide into groups of {k_eval}",
-            f"per_device_eval_batch_size={args.per_device_eval_batch_size}, processes={processes}, "
-            f"{'num_generations_eval' if args.num_generations_eval else 'num_generations'}={k_eval}",
-            f"set per_device_eval_batch_size={k_eval}, or leave it out",
-        )
-    if size % k:
-        fitting = sorted({max(k, size // k * k), (size // k + 1) * k})
-        _refuse(
-            f"a generation batch of {size} completions does not divide into groups of {k}",
-            f"per_device_train_batch_size={args.per_device_train_batch_size}, processes={processes}, "
-            f"steps_per_generation={steps}, num_generations={k}",
-            f"make batch x accumulation a multiple of {k}: {' or '.join(map(str, fitting))}",
-        )
+def _refuse(args: trl.RLOOConfig, what: str, todo: str, *names: str) -> NoReturn:
+    where = ", ".join(f"{name}={getattr(args, name)!r}" for name in names)
+    raise ConfigError(what, where=f"RLOOConfig({where})", todo=todo)
 
 
 @contextlib.contextmanager
@@ -376,36 +266,24 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
         raise
     except (ValueError, TypeError, KeyError, ImportError, NotImplementedError, OSError) as error:
         said = " ".join(str(error).split())[:300]
-        named = [name for name, value in given.items() if name in said or _is_in(value, said)]
-        raise ConfigError(
-            f"TRL or transformers refuses it: {said}",
-            where=f"{where}({', '.join(f'{name}={values.shown(name, given[name])}' for name in named)})",
-            todo="change what the message names",
-        ) from error
-
-
-def _is_in(value: object, said: str) -> bool:
-    texts = value if isinstance(value, list) else [value]
-    return any(isinstance(text, str) and len(text) > 3 and text in said for text in texts)
+        plain = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
+        named = [
+            name
+            for name, value in plain.items()
+            if name in said or (len(str(value)) > 3 and str(value) in said)
+        ]
+        shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in named)
+        what = f"TRL or transformers refuses it: {said}"
+        raise ConfigError(what, where=f"{where}({shown})", todo="change what the message names") from error
 
 
 # --- what is legal, and hardly meant ----------------------------------------------------------------------
 
-CUT = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-"""Settings that change what is sampled, at the values that change nothing."""
 
-HIGHEST_RATE = 0.1
-"""Of a learning rate that may be meant; plain SGD's steps are as large as the gradient's."""
-
-
-def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
+def doubts(args: trl.RLOOConfig) -> list[str]:
     """Combinations that are legal but probably unintended, a sentence or two each; the caller warns of them."""
-    found, in_loss = [], own.kl_placement == "loss"
-    if args.learning_rate > HIGHEST_RATE and "sgd" not in str(args.optim).lower():
-        found.append(
-            f"learning_rate={args.learning_rate:g}: {args.optim} moves each weight by about that much in a step, and a "
-            "LoRA's are some hundredths. Usual values are 1e-6 to 1e-3."
-        )
+    own = Own.of(args)
+    in_loss, found = own.kl_placement == "loss", []
     if args.beta and in_loss and own.kl_estimator == "k1":
         found.append(
             "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3', or "
@@ -423,9 +301,10 @@ def doubts(args: trl.RLOOConfig, own: Own) -> list[str]:
             "reached. Below 1 it is a share of the run: warmup_steps=0.1."
         )
     # TRL samples from the policy as these cut it, and takes log-probabilities of all of it.
-    asked = {name: getattr(args, name) for name in CUT}
-    cut = [f"{name}={value}" for name, value in asked.items() if value not in (CUT[name], None)]
-    cut += [f"generation_kwargs {name}={value}" for name, value in _generation_kwargs(args).items()]
+    asked = {name: getattr(args, name) for name in IDLE if name != "temperature"}
+    cut = [f"{name}={value}" for name, value in asked.items() if value not in (IDLE[name], None)]
+    given = {} if args.use_vllm or not args.generation_kwargs else args.generation_kwargs
+    cut += [f"generation_kwargs {name}={value}" for name, value in given.items() if name not in HARMLESS]
     if cut:
         found.append(
             f"{', '.join(cut)}: completions are sampled from another distribution than the one that is trained, so the "

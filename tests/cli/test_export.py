@@ -121,7 +121,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
     once_more = command("export", folder / "first-again", "--out", folder / "once_more.yaml")
     assert once_more.exit_code == 0, once_more.stderr
     later = yaml.safe_load((folder / "once_more.yaml").read_text())
-    assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == "again_rewards.py:in_time"
+    assert later["rewards"][0]["rewards.weighted"]["rewards"][1] == f"{folder}/again_rewards.py:in_time"
 
 
 def test_the_notebooks_functions_are_written_once_and_say_what_they_judge(cell: dict[str, Any]) -> None:
@@ -147,11 +147,11 @@ def test_a_reward_that_a_configuration_makes_of_a_files_factory_is_recorded_as_t
         "def bound():\n    return Judge().score\n"
     )
     recipe, name = run_record.Recipe(), f"{folder / 'mine.py'}:make"
-    made = callables.reward({"mine.py:make": {"limit": 8}}, folder)({})
+    made = callables.made({"mine.py:make": {"limit": 8}}, folder, {})
     assert run_record._reward(recipe, made, None) == {name: {"limit": 8}}
     assert recipe.functions == {}
-    assert callable(callables.reward({"mine.py:bound": {}}, folder)({})), "which remembers nothing"
-    secret = callables.reward({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder)({})
+    assert callable(callables.made({"mine.py:bound": {}}, folder, {})), "which remembers nothing"
+    secret = callables.made({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder, {})
     with pytest.raises(run_record.CannotBeWrittenError, match="api_key is left out"):
         run_record._reward(recipe, secret, None)
 

@@ -8,13 +8,12 @@ import pytest
 import rloo_kit
 from rewards import ThinkTokens
 from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.evaluation.compare import Piece, compare, pieces
+from rloo_kit.evaluation.compare import compare, marked
 from rloo_kit.evaluation.evaluate import SAMPLING, Evaluation
 from rloo_kit.evaluation.intervals import bootstrap
 from rloo_kit.policy.policy import Completion, Prompt
 
 OPEN, CLOSE, END = 151667, 151668, 151645
-THOUGHT = ("<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
 
 
 def completion(prompt: Prompt, text: str, ids: tuple[int, ...] = (1, END)) -> Completion:
@@ -79,31 +78,27 @@ def test_completions_are_paired_by_prompt_not_by_place() -> None:
 
 
 def test_boundaries_that_are_tokens_are_marked_and_so_is_the_end() -> None:
-    assert pieces(completion("p", *THOUGHT)) == [
-        Piece("<think>", "mark"),
-        Piece("\n1+1=2\n"),
-        Piece("</think>", "mark"),
-        Piece("\n\n2"),
-        Piece("<|im_end|>", "mark"),
-    ]
-    other = pieces(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
-    assert [piece.text for piece in other if piece.kind == "mark"] == ["<think>", "</think>"]
+    thought = ("<think>\n1+1=2\n</think>\n\n2", (OPEN, 16, 10, CLOSE, 17, END))
+    assert marked(completion("p", *thought)) == "«<think>»\n1+1=2\n«</think>»\n\n2«<|im_end|>»"
+    other = marked(completion("p", "<think>a</think>b", (7, 1, 8, 2)), ThinkTokens(7, 8))
+    assert other == "«<think>»a«</think>»b [end]"
 
 
-@pytest.mark.parametrize(
-    ("case", "note"),
-    [
-        (completion("p", "</think> 4", (9, 9, END)), "1 of 1 </think> are typed letters"),
-        (completion("p", "</think> </think>", (CLOSE, 9, END)), "1 of 2 </think> are typed letters"),
-        (Completion("p", "7+1=8", (1, 2, 3), finished=False), "cut at 3 tokens"),
-        (completion("p", "of another family", (1, 2)), "end"),
-    ],
-)
-def test_typed_letters_and_unknown_ends_get_a_note_instead_of_a_mark(case: Completion, note: str) -> None:
-    found = pieces(case)
-    assert [piece.text for piece in found if piece.kind == "note"] == [note]
-    assert not any(piece.kind == "mark" and piece.text == "</think>" for piece in found)
-    assert "".join(piece.text for piece in found if piece.kind == "text") == case.text
+TYPED = [
+    (
+        completion("p", "</think> 4", (9, 9, END)),
+        "</think> 4«<|im_end|>» [1 of 1 </think> are typed letters]",
+    ),
+    (completion("p", "</think> </think>", (CLOSE, 9, 7)), "[end] [1 of 2 </think> are typed letters]"),
+    (Completion("p", "7+1=8", (1, 2, 3), finished=False), "7+1=8 [cut at 3 tokens]"),
+    (completion("p", "of another family", (1, 2)), "of another family [end]"),
+]
+
+
+@pytest.mark.parametrize(("case", "shown"), TYPED)
+def test_typed_letters_and_unknown_ends_get_a_note_instead_of_a_mark(case: Completion, shown: str) -> None:
+    assert marked(case).endswith(shown)
+    assert "«</think>»" not in marked(case)
 
 
 def test_html_of_a_completion_or_a_prompt_is_shown_not_run() -> None:
@@ -128,23 +123,14 @@ def test_a_control_character_is_written_out_and_cannot_clear_the_terminal() -> N
     assert "\x1b" not in shown
 
 
-@pytest.mark.parametrize(("width", "columns"), [(72, 2), (71, 1)])
-def test_two_columns_become_one_where_the_terminal_is_narrow(width: int, columns: int) -> None:
-    long = "thinking at some length " * 10
-    shown = compare(evaluation(("p", long, 0.0)), evaluation(("p", long, 1.0))).text(width)
-    assert all(len(line) <= width for line in shown.splitlines())
-    heading = next(line for line in shown.splitlines() if line.startswith("before: "))
-    assert ("after: " in heading) == (columns == 2)
-
-
 def test_a_long_thought_loses_its_middle_and_keeps_its_boundary() -> None:
     text = "<think>" + "a" * 5000 + "</think>" + "the answer"
     before = Evaluation(None, None, {}, 0, 0, (completion("p", text, (OPEN, 1, CLOSE, 2, END)),), (0.0,))
     result = compare(before, evaluation(("p", "2", 1.0)), chars=100)
     for shown in (result.text(200), result._repr_html_()):
         assert "4900 characters" in shown
-        assert "the answer" in shown
-    assert "«</think>»" in result.text(200)
+        assert "«</think>»the answer" in shown.replace("&lt;", "<").replace("&gt;", ">")
+    assert max(map(len, result.text(60).splitlines())) <= 60
 
 
 def test_evaluations_of_other_prompts_and_what_is_not_one_are_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import rloo_kit
 from rloo_kit.memory import specs
-from rloo_kit.memory.fit import longest_completion
+from rloo_kit.memory.fit import first_run, longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
@@ -65,3 +65,17 @@ def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:
     for tokens, fits in ((longest, True), (longest + 64, False)):
         settings = dataclasses.replace(planned.settings, completion_tokens=tokens)
         assert (Plan.of(planned.model, settings, planned.device).fits == "fits") == fits
+
+
+@pytest.mark.parametrize(
+    ("card", "chosen"),
+    [
+        ("8GB", ("qwen3-4b-instruct", None)),
+        ("rtx 4090", ("qwen3-4b-instruct", None)),
+        ("6GB", ("qwen3-1.7b", False)),
+    ],
+)
+def test_a_first_run_takes_an_instruct_4b_where_it_fits_and_else_a_smaller_one_that_does_not_think(
+    card: str, chosen: tuple[str, bool | None]
+) -> None:
+    assert first_run(card) == chosen

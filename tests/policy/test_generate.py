@@ -16,7 +16,6 @@ from transformers import GenerationConfig
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.policy import generate
 from rloo_kit.policy.generate import BLOCK, SlicedGenerate, decode, draw, packed
-from tests.conftest import random_rewards
 
 FULL = 151_936
 
@@ -32,7 +31,7 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 3.719 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("vocabulary", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 5 * BLOCK + 2])
+@pytest.mark.parametrize("vocabulary", [1, BLOCK, 3 * BLOCK - 1, 5 * BLOCK + 2])
 def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
     monkeypatch.setattr(generate, "DRAWN_AT_ONCE", 2 * BLOCK)
     torch.manual_seed(0)
@@ -41,27 +40,27 @@ def test_draws_follow_softmax(vocabulary: int, monkeypatch: Any) -> None:
     assert_follows(counts, scores.double().softmax(0))
 
 
-def test_at_the_full_vocabulary_each_uniform_number_gives_its_own_quantile(monkeypatch: Any) -> None:
-    """Half of the mass lies in the last block, the rest everywhere.  The numbers are the middles of 64 equal parts."""
-    middles = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
-    monkeypatch.setattr(torch, "rand", lambda *shape, **how: middles.view(64, 1))
+@pytest.mark.parametrize("parts", [64, 1])
+def test_each_uniform_number_gives_its_own_quantile_the_smallest_and_largest_too(
+    parts: int, monkeypatch: Any
+) -> None:
+    """At the full vocabulary, half of the mass in the last block and none in the first entries."""
+    numbers = (
+        (torch.arange(64, dtype=torch.float64) + 0.5) / 64
+        if parts == 64
+        else torch.tensor([0.0, 1.0]).double()
+    )
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: numbers.view(-1, 1))
     torch.manual_seed(0)
     scores = torch.randn(FULL)
     scores[-BLOCK:] += scores.logsumexp(0) - scores[-BLOCK:].logsumexp(0)
-    drawn = draw(scores.expand(64, -1))
-    edges = scores.double().softmax(0).cumsum(0)
-    slack = 1e-6  # the blocks are summed in float32
-    assert (edges[drawn] > middles - slack).all()
-    assert (torch.where(drawn > 0, edges[drawn - 1], 0.0) <= middles + slack).all()
-    assert (drawn >= FULL - BLOCK).sum() >= 31
-
-
-@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53, 1.0])
-def test_the_smallest_and_the_largest_uniform_number_lie_inside(uniform: float, monkeypatch: Any) -> None:
-    monkeypatch.setattr(torch, "rand", lambda rows, one, **how: torch.full((rows, one), uniform, **how))
-    scores = torch.full((1, 300), -torch.inf)
-    scores[0, [3, 4, BLOCK + 5, 290]] = torch.tensor([0.1, 0.7, -2.0, 0.3])
-    assert draw(scores).item() == (3 if uniform == 0 else 290)
+    scores[:3], scores[-5:] = -torch.inf, -torch.inf
+    drawn = draw(scores.expand(len(numbers), -1))
+    chances = scores.double().softmax(0)
+    edges, slack = chances.cumsum(0), 1e-6  # the blocks are summed in float32
+    assert (chances[drawn] > 0).all()
+    assert (edges[drawn] > numbers - slack).all()
+    assert (torch.where(drawn > 0, edges[drawn - 1], 0.0) <= numbers + slack).all()
 
 
 @given(st.integers(1, 400), st.integers(0, 2**31), st.sampled_from([1.0, 30.0, 1000.0]))
@@ -207,41 +206,27 @@ def test_a_row_that_has_ended_is_not_computed_again(small: Any) -> None:
         ({"fast_sampling": False}, False),
         ({"generation_kwargs": {"suppress_tokens": [7]}}, False),
     ],
-    ids=["TRL's settings", "switched off", "further settings"],
 )
-def test_the_trainer_uses_this_decoding(
+def test_the_trainer_uses_this_decoding_but_with_further_settings(
     make_trainer: Any, monkeypatch: Any, settings: Any, ours: bool
 ) -> None:
-    assert generate.options(torch.device("cuda")) == {}
     calls = []
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(kwargs["generation_config"])
-        return decode(*args, **kwargs)
-
-    monkeypatch.setattr(generate, "decode", counted)
+    monkeypatch.setattr(generate, "decode", lambda *args, **how: calls.append(how) or decode(*args, **how))
     trainer = make_trainer(max_completion_length=3, **settings)
     completions = trainer._generate_single_turn([[17, 18], [19]] * 2, None, {})
     assert all(1 <= len(ids) <= 3 for ids in completions)
     assert bool(calls) is ours
     for name, value in settings.items():
-        assert not calls or getattr(calls[0], name) == value
+        assert not calls or getattr(calls[0]["generation_config"], name) == value
 
 
-def test_no_call_warns_of_a_length_that_was_not_asked_for(
-    policy: Any, make_trainer: Any, caplog: Any, monkeypatch: Any
-) -> None:
+def test_no_call_warns_of_a_length_that_was_not_asked_for(policy: Any, caplog: Any, monkeypatch: Any) -> None:
     """On a GPU unsloth sets it when it loads."""
     config = policy.model.generation_config
     monkeypatch.setattr(config, "max_length", 40960)
-    logger = logging.getLogger("transformers.generation.utils")
-    logger.addHandler(caplog.handler)
-    try:
-        policy.generate(["7 + 8 ="], max_new_tokens=2)
-        make_trainer(reward_funcs=random_rewards).train()
-        assert config.max_length == 40960, "the model's own is left as it was"
-    finally:
-        logger.removeHandler(caplog.handler)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    policy.generate(["7 + 8 ="], max_new_tokens=2)
+    assert config.max_length == 40960, "the model's own is left as it was"
     assert "max_length" not in caplog.text
 
 
@@ -267,11 +252,9 @@ NEXT = {0: (0.5, 0.3, 0.2), 1: (0.1, 0.4, 0.5)}
 """Probabilities of 0, 1 and EOS after a token."""
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3, 5, 11])
-@pytest.mark.parametrize("lengths", [[5], [3, 9, 4, 8, 3], [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]])
-def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(
-    lengths: list[int], at_once: int
-) -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 11])
+def test_slices_hold_each_row_once_and_are_as_few_and_even_as_may_be(at_once: int) -> None:
+    lengths = [1, 100, 2, 100, 3, 100, 4, 100, 5, 6]
     found = packed(lengths, at_once)
     assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
     sizes = [len(rows) for rows in found]
@@ -283,10 +266,6 @@ def test_rows_of_near_lengths_come_together_and_the_longest_first() -> None:
     lengths = [1, 100, 2, 100, 3, 100, 4, 100]
     assert [[lengths[row] for row in rows] for rows in packed(lengths, 4)] == [[100] * 4, [4, 3, 2, 1]]
     assert packed([3, 9, 4], 3) == [[0, 1, 2]], "a single slice keeps its order"
-    assert packed([5] * 4, 2) == [[0, 1], [2, 3]], "and so do completions of one prompt"
-
-
-# --- a toy whose every probability is known ---------------------------------------------------------------
 
 
 class Toy(torch.nn.Module):
@@ -363,13 +342,12 @@ CHI_SQUARED_OF_14 = 36.1
     "fails",
     [
         lambda rows, drawn: False,
-        lambda rows, drawn: rows > 250 and drawn == 2,
         lambda rows, drawn: rows > 250,
         lambda rows, drawn: rows * drawn > 500,
     ],
-    ids=["memory suffices", "late", "before the first draw", "the longer the worse"],
+    ids=["memory suffices", "before the first draw", "the longer the worse"],
 )
-@pytest.mark.parametrize("at_once", [4000, 1000, 333])
+@pytest.mark.parametrize("at_once", [4000, 333])
 def test_every_completion_has_its_exact_probability(fails: Any, at_once: int) -> None:
     assert sum(exact(0).values()) == pytest.approx(1)
     assert len(exact(0)) == 15
@@ -377,29 +355,6 @@ def test_every_completion_has_its_exact_probability(fails: Any, at_once: int) ->
     found, _ = sampled(Toy(fails), prompts, at_once)
     assert far_from(found[0::2], 0) < CHI_SQUARED_OF_14
     assert far_from(found[1::2], 1) < CHI_SQUARED_OF_14, "and each is its own prompt's"
-
-
-def test_drawn_anew_completions_would_be_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Why a slice goes on from its tokens: where only short ones fit, starting again favours these."""
-
-    class Forgets(generate.Drawn):
-        def __call__(self, input_ids: torch.Tensor, scores: object) -> bool:
-            return False
-
-    def fails(rows: int, drawn: int) -> bool:  # some completion of two is still going after two tokens
-        return rows == 2 and drawn == 2
-
-    def lengths(count: int = 3000) -> float:
-        texts = [text for _ in range(count) for text in sampled(Toy(fails), [[0], [0]], 2)[0]]
-        return sum(map(len, texts)) / len(texts)
-
-    mean = sum(len(text) * p for text, p in exact(0).items())
-    assert lengths() == pytest.approx(mean, abs=0.04)
-    monkeypatch.setattr(generate, "Drawn", Forgets)
-    assert lengths() < mean - 0.04
-
-
-# --- memory that runs out ---------------------------------------------------------------------------------
 
 
 def test_a_slice_is_halved_for_good_and_goes_on_from_its_tokens() -> None:
@@ -412,17 +367,14 @@ def test_a_slice_is_halved_for_good_and_goes_on_from_its_tokens() -> None:
     assert toy.seen == failed + slices_of_three, "rows, width and tokens left; the longest prompts first"
 
 
-def test_one_row_that_does_not_fit_is_the_error_itself() -> None:
-    toy = Toy(lambda rows, drawn: True)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        sampled(toy, [[0]] * 4, at_once=4)
-    assert caught.value is toy.error
-    assert [rows for rows, _, _ in toy.seen] == [4, 2, 1]
-    other = Toy(lambda rows, drawn: True)
+def test_one_row_that_does_not_fit_is_the_error_itself_and_another_error_passes_at_once() -> None:
+    toy, other = Toy(lambda rows, drawn: True), Toy(lambda rows, drawn: True)
     other.error = RuntimeError("shapes differ")
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        sampled(other, [[0]] * 4, at_once=4)
-    assert len(other.seen) == 1, "another error passes at once"
+    for one, sizes in ((toy, [4, 2, 1]), (other, [4])):
+        with pytest.raises(RuntimeError) as caught:
+            sampled(one, [[0]] * 4, at_once=4)
+        assert caught.value is one.error
+        assert [rows for rows, _, _ in one.seen] == sizes
 
 
 def test_what_is_left_of_a_minimum_is_asked_for() -> None:

@@ -20,8 +20,8 @@ from rloo_kit.policy.bundled import TINY
 ELSEWHERE = "/home/somebody/.cache/rloo-kit/tiny-qwen3-0123456789ab"
 
 
-def resolve(name: str | Path) -> names.Source:
-    return names.resolve(name, four_bit=True, token=None)
+def resolve(name: str | Path, **place: Any) -> names.Source:
+    return names.resolve(name, four_bit=True, token=None, **place)
 
 
 @pytest.fixture
@@ -35,43 +35,40 @@ def online(monkeypatch: pytest.MonkeyPatch) -> Any:
     return answer
 
 
-def test_a_wrong_name_gets_the_nearest_and_an_empty_folder_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(PolicyNotFoundError, match="did you mean qwen3-4b-thinking"):
-        resolve("qwen3-4b-thinkin")
-    with pytest.raises(PolicyNotFoundError, match=r"no config\.json"):
-        resolve(tmp_path)
-
-
 @pytest.mark.parametrize(
-    "name", ["{}/run/checkpoint-25", "./adaptor", "~/adaptor", "my runs/adaptor", Path("a/b")], ids=str
+    ("name", "says"),
+    [
+        ("qwen3-4b-thinkin", "did you mean qwen3-4b-thinking"),
+        ("adaptor", "did you mean adapter"),
+        ("./adaptor", "no folder './adaptor'[\\s\\S]*did you mean adapter"),
+        ("~/adaptor", "did you mean adapter"),
+        (Path("out/b"), "no folder 'out/b'"),
+        ("{}/run/checkpoint-25", "no folder '{}/run/checkpoint-25'"),
+        ("out/adaptor", "cannot be reached[\\s\\S]*did you mean adapter"),
+        ("out", "no config\\.json"),
+    ],
 )
-def test_a_path_that_is_no_hub_id_is_a_missing_folder(name: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "adapter").mkdir()
-    name = name.format(tmp_path) if isinstance(name, str) else name
-    with pytest.raises(PolicyNotFoundError, match=rf"there is no folder '{name}'") as caught:
-        resolve(name)
-    assert f"{tmp_path} holds adapter." in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["out/adaptor", "adaptor"])
-def test_where_the_hub_has_no_such_repository_the_folders_of_that_place_are_named(
-    name: str, online: Any, tmp_path: Path, monkeypatch: Any
+def test_a_wrong_name_gets_the_nearest_and_says_what_it_was_taken_for(
+    name: Any, says: str, online: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     online(httpx.ConnectError("no route"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for folder in (tmp_path / "out" / "adapter", tmp_path / "adapter"):
         folder.mkdir(parents=True)
-    with pytest.raises(PolicyNotFoundError, match="holds adapter"):
+    name = name.format(tmp_path) if isinstance(name, str) else name
+    with pytest.raises(PolicyNotFoundError, match=says.format(tmp_path)):
         resolve(name)
 
 
 def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter" / "config.json").touch()
-    assert resolve("~/adapter").path == str(tmp_path / "adapter")
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged" / "config.json").touch()
+    assert resolve("~/merged").path == str(tmp_path / "merged")
+
+
+# --- the hub, and its cache -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -80,7 +77,8 @@ def cached(tmp_path: Path) -> Any:
 
     def fill(revision: str) -> Path:
         repository = tmp_path / "cache" / "models--somebody--model"
-        for file, text in ((f"refs/{revision}", "0" * 40), (f"snapshots/{'0' * 40}/config.json", "{}")):
+        config = (TINY.checkpoint() / "config.json").read_text()
+        for file, text in ((f"refs/{revision}", "0" * 40), (f"snapshots/{'0' * 40}/config.json", config)):
             (repository / file).parent.mkdir(parents=True, exist_ok=True)
             (repository / file).write_text(text)
         return repository.parent
@@ -93,65 +91,38 @@ def test_a_cache_of_its_own_and_a_revision_are_looked_for_before_the_hub_is_aske
 ) -> None:
     online(AssertionError("the hub was asked"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    folder = cached("v2")
-    there = {"revision": "v2", "cache_dir": folder}
-    found = names.resolve("somebody/model", None, None, **there)
-    assert found == names.Source("somebody/model", None, "somebody/model")
-    for elsewhere in ({"cache_dir": folder}, {**there, "revision": "v3"}, {"revision": "v2"}):
+    there = {"revision": "v2", "cache_dir": cached("v2")}
+    assert resolve("somebody/model", **there) == names.Source("somebody/model", None, "somebody/model")
+    for elsewhere in ({"cache_dir": there["cache_dir"]}, {**there, "revision": "v3"}, {"revision": "v2"}):
         with pytest.raises(PolicyNotFoundError, match=r"cannot be reached[\s\S]*prepare\(offline=False\)"):
-            names.resolve("somebody/model", None, None, **elsewhere)
+            resolve("somebody/model", **elsewhere)
 
 
-def test_the_hub_is_asked_for_the_revision_and_says_whether_it_is_an_adapter(
-    online: Any, tmp_path: Path
+@pytest.mark.parametrize("file", ["config.json", names.ADAPTER_CONFIG])
+def test_the_hub_is_asked_for_the_revision_and_says_whether_it_is_an_adapter(file: str, online: Any) -> None:
+    online(lambda *args, **kwargs: SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)]))
+    assert names.check_hub("somebody/else", None, revision="v2") is (file == names.ADAPTER_CONFIG)
+    asked: Any = huggingface_hub.model_info
+    assert asked.call_args.kwargs["revision"] == "v2"
+
+
+def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raised(
+    online: Any, monkeypatch: Any
 ) -> None:
-    for file in ("config.json", names.ADAPTER_CONFIG):
-        found = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)])
-        online(lambda *args, found=found, **kwargs: found)
-        assert names.check_hub("somebody/else", None, revision="v2", cache_dir=tmp_path) is (
-            file != "config.json"
-        )
-        asked: Any = huggingface_hub.model_info
-        assert asked.call_args.kwargs["revision"] == "v2"
-
-
-def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_adapters_revision(
-    cached: Any, adapter: Any, online: Any, policy: Any, monkeypatch: Any
-) -> None:
-    online(AssertionError("the hub was asked"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    place = {"revision": "of the adapter", "cache_dir": cached("main")}
-    config = next(place["cache_dir"].rglob("config.json"))
-    config.write_bytes((TINY.checkpoint() / "config.json").read_bytes())
-    trained = policy.model.config.max_position_embeddings
-    assert names.trained_length(resolve(adapter("somebody/model")), place) == trained
-
-
-def test_a_hub_that_connects_and_never_answers_fails_after_its_time(online: Any, monkeypatch: Any) -> None:
     answer = threading.Event()
     monkeypatch.setattr(names, "HUB_SECONDS", 0.2)
-    online(lambda *args, **kwargs: answer.wait(60))
-    with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
-        resolve("somebody/something")
-    answer.set()
-
-
-def test_a_network_error_is_a_hub_that_cannot_be_reached_and_another_error_is_raised(online: Any) -> None:
-    for error in (httpx.ConnectError("refused"), TimeoutError(), errors.OfflineModeIsEnabled("offline")):
-        online(error)
+    refused, offline = httpx.ConnectError("refused"), errors.OfflineModeIsEnabled("offline")
+    for fault in (refused, TimeoutError(), offline, lambda *args, **kwargs: answer.wait(60)):
+        online(fault)
         with pytest.raises(PolicyNotFoundError, match="cannot be reached"):
             resolve("somebody/something")
+    answer.set()
     online(KeyError("a fault of its own"))
     with pytest.raises(KeyError):
         resolve("somebody/something")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
-@pytest.mark.parametrize("file", ["config.json", "adapter_config.json"])
-def test_a_configuration_in_another_encoding_is_named(tmp_path: Path, file: str, encoding: str) -> None:
-    (tmp_path / file).write_text("{}", encoding=encoding)
-    with pytest.raises(PolicyNotFoundError, match=f"{file} is not a JSON object in UTF-8"):
-        names.trained_length(resolve(tmp_path), {})
+# --- adapters and their bases -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -167,6 +138,16 @@ def adapter(policy: Any, tmp_path: Path) -> Any:
     return save
 
 
+def test_the_base_of_an_adapter_is_looked_for_in_the_same_cache_but_not_by_the_adapters_revision(
+    cached: Any, adapter: Any, online: Any, policy: Any, monkeypatch: Any
+) -> None:
+    online(AssertionError("the hub was asked"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    place = {"revision": "of the adapter", "cache_dir": cached("main")}
+    trained = policy.model.config.max_position_embeddings
+    assert names.trained_length(resolve(adapter("somebody/model")), place) == trained
+
+
 def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) -> None:
     folder = adapter(ELSEWHERE)
     (folder / "optimizer.pt").touch()
@@ -180,9 +161,10 @@ def test_an_adapter_of_the_tiny_policy_loads_on_another_machine(adapter: Any) ->
     assert not Path(copy).exists()
 
 
-def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(adapter: Any) -> None:
-    with pytest.raises(PolicyNotFoundError, match=r"no folder '/gone/base'[\s\S]*base_model_name_or_path"):
-        names.trained_length(resolve(adapter("/gone/base")), {})
+@pytest.mark.parametrize("base", ["/gone/base", ""])
+def test_an_adapter_whose_base_is_gone_says_which_and_where_it_is_named(base: str, adapter: Any) -> None:
+    with pytest.raises(PolicyNotFoundError, match=rf"no folder '{base}'[\s\S]*base_model_name_or_path"):
+        resolve(adapter(base))
 
 
 def test_a_base_is_named_so_that_it_is_found_later(tmp_path: Path, monkeypatch: Any) -> None:

@@ -16,7 +16,7 @@ from rewards import FORMS, answer_reward, answers, instruction
 from rewards.answers import is_right
 
 # Kind, form, gold answer, text after the thought, whether it is right, and why; more in answers/*.jsonl.
-RULES = map(json.loads, Path(__file__).with_name("rules.jsonl").read_text("utf-8").splitlines())
+RULES = [json.loads(line) for line in Path(__file__).with_name("rules.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule['form']} {rule['why']}")
@@ -47,28 +47,27 @@ def test_a_gold_answer_in_a_box_is_right_whatever_algebra_makes_of_it():
 
 
 # What the guess without a form reads, and what it leaves alone.
-GUESSES = [
-    ("So the answer is 42.", True),
-    ("**Final Answer**\n\n42", True),
-    ("Step 1: 7 + 5 = 12. Step 2: 30 + 12 = 42. The answer is 42.", True),
-    ("The sum of both is **42**.", True),
-    ("That gives 40 and 2 more, so he has 42 apples.", True),
-    ("41 or 42", False),
-    ("It is not 42.", False),
-    ("The answer is at least 42.", False),
-    ("The answer is 41. The answer is 42.", False),
-    ("The answer is 42. Scratch that.", False),
-    ("Is it 42?", False),
-    ("- 41\n- 42", False),
-    ("See page 42.", False),
-    ("Die Antwort lautet 42.", False),
-    ("答案是42。", False),
+READ = ["So the answer is 42.", "**Final Answer**\n\n42", "The sum of both is **42**."]
+READ += ["Step 1: 7 + 5 = 12. Step 2: 30 + 12 = 42. The answer is 42.", "40 and 2 more, so he has 42 apples."]
+LEFT = [
+    "41 or 42",
+    "It is not 42.",
+    "The answer is at least 42.",
+    "The answer is 41. The answer is 42.",
+    "Is it 42?",
+]
+LEFT += [
+    "The answer is 42. Scratch that.",
+    "- 41\n- 42",
+    "See page 42.",
+    "Die Antwort lautet 42.",
+    "答案是42。",
 ]
 
 
-@pytest.mark.parametrize(("text", "right"), GUESSES)
-def test_without_a_form_english_labels_and_the_last_sentence_are_read_and_nothing_in_doubt(text, right):
-    assert is_right(text, "42") is right
+@pytest.mark.parametrize("text", READ + LEFT)
+def test_without_a_form_english_labels_and_the_last_sentence_are_read_and_nothing_in_doubt(text):
+    assert is_right(text, "42") is (text in READ)
 
 
 def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
@@ -79,39 +78,27 @@ def test_a_form_has_a_sentence_for_the_prompt_and_an_unknown_one_is_named():
             call("box")
 
 
-# ids: open 151667, close 151668, end 151645
+O, C, E = 151667, 151668, 151645  # noqa: E741 - open, close, end
 PLACES = {
-    "after the thought": ("<think>41</think>The answer is 42.", [151667, 1, 151668, 2, 151645], 1.0),
-    "only in the thought": ("<think>The answer is 42.</think>Done.", [151667, 1, 151668, 2, 151645], 0.0),
-    "the thought never ends": ("<think>The answer is 42.", [151667, 1, 2], 0.0),
-    "the end is only typed": ("<think>x</think>The answer is 42.", [151667, 1, 2, 3], 0.0),
-    "typed in the thought, wrong after it": ("<think>a</think>42</think>41", [151667, 1, 151668, 2], 0.0),
-    "no thought at all": ("The answer is 42.", [2, 151645], 1.0),
+    "after the thought": ("<think>41</think>The answer is 42.", [O, 1, C, 2, E], 1.0),
+    "only in the thought": ("<think>The answer is 42.</think>Done.", [O, 1, C, 2, E], 0.0),
+    "the thought never ends": ("<think>The answer is 42.", [O, 1, 2], 0.0),
+    "the end is only typed": ("<think>x</think>The answer is 42.", [O, 1, 2, 3], 0.0),
+    "typed in the thought, wrong after it": ("<think>a</think>42</think>41", [O, 1, C, 2], 0.0),
+    "no thought at all": ("The answer is 42.", [2, E], 1.0),
     "another tokenizer's markers": (r"<think>\boxed{42}</think> unknown", [151648, 5, 6, 151649, 7], 0.0),
     "another tokenizer's, opened in the prompt": (r"\boxed{42}</think> unknown", [5, 6, 151649, 7], 0.0),
     "another tokenizer's, never closed": (r"<think> \boxed{42}", [151648, 5, 6], 0.0),
     "another tokenizer's, right after it": (r"<think>so</think>\boxed{42}", [151648, 5, 151649, 7], 1.0),
-    "a second thought": (
-        r"<think>a</think><think>b \boxed{42}</think>",
-        [151667, 1, 151668, 151667, 2, 151668],
-        0.0,
-    ),
-    "a tag in it": ("<think>a</think><think><answer>42</answer>", [151667, 1, 151668, 151667, 2], 0.0),
-    "a line in it": (
-        "<think>a</think><think>\n#### 42\n</think>",
-        [151667, 1, 151668, 151667, 2, 151668],
-        0.0,
-    ),
+    "a second thought": (r"<think>a</think><think>b \boxed{42}</think>", [O, 1, C, O, 2, C], 0.0),
+    "a tag in it": ("<think>a</think><think><answer>42</answer>", [O, 1, C, O, 2], 0.0),
+    "a line in it": ("<think>a</think><think>\n#### 42\n</think>", [O, 1, C, O, 2, C], 0.0),
     "a marker typed in it": (
         r"<think>a</think><think>b</think> \boxed{42}</think>",
-        [151667, 1, 151668, 151667, 2, 3, 4, 151668],
+        [O, 1, C, O, 2, 3, 4, C],
         0.0,
     ),
-    "an answer beside it": (
-        r"<think>a</think><think>b</think> \boxed{42}",
-        [151667, 1, 151668, 151667, 2, 151668, 3],
-        1.0,
-    ),
+    "an answer beside it": (r"<think>a</think><think>b</think> \boxed{42}", [O, 1, C, O, 2, C, 3], 1.0),
 }
 
 
@@ -133,23 +120,14 @@ def test_the_prompt_may_open_the_thought_and_a_tokenizer_settles_where_the_answe
     assert answer_reward(tokenizer=decoder)(completions=[text], completion_ids=[ids], answer=["42"]) == [1.0]
 
 
-def test_after_a_tool_call_the_last_message_is_the_answer():
-    turns = [
-        {"role": "assistant", "content": "<think>a</think>", "tool_calls": []},
-        {"role": "tool", "content": "41"},
-        {"role": "assistant", "content": "<think>b</think>The answer is 42."},
-    ]
-    ids = [151667, 1, 151668, 5, 6, 151667, 2, 151668, 3]
-    assert answer_reward()(completions=[turns], completion_ids=[ids], answer=["42"]) == [1.0]
-
-
-def test_a_thought_that_a_parser_moved_aside_is_closed():
-    turns = [{"role": "assistant", "content": None}, {"role": "tool", "content": "41"}]
-    last = {"role": "assistant", "reasoning_content": "b", "content": "The answer is 42."}
-    reward = answer_reward(tokens=rewards.ThinkTokens(151667, 151668, prompt_opens=True))
-    ids = [[1, 151668, 5, 6, 2, 151668, 3], [2, 151668, 3]]
-    given = {"completions": [[*turns, last], [last]], "answer": ["42", "42"]}
-    assert reward(**given, completion_ids=ids) == reward(**given) == [1.0, 1.0]
+def test_after_a_tool_call_the_last_message_is_the_answer_also_where_a_parser_moved_its_thought_aside():
+    before = [{"role": "assistant", "content": "<think>a</think>"}, {"role": "tool", "content": "41"}]
+    last = {"role": "assistant", "content": "<think>b</think>The answer is 42."}
+    moved = {"role": "assistant", "reasoning_content": "b", "content": "The answer is 42."}
+    ids = [[1, C, 5, 6, O, 2, C, 3], [1, C, 5, 6, 2, C, 3], [2, C, 3]]
+    reward = answer_reward(tokens=rewards.ThinkTokens(O, C, prompt_opens=True))
+    given = {"completions": [[*before, last], [*before, moved], [moved]], "answer": ["42"] * 3}
+    assert reward(**given, completion_ids=ids) == reward(**given) == [1.0, 1.0, 1.0]
 
 
 def test_no_gold_answer_means_none():
@@ -178,7 +156,7 @@ def test_column_scores_and_tolerance_are_arguments():
     assert reward(completions=["3.14", "3"], solution=["3.1416", "3.1416"]) == [2.0, -1.0]
     with pytest.raises(rewards.RewardValueError, match="no column 'solution'"):
         reward(completions=["3"], answer=["3"])
-    with pytest.raises(rewards.RewardValueError, match="'solution' has 1 values for 2 completions"):
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
         reward(completions=["3", "4"], solution=["3"])
     with pytest.raises(ValueError, match="no kind 'maths'"):
         answer_reward("maths")
@@ -195,7 +173,9 @@ def test_a_comparison_of_ones_own_reads_the_text_after_the_thought():
     assert boxed(completions=texts, answer=["xy"] * 3) == [1.0, 0.0, 0.0], (
         "what stands in the form that is named"
     )
-    assert answer_reward(lambda text, gold: 0.5)(completions=["x"], answer=["y"]) == [0.5]
+    assert answer_reward(lambda text, gold: gold)(completions=["x"], answer=[0.5]) == [0.5]
+    with pytest.raises(rewards.RewardValueError, match="sample 1, value 'yes'"):
+        answer_reward(lambda text, gold: gold)(completions=["1", "1"], answer=[0.5, "yes"])
 
 
 LOOPS = [
@@ -216,13 +196,9 @@ LOOPS = [
 def test_of_a_completion_in_a_loop_only_the_end_and_a_few_statements_are_read(unit):
     text = unit * (100_000 // len(unit))
     for form in FORMS:
-        values = answers.stated(text, form)
-        assert sum(map(len, values)) <= 20_000
-    for kind in ("number", "math", "choice", "exact"):
-        assert answer_reward(kind)(completions=[text], answer=["x>y" if kind == "math" else "43"])[0] in (
-            0.0,
-            None,
-        )
+        assert sum(map(len, answers.stated(text, form))) <= 20_000
+    for kind, gold in {"number": "43", "math": "x>y", "choice": "B", "exact": "43"}.items():
+        assert answer_reward(kind)(completions=[text], answer=[gold]) == [0.0]
 
 
 @given(st.text(max_size=200), st.text(max_size=20))
@@ -242,27 +218,3 @@ def test_every_integer_is_right_in_every_usual_form(value):
     for text in (f"{value}", f"{value:,}", rf"\boxed{{{value}}}", f"The answer is {value}.", f"{value}.0"):
         assert is_right(text, str(value)), text
         assert not is_right(text, str(value + 1)), text
-
-
-MISCALLED = {
-    "one text for a column": ({"completions": ["1", "2"], "answer": "12"}, "'answer' is one text, '12'"),
-    "no completion": ({"completions": ["1", None], "answer": ["1", "2"]}, "sample 1, value None"),
-    "one message": ({"completions": [{"role": "assistant"}], "answer": ["1"]}, "sample 0, value {'role'"),
-    "ids missing": (
-        {"completions": ["1", "2"], "completion_ids": [[1]], "answer": ["1", "2"]},
-        "1 completion_ids for 2",
-    ),
-}
-
-
-@pytest.mark.parametrize(("given", "says"), MISCALLED.values(), ids=MISCALLED)
-def test_what_a_call_lacks_is_named_with_its_sample_and_value(given, says):
-    with pytest.raises(rewards.RewardValueError, match=says):
-        answer_reward()(**given)
-
-
-def test_tokens_and_the_score_of_an_own_comparison_are_checked():
-    with pytest.raises(TypeError, match=r"answer_reward\(tokens=5\)"):
-        answer_reward(tokens=5)
-    with pytest.raises(rewards.RewardValueError, match="sample 1, value 'yes'"):
-        answer_reward(lambda text, gold: gold)(completions=["1", "1"], answer=[0.5, "yes"])

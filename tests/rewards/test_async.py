@@ -30,6 +30,21 @@ def test_a_judges_limit_holds_from_step_to_step_and_from_thread_to_thread():
             assert call(**given) == [1.0, 1.0]
 
 
+def test_a_reward_that_waits_for_another_and_one_that_exits_do_not_stop_the_loop():
+    async def inner(completions, **kwargs):
+        return [1.0]
+
+    async def outer(completions, **kwargs):
+        return clipped(inner)(completions=completions)
+
+    async def leaves(completions, **kwargs):
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        clipped(leaves)(completions=["a"])
+    assert clipped(outer)(completions=["a"]) == [1.0]
+
+
 def test_an_interruption_ends_the_wait_and_what_was_waited_for(interruptible):
     ended = threading.Event()
 

@@ -22,21 +22,19 @@ def of_copied_rule():
     return audit(rewards.thinking_reward())
 
 
-OURS = {
-    "number": rewards.answer_reward(),
-    "math": rewards.answer_reward("math"),
-    "choice": rewards.answer_reward("choice"),
-    "exact": rewards.answer_reward("exact"),
-    "form": rewards.thought_then_answer(),
-    "form and answer": rewards.thought_then_answer(correct=rewards.answer_reward()),
-    "number, the prompt opens": rewards.answer_reward(tokens=PROMPT_OPENS),
-    "form and answer, the prompt opens": rewards.thought_then_answer(
-        PROMPT_OPENS, correct=rewards.answer_reward(tokens=PROMPT_OPENS)
-    ),
-}
+BOTH = rewards.thought_then_answer(correct=rewards.answer_reward())
+OPENED = rewards.answer_reward(tokens=PROMPT_OPENS)
+OURS = [
+    BOTH,
+    rewards.thought_then_answer(),
+    OPENED,
+    rewards.thought_then_answer(PROMPT_OPENS, correct=OPENED),
+]
 
 
-@pytest.mark.parametrize("reward", OURS.values(), ids=OURS)
+@pytest.mark.parametrize(
+    "reward", [*OURS, *map(rewards.answer_reward, ("number", "math", "choice", "exact"))]
+)
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     result = audit(reward).raise_for(exploits=0, refusals=0.02)
     assert (result.deterministic, result.order_free, result.group_std > 0) == (True, True, True)
@@ -61,7 +59,7 @@ def test_a_substring_check_is_farmed_by_lists_and_negations_and_a_case_is_added_
     assert [f.verdict for f in result.findings if f.case is case] == ["ok"] * len(QUESTIONS["number"])
 
 
-def test_the_tasks_own_gold_answers_are_used():
+def test_the_tasks_own_gold_answers_are_used_also_those_in_solutions():
     rows = [{"prompt": f"What is {n} + 1?", "solution": str(n + 1), "level": n} for n in range(100, 120)]
     seen = {}
 
@@ -69,59 +67,39 @@ def test_the_tasks_own_gold_answers_are_used():
         seen.update(dict(zip(solution, level, strict=True)))
         return [0.0 for _ in completions]
 
-    result = audit(reward, rows=rows, column="solution", limit=4)
+    result = audit(reward, cases=REPORTED, rows=rows, column="solution", limit=4)
     assert [int(gold) - level for gold, level in seen.items()] == [1] * 4
     assert {f.gold for f in result.findings} == set(seen)
-
-
-def test_gold_solutions_are_audited_by_the_answers_in_them():
     golds = ["48 / 2 = 24, so 48 + 24 = 72.\n#### 72", "3 * 4 = 12.\n#### 12", "So it is \\boxed{7}."]
     rows = [{"prompt": f"Question {n}?", "answer": gold} for n, gold in enumerate(golds)]
-    result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows)
+    result = audit(rewards.answer_reward(), cases=REPORTED, rows=rows).raise_for(0, refusals=0.0)
     assert {finding.gold for finding in result.findings} == {"72", "12", "7"}
-    assert (len(result.exploits), len(result.refusals)) == (0, 0)
 
 
-def test_of_a_large_dataset_only_the_rows_that_are_used_are_read():
-    class Dataset:
-        def __init__(self):
-            self.read = []
-
-        def __len__(self):
-            return 1_000_000
-
-        def __getitem__(self, row):
-            self.read.append(row)
-            return {"prompt": f"What is {row} + 1?", "answer": str(row + 1)}
-
-    dataset = Dataset()
-    audit(contains_gold, rows=dataset, cases=REPORTED, limit=4)
-    assert sorted(set(dataset.read)) == [0, 250_000, 500_000, 750_000]
+def test_of_a_stream_the_first_rows_are_used():
     stream = ({"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in itertools.count())
     assert {f.gold for f in audit(contains_gold, rows=stream, cases=REPORTED, limit=2).findings} == {"1", "2"}
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["number", "math", "choice", "exact"])
-def test_the_cases_are_written_in_the_form_that_the_reward_reads(kind, form):
-    result = audit(rewards.answer_reward(kind, form=form))
-    assert result.form == form
-    assert (result.exploits, result.refusals) == ((), ())
-    assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
+def test_the_cases_are_written_in_the_form_that_the_reward_reads(form):
+    for kind in ("number", "choice", "exact"):
+        result = audit(rewards.answer_reward(kind, form=form))
+        assert (result.form, result.exploits, result.refusals) == (form, (), ())
+        assert ('safer: form="boxed"' in str(result)) is (form in ("auto", "prose"))
 
 
-COMPOSED = {
-    "clipped": lambda reward: rewards.clipped(reward),
-    "cached": lambda reward: rewards.cached(reward),
-    "guarded": lambda reward: rewards.guarded(reward),
-    "a gate": lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
-}
+COMPOSED = [
+    rewards.clipped,
+    rewards.cached,
+    rewards.guarded,
+    lambda reward: rewards.gated(by=reward, reward=rewards.thinking_reward(PROMPT_OPENS)),
+]
 
 
-@pytest.mark.parametrize("compose", COMPOSED.values(), ids=COMPOSED)
+@pytest.mark.parametrize("compose", COMPOSED)
 def test_a_composition_is_audited_as_its_members_say(compose):
-    member = rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS)
-    whole = compose(member)
+    whole = compose(rewards.answer_reward("choice", form="boxed", tokens=PROMPT_OPENS))
     assert (whole.form, whole.kind, whole.tokens.prompt_opens) == ("boxed", "choice", True)
     result = audit(whole, cases=REPORTED)
     assert (result.form, {f.gold for f in result.findings}) == ("boxed", {"A", "C"})
@@ -141,7 +119,7 @@ def test_a_reward_whose_every_score_is_equal_fails_with_a_line_that_says_so(scor
 
 def test_a_reward_that_pays_honest_answers_no_more_than_empty_ones_is_said_to():
     result = audit(
-        lambda completions, **kwargs: [0.1 * (c[0]["content"].count("</think>") > 1) for c in completions]
+        lambda completions, **kwargs: [float(c[0]["content"].count("</think>") > 1) for c in completions]
     )
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
@@ -154,17 +132,17 @@ def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
     def fragile(completions, answer, **kwargs):
         return [1 / len(completion[0]["content"]) for completion in completions]
 
-    def broken(completions, answer, **kwargs):
-        return [{}[gold] for gold in answer]
+    def first(completions, answer, **kwargs):
+        return [float(answer[0] in completions[0][0]["content"])]
 
-    result = audit(fragile, cases=REPORTED)
+    result, every = (audit(reward, cases=REPORTED) for reward in (fragile, first))
     assert {f.case.name for f in result.errors} >= {"empty"}
     of = f"(on {len(result.errors)} of {len(result.findings)} completions, first on 'nothing: empty')"
     assert result.headline == f"fragile raised ZeroDivisionError: division by zero {of}."
-    every = audit(broken, cases=REPORTED)
     assert len(every.errors) == len(every.findings) > 100
+    assert "It returned 1 values for" in every.headline
     for shown in (str(every), every.to_markdown()):
-        assert shown.count("KeyError") == 1
+        assert shown.count("RewardValueError") == 1
     for one in (result, every):
         with pytest.raises(rewards.AuditFailed, match="raised on"):
             one.raise_for(exploits=None)
@@ -226,7 +204,6 @@ def last_word(completions, answer, **kwargs):
     return [float(words == [gold]) for words, gold in zip(said, answer, strict=True)]
 
 
-TYPED = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
 PLAIN = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in (41, 99)]
 CHAT = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in PLAIN]
 OPENS = (
@@ -236,40 +213,34 @@ OPENS = (
 
 @pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "conversations"])
 @pytest.mark.parametrize("template", [None, OPENS], ids=["no template", "opens"])
-@pytest.mark.parametrize("reward", [last_word, rewards.answer_reward()], ids=["own", "answer_reward"])
-def test_a_tokenizer_without_tokens_of_a_thought_will_do(reward, template, rows):
+def test_a_tokenizer_without_tokens_of_a_thought_will_do(template, rows):
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=bytes_tokenizer("<eos>"), eos_token="<eos>", chat_template=template
     )
-    seen = []
 
     def reads(completions, completion_ids, **kwargs):
-        seen.extend(zip(completions, completion_ids, strict=True))
-        return reward(completions=completions, completion_ids=completion_ids, **kwargs)
-
-    if reward is last_word:
-        result = audit(reads, tokenizer, TYPED, rows=rows)
-        for completion, ids in seen:
-            decoded = tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
+        for completion, ids in zip(completions, completion_ids, strict=True):
             said = completion if isinstance(completion, str) else completion[0]["content"]
-            assert said == decoded, "what a policy of this tokenizer samples"
-        thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
-        assert (True in thoughts) is (template is not OPENS)
-    else:
-        result = audit(reward, tokenizer, TYPED, rows=rows)
-        result.raise_for(exploits=0, refusals=0.02)
-    assert not result.errors
+            assert said == tokenizer.decode([i for i in ids if i != tokenizer.eos_token_id])
+        return last_word(completions=completions, **kwargs)
+
+    typed = [*REPORTED, *(case for case in CASES if case.family == "typed boundary")]
+    result = audit(reads, tokenizer, typed, rows=rows)
+    thoughts = {f.completion.startswith("<think>") for f in result.findings if f.case.family == "honest"}
+    assert (True in thoughts) is (template is not OPENS)
     assert result.full > result.floor
+    ours = audit(rewards.answer_reward(), tokenizer, typed, rows=rows).raise_for(exploits=0, refusals=0.02)
+    assert (result.errors, ours.errors) == ((), ())
 
 
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
         ({"aim": "style"}, "no aim 'style'"),
+        ({"form": "boxd"}, "no form 'boxd'"),
         ({"rows": []}, "no rows"),
         ({"rows": [{"prompt": "?"}]}, "gold answer in column 'answer'"),
-        ({"rows": PLAIN, "limit": 0}, "limit must be at least 1"),
         ({"tokenizer": "qwen"}, "needed, not its name"),
         ({"reward": "x"}, "must be callable, not str"),
     ],
@@ -279,21 +250,20 @@ def test_an_audit_that_cannot_be_made_says_why(kwargs, says):
         audit(**{"reward": contains_gold, **kwargs})
 
 
-INVERTED = {
-    "right answers are punished": lambda gold, text: -float(gold in text),
-    "all but right answers are paid": lambda gold, text: float(gold not in text),
-    "only wrong ones are paid": lambda gold, text: float("answer is" in text and gold not in text),
-}
+INVERTED = [
+    lambda gold, text: -float(gold in text),
+    lambda gold, text: float(gold not in text),
+    lambda gold, text: float("answer is" in text and gold not in text),
+]
 
 
-@pytest.mark.parametrize("score", INVERTED.values(), ids=INVERTED)
+@pytest.mark.parametrize("score", INVERTED)
 def test_a_reward_that_pays_right_answers_no_more_than_empty_ones_fails(score):
     def reward(completions, answer, **kwargs):
         return [score(gold, c[0]["content"]) for c, gold in zip(completions, answer, strict=True)]
 
-    result = audit(reward, cases=WRITTEN)
     with pytest.raises(rewards.AuditFailed, match=r"a right completion earns .* nothing in it"):
-        result.raise_for(exploits=None)
+        audit(reward, cases=WRITTEN).raise_for(exploits=None)
 
 
 def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing():
@@ -309,26 +279,12 @@ def test_a_penalty_of_form_or_length_does_not_fail_for_paying_nothing():
         audit(penalty, cases=WRITTEN).raise_for(exploits=None)
 
 
-def test_another_number_of_scores_than_completions_fails():
-    def first(completions, answer, **kwargs):
-        return [float(answer[0] in completions[0][0]["content"])]
-
-    result = audit(first, cases=REPORTED)
-    assert "It returned 1 values for" in result.headline
-    assert len(result.errors) == len(result.findings)
-    with pytest.raises(rewards.AuditFailed, match="raised on"):
-        result.raise_for(exploits=None)
-
-
 def test_a_reward_that_reads_a_tag_is_audited_in_tags_where_its_form_is_named():
     def of_the_tag(completions, answer, **kwargs):
         texts = [c[0]["content"].split("<answer>")[-1].split("</answer>")[0].strip() for c in completions]
         return [2.0 * (text == gold) for text, gold in zip(texts, answer, strict=True)]
 
     unsaid, named = audit(of_the_tag), audit(of_the_tag, form="<answer>")
-    assert len(unsaid.refusals) > 0.9 * 310
     assert 'name it: audit(reward, form="<answer>")' in str(unsaid)
     assert named.exploits
-    assert len(named.refusals) < 40
-    with pytest.raises(ValueError, match="no form 'boxd'"):
-        audit(of_the_tag, form="boxd")
+    assert len(named.refusals) < 40 < len(unsaid.refusals)

@@ -131,7 +131,6 @@ def test_the_parts_of_a_sum_are_logged_and_a_member_that_returns_nan_is_named():
         (lambda: clipped(A, 1.0, 1.0), "low must be below high"),
         (lambda: scaled(A, float("inf")), "finite"),
         (lambda: only_for(A), "No column"),
-        (lambda: cached(A, size=0), "size"),
     ],
 )
 def test_bad_compositions_are_refused(make, says):

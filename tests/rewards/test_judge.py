@@ -116,10 +116,10 @@ def test_a_mark_outside_0_to_1_is_refused_by_criterion_and_sample(mark):
     assert caught.value.sample == 0
 
 
-@pytest.mark.parametrize(
-    "criteria",
-    [{}, [Criterion("a", "x"), Criterion("a", "y")], [Criterion("a", "x", 0.0)], [Criterion("a", "x", -1.0)]],
-)
+WEIGHTS = [Criterion("a", "x", 0.0)], [Criterion("a", "x", -1.0)]
+
+
+@pytest.mark.parametrize("criteria", [{}, [Criterion("a", "x"), Criterion("a", "y")], *WEIGHTS])
 def test_a_bad_rubric_is_refused(criteria):
     with pytest.raises(ValueError, match=r"this one is a str(.|\n)*'is brief'(.|\n)*Criterion"):
         rubric_reward(["is brief", *criteria], judge)
@@ -195,50 +195,30 @@ def test_a_reward_model_pickles_without_its_weights_and_the_thought_can_be_hidde
     assert opened(prompts=CHAT["prompts"][:1], completions=parsed) == [pytest.approx(first)]
 
 
-def test_a_classifier_of_two_labels_is_refused(folder, tmp_path):
+def test_what_is_no_reward_model_of_one_output_is_refused(folder, tmp_path):
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder, num_labels=2)
     transformers.Qwen3ForSequenceClassification(config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="has one output, and this one has 2"):
         reward_model(str(tmp_path), device="cpu")(**CHAT)
-    with pytest.raises(ValueError, match="batch_size"):
-        reward_model("no/such-model", batch_size=0)
+    with pytest.raises(ValueError, match="not a reward model"):
+        reward_model(42)
+    with pytest.raises(ValueError, match="needs its tokenizer"):
+        reward_model(transformers.Qwen3ForSequenceClassification(config))
 
 
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ("/nonexistent/x", "There is no such folder"),
-        ("./nonexistent", "There is no such folder"),
-        ("out/reward/x", "There is no such folder"),
-        (42, "not a reward model, but of type int"),
-    ],
-)
-def test_what_is_no_reward_model_is_refused_when_it_is_named(model, says):
-    with pytest.raises(ValueError, match=says):
-        reward_model(model)
-
-
-def test_a_folder_without_a_tokenizer_is_refused_and_not_scored(folder, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    transformers.AutoModelForSequenceClassification.from_pretrained(folder).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
-        reward_model(str(tmp_path), device="cpu")(**CHAT)
-
-
-@pytest.mark.parametrize("of_model", [0, None], ids=["the model knows one", "neither does"])
-def test_a_tokenizer_without_a_pad_token_takes_the_models_or_says_so(folder, of_model):
+def test_a_folder_without_a_tokenizer_is_refused_and_a_padding_token_is_the_models(folder, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"no words(.|\n)*tokenizer="):
+        reward_model(str(tmp_path), device="cpu")(**CHAT)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.pad_token, model.config.pad_token_id = None, of_model
-    reward = reward_model(model, tokenizer)
-    if of_model is None:
-        with pytest.raises(ValueError, match="needs a token for padding"):
-            reward(**CHAT)
-    else:
-        assert reward(**CHAT) == pytest.approx(reward_model(folder, device="cpu")(**CHAT), abs=1e-5)
+    tokenizer.pad_token = None
+    assert reward_model(model, tokenizer)(**CHAT) == pytest.approx(
+        reward_model(folder, device="cpu")(**CHAT), abs=1e-5
+    )
 
 
 def test_a_text_longer_than_the_models_own_context_is_cut_to_its_end(folder, tmp_path):

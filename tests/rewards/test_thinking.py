@@ -32,27 +32,19 @@ def test_the_first_closing_token_divides_thought_from_answer(ids, thinking, answ
         assert split_thinking(form(ids), QWEN3) == expected
 
 
-def test_tensors_split_like_lists_and_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer():
+def test_a_thought_opened_by_the_prompt_and_never_closed_has_no_answer_and_other_than_ids_are_refused():
     thought = split_thinking([1, 2], PROMPTED)
     assert (thought.thinking, thought.answer) == ([1, 2], [])
     torch = pytest.importorskip("torch")
     assert split_thinking(torch.tensor([O, 1, C, 2])) == split_thinking([O, 1, C, 2])
-
-
-@pytest.mark.parametrize(
-    ("ids", "says"),
-    [("<think>a</think>", "str"), (7, "int"), (np.ones((2, 2)), "ndarray")],
-)
-def test_what_is_not_one_completions_ids_is_refused(ids, says):
-    with pytest.raises(TypeError, match=rf"one flat sequence of ints\.\n.*{says}"):
-        split_thinking(ids)
+    for wrong in ("<think>a</think>", 7, np.ones((2, 2))):
+        with pytest.raises(TypeError, match=rf"one flat sequence of ints\.\n.*{type(wrong).__name__}"):
+            split_thinking(wrong)
 
 
 @given(st.lists(st.sampled_from([O, C, E, 1, 2, 3]), max_size=60))
 def test_no_id_is_lost_or_invented(ids):
     thought = split_thinking(ids)
-    assert (thought.n_open, thought.n_close) == (ids.count(O), ids.count(C))
-    assert (thought.opened, thought.closed) == (O in ids, C in ids)
     before = ids[: ids.index(C)] if C in ids else (ids if O in ids else [])
     assert thought.thinking == [i for i in before if i != O]
     assert thought.answer == (ids[ids.index(C) + 1 :] if C in ids else [] if O in ids else ids)
@@ -80,16 +72,16 @@ class FakeTokenizer:
         return self.chat_template + ("" if enable_thinking else "<think></think>")
 
 
-@pytest.mark.parametrize(
-    ("template", "options", "prompt_opens"),
-    [
-        (None, {}, False),
-        ("user: ?<think>", {}, True),
-        ("user: ?", {}, False),
-        ("user: ?", {"enable_thinking": False}, False),
-    ],
-    ids=["no template", "Thinking-2507", "hybrid", "hybrid, with an empty block"],
-)
+# a chat template, what is passed to it, whether it opens a thought
+TEMPLATES = [
+    (None, {}, False),
+    ("user: ?<think>", {}, True),  # Thinking-2507
+    ("user: ?", {}, False),  # hybrid
+    ("user: ?", {"enable_thinking": False}, False),  # hybrid, with an empty block
+]
+
+
+@pytest.mark.parametrize(("template", "options", "prompt_opens"), TEMPLATES)
 def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, options, prompt_opens):
     tokens = ThinkTokens.from_tokenizer(FakeTokenizer({"<think>": [7], "</think>": [8]}, template), **options)
     assert (tokens.open_id, tokens.close_id, tokens.eos_ids) == (7, 8, (9,))
@@ -97,18 +89,17 @@ def test_the_tokenizer_gives_the_markers_and_its_template_who_opens(template, op
 
 
 @pytest.mark.parametrize(
-    ("table", "says"),
+    ("opens", "closes", "says"),
     [
-        ({"<think>": [1, 2, 3], "</think>": [8]}, "3 tokens"),
-        ({"<think>": [7], "</think>": [0]}, "does not decode"),  # the unknown token
-        ({"<think>": [], "</think>": [8]}, "0 tokens"),
-        ({"<think>": [5], "</think>": [8]}, "does not decode"),
+        ([1, 2, 3], [8], "3 tokens"),
+        ([], [8], "0 tokens"),
+        ([7], [0], "does not decode"),
+        ([5], [8], "does not decode"),
     ],
 )
-def test_a_tokenizer_without_the_markers_is_refused(table, says):
-    with pytest.raises(ValueError, match="not exactly one token") as caught:
-        ThinkTokens.from_tokenizer(FakeTokenizer(table))
-    assert all(part in str(caught.value) for part in (says, "What to do"))
+def test_a_tokenizer_without_the_markers_is_refused(opens, closes, says):
+    with pytest.raises(ValueError, match=rf"(?s)not exactly one token.*{says}.*What to do"):
+        ThinkTokens.from_tokenizer(FakeTokenizer({"<think>": opens, "</think>": closes}))
 
 
 def test_a_tokenizer_of_the_tokenizers_library_works():
@@ -125,17 +116,9 @@ def test_a_tokenizer_of_the_tokenizers_library_works():
 TEXTS = {
     "one marker": ("<think>a</think>b", [O, 1, C, 2], [("a", "b")]),
     "two tokens, two in the text: the first": ("a</think>b</think>c", [1, C, 2, C, 3], [("a", "b</think>c")]),
-    "one token, two in the text: either": (
-        "a</think></think>",
-        [1, C, 3],
-        [("a", "</think>"), ("a</think>", "")],
-    ),
+    "one token, two in the text": ("a</think></think>", [1, C, 3], [("a", "</think>"), ("a</think>", "")]),
     "no token, one typed: no answer": ("<think>a</think>b", [O, 1, 2], [("a</think>b", "")]),
-    "no token, nothing opened: all of it, or another tokenizer's": (
-        "a</think>b",
-        [1, 2],
-        [("", "a</think>b"), ("a", "b")],
-    ),
+    "nothing opened: another tokenizer's?": ("a</think>b", [1, 2], [("", "a</think>b"), ("a", "b")]),
     "another tokenizer's, never closed": ("<think>a", [1, 2], [("", "<think>a"), ("a", "")]),
     "a second thought": ("a</think>b<think>c</think>", [1, C, 2, O, 3, C], [("a", "b")]),
     "a parser took the thought away": ("b", [O, 1, C, 2], [("", "b")]),
@@ -165,9 +148,6 @@ def test_bands_and_bonuses_are_free():
     chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
     assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [8.0]
     assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
-    for bands in ([], [(1, 0.3)], [(0, 1.0), (0, 2.0)], [(0, 1.0), (30, 2.0), (10, 3.0)]):
-        with pytest.raises(ValueError, match="Bands must start at 0"):
-            thinking_reward(bands=bands)
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]
@@ -196,41 +176,38 @@ def test_the_length_term_rises_to_its_end_and_no_further():
     reward = thought_then_answer(full_at=100)
     ids = [[O, *range(n), C, 42, E] for n in (5, 50, 100, 400)]
     assert reward(completions=["<think>a</think>42"] * 4, completion_ids=ids) == [0.05, 0.5, 1.0, 1.0]
-    with pytest.raises(ValueError, match="full_at"):
-        thought_then_answer(full_at=0)
-    with pytest.raises(ValueError, match="which ids end a completion"):
-        thought_then_answer(ThinkTokens(1, 2))
-    for pair in ((5, 5), ("a", "b")):
-        with pytest.raises(ValueError, match="two different tokens"):
-            ThinkTokens(*pair)
 
 
-def test_a_thought_copied_from_the_prompt_is_filler():
-    reward = thought_then_answer()
-    prompt = "Tom has four red apples and buys five green ones today"
-    texts = [f"<think>{prompt}</think>9", "<think>Four and five, taken together, make nine of them</think>9"]
-    ids = [[O, *range(12), C, 9, E]] * 2
-    assert reward(prompts=[prompt] * 2, completions=texts, completion_ids=ids) == [0.0, 0.4]
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: thought_then_answer(full_at=0), "full_at"),
+        (lambda: thought_then_answer(ThinkTokens(1, 2)), "which ids end a completion"),
+        (lambda: ThinkTokens(5, 5), "two different tokens"),
+        (lambda: ThinkTokens("a", "b"), "two different tokens"),
+        (lambda: thinking_reward(bands=[(1, 0.3)]), "Bands must start at 0"),
+        (lambda: thinking_reward(bands=[(0, 1.0), (30, 2.0), (10, 3.0)]), "Bands must start at 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_only_a_loop_is_repetition():
     assert repetition(list(range(900)) * 3) < 0.5, "honest phrases may come back in a long thought"
     assert repetition(list(range(20)) * 100) > 0.9
 
 
-QUESTION = "Explain in a few plain words the theory of relativity to a child"
-SYSTEM = "You are a patient teacher who answers each question in one sentence"
 SHOWN = "Light always has one and the same speed however fast one moves"
-CONVERSATIONS = {
-    "a turn before": ([("user", "What is 1+1?"), ("assistant", "2"), ("user", QUESTION)], QUESTION),
-    "a tool's result after": ([("user", QUESTION), ("tool", "nothing found")], QUESTION),
-    "an answer shown": ([("user", "Why?"), ("assistant", SHOWN), ("user", QUESTION)], SHOWN),
-    "the system's message": ([("system", SYSTEM), ("user", QUESTION)], SYSTEM),
-}
 
 
-@pytest.mark.parametrize(("turns", "copied"), CONVERSATIONS.values(), ids=CONVERSATIONS)
-def test_a_thought_copied_from_any_message_of_the_prompt_is_filler(turns, copied):
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_thought_copied_from_any_message_of_the_prompt_is_filler(role):
+    turns = [("user", "What is 1+1?"), (role, SHOWN), ("user", "Why?")]
     prompt = [{"role": role, "content": text} for role, text in turns]
     own = "Time is slower for a clock that moves past, so both see another now"
-    chats = [[{"role": "assistant", "content": f"<think>{text}</think>So"}] for text in (copied, own)]
+    chats = [[{"role": "assistant", "content": f"<think>{text}</think>So"}] for text in (SHOWN, own)]
     ids = [[O, *range(30), C, 9, E]] * 2
     assert thought_then_answer()(prompts=[prompt] * 2, completions=chats, completion_ids=ids) == [0.0, 1.0]
 

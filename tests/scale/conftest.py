@@ -13,7 +13,7 @@ import pytest
 from rloo_kit.session.launch import MODULES, Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
 
-collect_ignore_glob = ["standin/*", "worker.py"]  # scripts, not modules with doctests
+collect_ignore_glob = ["worker.py"]  # a script, not a module with doctests
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 550  # seconds; pytest's own is 600, and a busy machine is slow
@@ -57,14 +57,10 @@ def problems(told: list[dict[str, Any]]) -> dict[int, list[str]]:
     return {step: sorted(texts) for step, texts in found.items()}
 
 
-def free_port() -> int:
+@pytest.fixture
+def port() -> int:
     """A port that is free now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         found: int = one.getsockname()[1]
         return found
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()

@@ -10,7 +10,7 @@ from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.tasks.arithmetic import PassRate, level_near_half, pass_rate, problems_of
+from rloo_kit.tasks.arithmetic import PassRate, level_near_half, problems_of
 
 
 @pytest.mark.parametrize("level", tasks.LEVELS)
@@ -124,8 +124,6 @@ def test_a_level_is_measured_on_the_prompts_and_at_the_temperature_of_training()
 def test_auto_finds_the_tiny_policy_a_level_that_it_solves_sometimes(policy: Any) -> None:
     options: Any = {"n_train": 8, "n_held_out": 8, "n_prompts": 8}
     assert tasks.arithmetic(policy=policy, max_new_tokens=24, **options).level == 1
-    fresh = pass_rate(policy, 1, n_prompts=48, n_samples=1, max_new_tokens=24, seed=1)
-    assert 0.1 <= fresh.rate <= 0.8, fresh
 
 
 @pytest.mark.parametrize("level", [0, 8, "hard", None, 2.5, "auto"])

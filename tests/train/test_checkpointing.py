@@ -18,7 +18,8 @@ from transformers import TrainerCallback
 import rloo_kit
 from rloo_kit.errors import ConfigError, NonFiniteError, RunFolderError
 from rloo_kit.train import checkpointing
-from rloo_kit.train.checkpointing import LOCK, run_lock
+from rloo_kit.train.checkpointing import WRITING, run_lock
+from rloo_kit.watch import manifest
 from rloo_kit.watch.manifest import MANIFEST, fault
 from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
@@ -31,16 +32,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def content(folder: Path) -> dict[str, bytes | str]:
-    """Every file, folder and link below a folder."""
-    return {
-        str(path.relative_to(folder)): os.readlink(path)  # noqa: PTH115
-        if path.is_symlink()
-        else path.read_bytes()
-        if path.is_file()
-        else "folder"
-        for path in sorted(folder.rglob("*"))
-    }
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 # --- whose a folder is ------------------------------------------------------------------------------------
@@ -49,32 +43,24 @@ def content(folder: Path) -> dict[str, bytes | str]:
 def test_what_a_user_keeps_beside_checkpoints_survives_resuming_saving_and_a_limit(
     make_trainer: Any, run: Path, tmp_path: Path
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    for folder in (
-        run / "checkpoint-notes-2024",
-        run / "checkpoint-2024-notes",
-        run / "checkpoint-400",
-        elsewhere,
-    ):
+    """What has a checkpoint's exact name is moved out of the way, and nothing is deleted."""
+    elsewhere, named = tmp_path / "elsewhere", run / "checkpoint-400"
+    for folder in (run / "checkpoint-notes-2024", run / "checkpoint-2024-notes", named, elsewhere):
         folder.mkdir(parents=True)
         (folder / "mine.txt").write_text("mine")
-    (run / "checkpoint-400" / "trainer_state.json").write_text('{"global_step": 7}')
-    (run / "checkpoint-1").write_text("a file of mine")
     (run / "checkpoint-2").symlink_to(elsewhere)
-    (run / "checkpoint-3").symlink_to(tmp_path / "nowhere")
     (run / "README.md").write_text("my notes")
-    (run / "_earlier-1").write_text("a file of mine")
-    before = content(run)
     settings = {**SAVING, "save_total_limit": 1}
-    make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=True)
-    assert (run / "checkpoint-2-2").is_dir(), "its own name is taken"
-    (run / "checkpoint-2-2" / "optimizer.pt").unlink()
-    with pytest.warns(UserWarning, match="passed over checkpoint-2-2: optimizer.pt is missing"):
-        make_trainer(max_steps=3, **settings).train(resume_from_checkpoint=True)
+    with pytest.warns(UserWarning, match=r"passed over checkpoint-400: trainer_state.json is missing"):
+        make_trainer(max_steps=2, **settings).train(resume_from_checkpoint=True)
     make_trainer(max_steps=3, **settings).train(resume_from_checkpoint=True)
     make_trainer(max_steps=1, **settings).train()
-    assert {name: now for name, now in content(run).items() if name in before} == before
-    assert content(elsewhere) == {"mine.txt": b"mine"}
+    assert [path.name for path in run.glob("checkpoint-?")] == ["checkpoint-1"]
+    for folder in (run / "checkpoint-notes-2024", run / "checkpoint-2024-notes", elsewhere):
+        assert content(folder) == {"mine.txt": b"mine"}
+    assert content(run / "_earlier-1" / "checkpoint-400") == {"mine.txt": b"mine"}
+    assert (run / "_earlier-1" / "checkpoint-2").readlink() == elsewhere
+    assert (run / "README.md").read_text() == "my notes"
 
 
 @pytest.mark.parametrize(
@@ -95,21 +81,11 @@ def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest
         (tmp_path / f"checkpoint-{step}" / MANIFEST).touch()
     (tmp_path / "checkpoint-5").mkdir()
     checkpointing.keep_newest(tmp_path, limit, protected=tmp_path / f"checkpoint-{best}")
-    checkpointing.tidy(tmp_path)
-    assert sorted(int(p.name.split("-")[1]) for p in tmp_path.iterdir()) == sorted([*left, 5])
+    found = [int(path.name.split("-")[1]) for path in tmp_path.glob("checkpoint-*")]
+    assert sorted(found) == sorted([*left, 5])
 
 
-def test_a_link_to_a_later_checkpoint_is_not_passed_over_in_silence(
-    make_trainer: Any, run: Path, tmp_path: Path
-) -> None:
-    make_trainer(max_steps=2, **SAVING).train()
-    elsewhere = (run / "checkpoint-2").rename(tmp_path / "checkpoint-2")
-    (run / "checkpoint-2").symlink_to(elsewhere)
-    with pytest.warns(UserWarning, match=r"passed over checkpoint-2, a link[\s\S]*checkpoint-2'\) takes it"):
-        make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
-
-
-def test_with_a_limit_of_one_the_best_alone_is_left_and_what_is_not_the_runs(
+def test_with_a_limit_of_one_the_best_the_newest_and_the_users_are_left(
     make_trainer: Any, run: Path, task: Any
 ) -> None:
     (run / "checkpoint-400-mine").mkdir(parents=True)
@@ -117,9 +93,13 @@ def test_with_a_limit_of_one_the_best_alone_is_left_and_what_is_not_the_runs(
     best |= {"per_device_eval_batch_size": 2, "greater_is_better": False}
     trainer = make_trainer(max_steps=2, eval_dataset=task.held_out.select([0]), **SAVING, **best)
     trainer.train()
-    left = sorted(path.name for path in run.glob("checkpoint-*"))
-    assert left == sorted([Path(trainer.state.best_model_checkpoint).name, "checkpoint-400-mine"])
-    assert Path(trainer.state.best_model_checkpoint) == run / f"checkpoint-{trainer.state.best_global_step}"
+    place = run / f"checkpoint-{trainer.state.best_global_step}"
+    assert Path(trainer.state.best_model_checkpoint) == place
+    assert {path.name for path in run.glob("checkpoint-*")} == {
+        place.name,
+        "checkpoint-2",
+        "checkpoint-400-mine",
+    }
 
 
 def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeeping(
@@ -132,21 +112,16 @@ def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeep
         pushed.extend(filter_repo_objects(files, ignore_patterns=ignore_patterns))
 
     monkeypatch.setattr(HfApi, "upload_folder", upload)
-    make_trainer(max_steps=1, **SAVING).train()
     make_trainer(max_steps=2, **SAVING).train()
-    (run / "checkpoint-2" / "optimizer.pt").unlink()
-    trainer = make_trainer(max_steps=2, **SAVING)
-    with pytest.warns(UserWarning, match="passed over"):
-        trainer.train(resume_from_checkpoint=True)
-    (run / checkpointing.WRITING / "checkpoint-3").mkdir(parents=True)
-    (run / checkpointing.WRITING / "checkpoint-3" / "optimizer.pt").touch()
+    trainer = make_trainer(max_steps=1, **SAVING)
+    trainer.train()
+    (run / WRITING / "checkpoint-3").mkdir(parents=True)
+    (run / WRITING / "checkpoint-3" / "optimizer.pt").touch()
     trainer.hub_model_id = "me/policy"
     trainer.push_to_hub()
-    housekeeping = {"_earlier-1", "_rloo_kit.lock", "_run.json", checkpointing.WRITING}
-    assert housekeeping <= {path.name for path in run.iterdir()}
+    assert {"_earlier-1", "_rloo_kit.lock", "_run.json", WRITING} <= {path.name for path in run.iterdir()}
     assert {"adapter_model.safetensors", "tokenizer.json", "README.md"} <= set(pushed)
-    odd = [n for n in pushed if "/" in n or "lock" in n or "run.json" in n or n.startswith((".", "_"))]
-    assert odd == []
+    assert [name for name in pushed if "/" in name or name.startswith((".", "_"))] == []
 
 
 # --- whether it is whole ----------------------------------------------------------------------------------
@@ -158,27 +133,15 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_reason_and_kept(
     make_trainer(max_steps=4, save_total_limit=None, **SAVING).train()
     os.truncate(run / "checkpoint-4" / "adapter_model.safetensors", 1000)
     (run / "checkpoint-3" / "rng_state.pth").unlink()
+    trainer = make_trainer(max_steps=4, save_total_limit=None, **SAVING)
     with pytest.warns(UserWarning, match="passed over") as warned:
-        make_trainer(max_steps=4, save_total_limit=None, **SAVING).train(resume_from_checkpoint=True)
+        trainer.train(resume_from_checkpoint=True)
     said = " ".join(str(one.message) for one in warned)
     assert "checkpoint-4: adapter_model.safetensors has 1000 bytes of" in said
     assert "checkpoint-3: rng_state.pth is missing" in said
     assert sorted(p.name for p in (run / "_earlier-1").iterdir()) == ["checkpoint-3", "checkpoint-4"]
     assert last_whole_checkpoint(run) == run / "checkpoint-4"
-
-
-def test_a_checkpoint_of_plain_trl_is_resumed_and_a_damaged_one_passed_over_where_it_is(
-    make_trainer: Any, run: Path
-) -> None:
-    make_trainer(max_steps=3, save_total_limit=None, **SAVING).train()
-    for folder in checkpointing.ours(run):
-        (folder / MANIFEST).unlink()
-    os.truncate(run / "checkpoint-3" / "optimizer.pt", 1000)
-    trainer = make_trainer(max_steps=3, **{**SAVING, "save_steps": 9})
-    with pytest.warns(UserWarning, match="passed over checkpoint-3: optimizer.pt was cut off"):
-        trainer.train(resume_from_checkpoint=True)
-    assert (run / "checkpoint-3" / "optimizer.pt").stat().st_size == 1000
-    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3]
+    assert [entry["step"] for entry in trainer.state.log_history if "reward" in entry] == [1, 2, 3, 4]
 
 
 def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
@@ -186,21 +149,19 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
 ) -> None:
     def dies(*_: object) -> None:
         assert not (run / "checkpoint-2").exists()
-        shutil.copytree(run / checkpointing.WRITING, run.parent / "left")
-        raise ZeroDivisionError
+        shutil.copytree(run / WRITING, run.parent / "left")
+        raise KeyboardInterrupt
 
     make_trainer(max_steps=1, **SAVING).train()
-    monkeypatch.setattr("rloo_kit.watch.manifest.seal", dies)
-    with pytest.raises(ZeroDivisionError):
+    monkeypatch.setattr(manifest, "seal", dies)
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - a stop, and then it cannot be saved either
         make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     monkeypatch.undo()
-    assert not (run / checkpointing.WRITING).exists()
-    (run.parent / "left").rename(run / checkpointing.WRITING)  # as a killed run leaves it
-    (run / checkpointing.WRITING / "gone-checkpoint-0").mkdir()
-    (run / checkpointing.WRITING / "mine.txt").touch()
+    assert not (run / WRITING).exists()
+    (run.parent / "left").rename(run / WRITING)  # as a killed run leaves it
     make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     assert fault(run / "checkpoint-2") == ""
-    assert [path.name for path in (run / checkpointing.WRITING).iterdir()] == ["mine.txt"]
+    assert not (run / WRITING).exists()
 
 
 def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
@@ -212,70 +173,30 @@ def test_a_reward_that_changes_the_directory_changes_no_runs_folder(
 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    settings = {**SAVING, "reward_funcs": moves, "output_dir": "run"}
-    make_trainer(max_steps=2, **settings).train()
+    make_trainer(max_steps=2, **{**SAVING, "reward_funcs": moves, "output_dir": "run"}).train()
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert {"checkpoint-1", "checkpoint-2", "trainer_state.json"} <= {
-        p.name for p in (tmp_path / "run").iterdir()
+        path.name for path in (tmp_path / "run").iterdir()
     }
 
 
 # --- one run, and room ------------------------------------------------------------------------------------
 
 
-def test_a_second_run_in_the_same_folder_is_refused_with_the_firsts_process(
-    make_trainer: Any, run: Path
-) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(make_trainer: Any, run: Path) -> None:
     trainer = make_trainer()
-    with (
-        run_lock(run),
-        pytest.raises(RunFolderError, match=f"another run has this folder: process {os.getpid()}"),
-    ):
+    with run_lock(run), pytest.raises(RunFolderError, match="another run has this folder"):
         trainer.train()
     trainer.train()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the lock of a forked child")
-def test_the_lock_of_a_dead_run_does_not_hold_even_where_its_child_lives(run: Path) -> None:
-    reading, writing = os.pipe()
-    if not (process := os.fork()):
-        held = run_lock(run)
-        held.__enter__()
-        if not os.fork():  # as a worker of a data loader
-            os.close(writing)
-            os.read(reading, 1)
-        os._exit(0)
-    os.waitpid(process, 0)
-    with run_lock(run):
-        assert f"process {os.getpid()} on" in (run / LOCK).read_text()
-    os.close(writing)
-    os.close(reading)
-
-
-def test_a_link_to_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(RunFolderError, match=r"a link to one that does not exist[\s\S]*unmounted"):
-        checkpointing.make_folder(tmp_path / "run")
-    (tmp_path / "unmounted").mkdir()
-    checkpointing.make_folder(tmp_path / "run")
-
-
-@pytest.mark.parametrize("make", [Path.touch, os.mkfifo])
-def test_a_file_in_place_of_the_runs_folder_is_named(make: Any, tmp_path: Path) -> None:
-    make(tmp_path / "run")
-    with pytest.raises(RunFolderError, match="the run's folder could not be written: File exists"):
-        checkpointing.make_folder(tmp_path / "run")
-
-
 def test_too_little_room_is_said_before_the_first_step(
-    make_trainer: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make_trainer(**SAVING)
     assert trainer.checkpoint_bytes > 100_000
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=50_000))
-    with pytest.raises(
-        RunFolderError, match=r"there is no room for a checkpoint of 0.[0-9] MiB: 0.0 MiB are free"
-    ):
+    with pytest.raises(RunFolderError, match=r"there is no room for a checkpoint of [1-9] MB: 0 MB are free"):
         trainer.train()
     assert trainer.state.global_step == 0
     make_trainer().train()  # with save_strategy="no" none is needed
@@ -287,6 +208,8 @@ def test_a_folder_that_cannot_be_written_to_is_said_before_the_first_step(
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"(?s)is no folder.*file/run"):
         make_trainer(output_dir=str(tmp_path / "file" / "run"))
+    with pytest.raises(RunFolderError, match="the run's folder could not be written: File exists"):
+        checkpointing.make_folder(tmp_path / "file")
 
     def read_only(*_: object) -> None:
         raise OSError(30, "Read-only file system", str(run))
@@ -306,7 +229,7 @@ def small_files() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "optimizer.pt"])
-def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoint_is_untouched(
+def test_a_disk_that_fills_up_is_named_and_the_last_whole_checkpoint_is_untouched(
     make_trainer: Any, run: Path, small_files: Any, file: str
 ) -> None:
     trainer = make_trainer(max_steps=3, **{**SAVING, "save_total_limit": 1})
@@ -320,35 +243,25 @@ def test_a_disk_that_fills_up_is_named_with_the_file_and_the_last_whole_checkpoi
 
     kept: dict[str, Any] = {}
     trainer.save_model = fills_up
-    with pytest.raises(RunFolderError) as caught:
+    with pytest.raises(RunFolderError, match=r"checkpoint-2 could not be written[\s\S]*make room"):
         trainer.train()
     small_files(None)
-    assert "checkpoint-2 could not be written" in caught.value.what
-    assert "File too large" in caught.value.what or "as on a full disk" in caught.value.what
-    assert f"{run / 'checkpoint-1'} is whole" in caught.value.todo
     assert content(run / "checkpoint-1") == kept
     assert fault(run / "checkpoint-1") == ""
-    assert not (run / checkpointing.WRITING).exists(), "half a checkpoint would take the room that is missing"
+    assert not (run / WRITING).exists(), "half a checkpoint would take the room that is missing"
 
 
 # --- finite weights ---------------------------------------------------------------------------------------
 
 
-def unguarded(trainer: Any, **settings: float) -> Any:
-    """The trainer with settings of its optimizer that a configuration would be refused for."""
-
-    class Spoil(TrainerCallback):
+def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:
+    class Spoil(TrainerCallback):  # a configuration would be refused for it
         def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
             for group in optimizer.param_groups:
-                group.update(settings)
+                group["weight_decay"] = float("nan")
 
-    trainer.add_callback(Spoil())
-    return trainer
-
-
-def test_the_last_whole_checkpoint_before_the_weights_were_nan_is_named(make_trainer: Any, run: Path) -> None:
     make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SAVING).train()
-    trainer = unguarded(make_trainer(max_steps=3, **SAVING), weight_decay=float("nan"))
+    trainer = make_trainer(max_steps=3, callbacks=[Spoil()], **SAVING)
     with pytest.raises(NonFiniteError, match="trained tensors are not finite") as caught:
         trainer.train(resume_from_checkpoint=True)
     assert f"resume_from_checkpoint='{run / 'checkpoint-1'}'" in caught.value.todo

@@ -9,10 +9,11 @@ import torch
 
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs
-from rloo_kit.train.cpu_logprobs import LogProbs, in_tiles, is_exact
+from rloo_kit.train.cpu_logprobs import in_tiles, is_exact
 
 import_unsloth()
 
+import trl  # noqa: E402
 from trl.trainer import utils  # noqa: E402
 
 BOTH = ("log_probs", "entropy")
@@ -26,27 +27,25 @@ def drawn(rows: int, words: int, spread: float = 1.0) -> tuple[torch.Tensor, tor
 
 
 def fused(
-    hidden: Any, weight: Any, targets: Any, temperature: float = 1.0, scale: float = 1.0, **other: Any
+    hidden: Any, weight: Any, targets: Any, *, slope: tuple[float, float] = (1.0, 1.0), **other: Any
 ) -> Any:
-    """TRL's fused head, called as TRL calls it."""
-    bias, softcap, outputs = other.get("bias"), other.get("softcap"), other.get("outputs", BOTH)
+    """TRL's fused head, called as TRL calls it; ``slope`` is temperature and scale."""
+    how = {"bias": None, "softcap": None, "outputs": BOTH, **other}
     return utils._ChunkedLogProbFunction.apply(
-        hidden, weight, bias, targets, temperature, 32768, softcap, scale, outputs
+        *(hidden, weight, how["bias"], targets, slope[0], 32768, how["softcap"], slope[1], how["outputs"])
     )
 
 
-def in_float64(
-    hidden: Any, weight: Any, targets: Any, slope: float
-) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def in_float64(hidden: Any, weight: Any, targets: Any, slope: float = 1.0) -> tuple[Any, Any, Any]:
     """Log-probabilities and entropies by their definition, and the hidden states that they depend on."""
     hidden = hidden.detach().double().requires_grad_()
     logs = (slope * hidden @ weight.double().T).log_softmax(1)
     return logs.gather(1, targets.unsqueeze(1)).squeeze(1), -(logs.exp() * logs).sum(1), hidden
 
 
-def close(found: torch.Tensor, exact: torch.Tensor) -> None:
+def close(found: torch.Tensor, exact: torch.Tensor, tolerance: float = 2e-5) -> None:
     """To float32's rounding of sums of a vocabulary's length."""
-    torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
+    torch.testing.assert_close(found.double(), exact.double(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.fixture
@@ -58,27 +57,22 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "words", "temperature", "scale"),
-    [
-        (3, 5, 1.0, 1.0),
-        (7, 512, 0.6, 1.0),
-        (5, 513, 1.0, 0.5),
-        (520, 1100, 1.3, 2.0),
-    ],
+    ("rows", "words", "slope"),
+    [(3, 5, (1.0, 1.0)), (7, 512, (0.6, 1.0)), (5, 513, (1.0, 0.5)), (520, 1100, (1.3, 2.0))],
 )
 def test_values_and_gradients_are_those_of_float64_and_of_unsloth(
-    rows: int, words: int, temperature: float, scale: float, taken: list[bool]
+    rows: int, words: int, slope: tuple[float, float], taken: list[bool]
 ) -> None:
     hidden, weight, targets = drawn(rows, words, spread=0.3)
     slopes = torch.randn(rows)
     with in_tiles(entropy=True):
-        ours = fused(hidden, weight, targets, temperature, scale)
-    theirs = fused(hidden, weight, targets, temperature, scale)
-    *exact, hidden64 = in_float64(hidden, weight, targets, scale / temperature)
+        ours = fused(hidden, weight, targets, slope=slope)
+    theirs = fused(hidden, weight, targets, slope=slope)
+    *exact, hidden64 = in_float64(hidden, weight, targets, slope[1] / slope[0])
     assert taken == [True]
     for mine, other, true in zip(ours[:2], theirs[:2], exact, strict=True):
         close(mine, true)
-        torch.testing.assert_close(mine, other, rtol=2e-5, atol=2e-5)
+        close(mine, other)
     (gradient,) = torch.autograd.grad(ours[0], hidden, slopes)
     (expected,) = torch.autograd.grad(exact[0], hidden64, slopes.double())
     close(gradient, expected)
@@ -112,31 +106,30 @@ def test_one_logit_that_rises_from_tile_to_tile_overflows_nothing() -> None:
     hidden, targets = torch.eye(WIDTH)[:1].repeat(2, 1).requires_grad_(), torch.tensor([0, 2050])
     with in_tiles(entropy=True):
         log_probs, entropy, *_ = fused(hidden, weight, targets)
-    exact, exact_entropy, _ = in_float64(hidden, weight, targets, 1.0)
-    torch.testing.assert_close(log_probs.double(), exact, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(entropy.double(), exact_entropy, rtol=1e-3, atol=1e-4)
+    exact, exact_entropy, _ = in_float64(hidden, weight, targets)
+    close(log_probs, exact, 1e-5)
+    close(entropy, exact_entropy, 1e-3)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda h, w: {"softcap": 30.0}, "a cap on the logits"),
-        (lambda h, w: {"bias": torch.zeros(len(w))}, "a bias"),
-        (lambda h, w: {"outputs": (*BOTH, "is_top1")}, "an output that tiles do not compute"),
-        (lambda h, w: {"weight": w.clone().requires_grad_()}, "a matrix that is trained"),
-        (lambda h, w: {"weight": w.bfloat16(), "hidden": h.detach().bfloat16()}, "16 bit"),
-        (lambda h, w: {"hidden": h[:0]}, "no position is scored"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_where_tiles_are_not_exact_unsloths_path_is_taken(change: Any, why: str, taken: list[bool]) -> None:
+CHANGES: dict[str, Any] = {
+    "a cap on the logits": lambda h, w: {"softcap": 30.0},
+    "a bias": lambda h, w: {"bias": torch.zeros(len(w))},
+    "an output that tiles do not compute": lambda h, w: {"outputs": (*BOTH, "is_top1")},
+    "a matrix that is trained": lambda h, w: {"weight": w.clone().requires_grad_()},
+    "16 bit": lambda h, w: {"weight": w.bfloat16(), "hidden": h.detach().bfloat16()},
+    "no position is scored": lambda h, w: {"hidden": h[:0]},
+}
+
+
+@pytest.mark.parametrize("why", CHANGES)
+def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[bool]) -> None:
     hidden, weight, targets = drawn(4, 700)
-    given = {"hidden": hidden, "weight": weight} | change(hidden, weight)
+    given = {"hidden": hidden, "weight": weight} | CHANGES[why](hidden, weight)
     targets = targets[: len(given["hidden"])]
     expected = fused(targets=targets, **given)
     with in_tiles(entropy=True):
         found = fused(targets=targets, **given)
-    assert taken == [False], why
+    assert taken == [False]
     for mine, theirs in zip(found, expected, strict=True):
         assert (mine is None) == (theirs is None)
         assert mine is None or torch.equal(mine, theirs)
@@ -146,7 +139,7 @@ def test_no_entropy_is_computed_where_none_is_asked_for_and_no_gradient_without_
     hidden, weight, targets = drawn(4, 700)
     with in_tiles(entropy=False), torch.no_grad():
         log_probs, entropy, *_ = fused(hidden, weight, targets)
-    close(log_probs, in_float64(hidden, weight, targets, 1.0)[0].detach())
+    close(log_probs, in_float64(hidden, weight, targets)[0].detach())
     assert entropy is None
     assert not log_probs.requires_grad
 
@@ -160,11 +153,9 @@ def test_trls_head_is_as_it_was_afterwards_also_after_an_error() -> None:
 
 
 def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
-    make_trainer: Any, monkeypatch: Any
+    make_trainer: Any, taken: list[bool]
 ) -> None:
     """Padding on both sides, a temperature; the LoRA's gradients too."""
-    import trl
-
     trainer = make_trainer(temperature=0.7)
     trainer.model.train()
     ids = torch.randint(0, 400, (3, 12))
@@ -174,17 +165,14 @@ def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
     for name, p in trainer.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.1)
-    calls = []
-    apply = LogProbs.apply
-    monkeypatch.setattr(LogProbs, "apply", lambda *given: calls.append(1) or apply(*given))
 
-    def found(owner: type) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        method = owner._get_per_token_logps_and_entropies  # type: ignore[attr-defined]
+    def found(owner: Any) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        method = owner._get_per_token_logps_and_entropies
         log_probs, entropies, _ = method(trainer, trainer.model, ids, mask, 6, compute_entropy=True)
         gradients = torch.autograd.grad((log_probs * torch.arange(6)).sum(), trained)
         return log_probs, entropies, list(gradients)
 
     ours, expected = found(rloo_kit.RLOOTrainer), found(trl.RLOOTrainer)
     in_float32 = trainer.model.get_output_embeddings().weight.dtype == torch.float32
-    assert len(calls) == in_float32, "in 16 bit it is unsloth's path"
+    assert taken == [in_float32], "in 16 bit it is unsloth's path"
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import inspect
-import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +13,8 @@ from datasets import Dataset
 import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.train import distributed, fingerprints
-from tests.conftest import ROOT, random_rewards
+from rloo_kit.train import distributed, run_record
+from tests.conftest import random_rewards
 
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 COLOCATE = {"use_vllm": True, "vllm_mode": "colocate"}
@@ -26,17 +25,14 @@ ROWS = [{"prompt": f"question {number}", "answer": str(number)} for number in ra
 def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused(
     other: list[dict[str, str]],
 ) -> None:
-    mine, same, others = (fingerprints.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
+    mine, same, others = (run_record.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
     distributed.check_same([mine, same])
     with pytest.raises(DatasetError, match=r"different rows(.|\n)*processes 0 and 2 of 3"):
         distributed.check_same([mine, same, others])
 
 
-# --- vLLM -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
-def test_packed_weights_are_not_sent(
+def test_packed_weights_are_not_sent_to_vllm(
     policy: rloo_kit.Policy, make_trainer: Any, monkeypatch: Any, where: dict[str, Any]
 ) -> None:
     packed = [p for p in policy.model.parameters() if hasattr(p, "quant_state")]
@@ -61,63 +57,29 @@ def test_the_trainers_settings_are_those_of_the_policys_own_engine(standby: bool
         use_vllm=False, vllm_mode="colocate", vllm_enable_sleep_mode=not standby, fsdp=[]
     )
     distributed.check_vllm(args, with_engine(standby))
-    expected = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": standby, "fsdp": []}
-    assert vars(args) == expected
+    assert vars(args) == {**COLOCATE, "vllm_enable_sleep_mode": standby, "fsdp": []}
 
 
-@pytest.mark.parametrize(("settings", "says"), [({"fsdp": ["full_shard"]}, "FSDP2"), (SERVER, "a server")])
-def test_what_unsloths_vllm_cannot_do_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize("settings", [{"fsdp": ["full_shard"]}, SERVER])
+def test_what_unsloths_vllm_cannot_do_is_refused(settings: dict[str, Any]) -> None:
     args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
-    with pytest.raises(ValueError, match=rf"{says}[\s\S]*fast_inference=False"):
+    with pytest.raises(ValueError, match=r"neither a server nor FSDP2[\s\S]*fast_inference=False"):
         distributed.check_vllm(args, with_engine(standby=False))
-
-
-@pytest.mark.parametrize(
-    ("installed", "taken"),
-    [("missing", True), ("0.21.0", True), ("0.31.0+cu130", True), ("0.20.2", False), ("0.32.0", False)],
-)
-def test_the_versions_that_trl_takes(installed: str, taken: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(distributed, "version_of", lambda name: installed)
-    args: Any = SimpleNamespace(**SERVER)
-    if taken:
-        distributed.check_vllm(args, torch.nn.Linear(2, 2))
-        return
-    with pytest.raises(ImportError, match=installed):
-        distributed.check_vllm(args, torch.nn.Linear(2, 2))
-
-
-def test_they_are_those_of_trls_source_and_of_the_extra() -> None:
-    from trl.import_utils import is_vllm_available
-
-    oldest, newest = distributed.OLDEST, distributed.NEWEST
-    assert f'Version("{oldest}") <= _vllm_base_version <= Version("{newest}")' in inspect.getsource(
-        is_vllm_available
-    )
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["optional-dependencies"]["vllm"] == [f"vllm=={newest}"]
 
 
 def test_trl_sends_weights_as_stored_and_unsloth_aligns_sleeping_for_grpo_alone() -> None:
     """Pinned: it switches vLLM on for any trainer, and TRL wakes an engine only where it knows that it sleeps."""
     from trl.generation.vllm_generation import VLLMGeneration
 
-    spec = importlib.util.find_spec("unsloth")
-    assert spec is not None
-    assert spec.origin is not None
-    source = (Path(spec.origin).parent / "models" / "rl.py").read_text(encoding="utf-8")
-    on, sleep = (
-        source.index('"args.use_vllm = True\\n"'),
-        source.index('"args.vllm_enable_sleep_mode=True\\n"'),
-    )
+    origin = getattr(importlib.util.find_spec("unsloth"), "origin", None)
+    source = (Path(str(origin)).parent / "models" / "rl.py").read_text(encoding="utf-8")
+    on, sleep = map(source.index, ('"args.use_vllm = True\\n"', '"args.vllm_enable_sleep_mode=True\\n"'))
     assert on < source.index('if "grpo" in trainer_file and trl_version >= Version("0.18.0"):', on) < sleep
-    generate = inspect.unwrap(VLLMGeneration.generate)
-    assert "self.enable_sleep_mode and self._llm_weights_sleeping" in inspect.getsource(generate)
+    generate = inspect.getsource(inspect.unwrap(VLLMGeneration.generate))
+    assert "self.enable_sleep_mode and self._llm_weights_sleeping" in generate
     sent = inspect.getsource(VLLMGeneration._iter_named_params)
     assert "yield name, param.data" in sent
     assert "quant" not in sent
-
-
-# --- precision --------------------------------------------------------------------------------------------
 
 
 def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer: Any, policy: Any) -> None:

@@ -12,15 +12,6 @@ from tests.conftest import as_loaded, random_rewards
 EPSILON, EPSILON_HIGH = 0.2, 0.28
 
 
-def test_a_mean_over_tokens_weighs_each_token_alike_and_begins_anew_when_cleared() -> None:
-    means = metrics.TokenMeans()
-    assert means.add("kl", total=6.0, count=3) == 2.0
-    assert means.add("kl", total=0.0, count=1) == 1.5
-    assert means.add("entropy", total=0.0, count=0) == 0.0, "no token at all"
-    means.clear()
-    assert means.add("kl", total=1.0, count=1) == 1.0
-
-
 def test_rewards_are_logged_as_trl_logs_them() -> None:
     """Means over what was scored; the sum without clipping; groups without spread by the clipped totals."""
     scores = torch.tensor([[1.0, math.nan], [0.0, 2.0], [math.nan, math.nan], [3.0, 0.0]])

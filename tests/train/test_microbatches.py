@@ -11,32 +11,19 @@ from hypothesis import strategies as st
 
 from rloo_kit.train.microbatches import Layout, blocks_of, lay_out, select
 
-# --- unit -------------------------------------------------------------------------------------------------
-
-
-def unit(accumulation: int, steps: int) -> int:
-    return Layout(rows=1, steps=steps, accumulation=accumulation, block=1, aggregation="", longest=1).unit
-
 
 @given(st.integers(1, 12), st.integers(1, 12))
 def test_a_unit_never_crosses_the_end_of_a_step_or_of_a_generation_batch(a: int, s: int) -> None:
-    size = unit(a, s)
+    size = Layout(rows=1, steps=s, accumulation=a, block=1, aggregation="", longest=1).unit
     for first in range(0, 3 * a * s, size):
         last = first + size - 1
         assert first // a == last // a, "one optimizer step"
         assert first // s == last // s, "one generation batch"
 
 
-# --- blocks_of --------------------------------------------------------------------------------------------
-
-
 def test_rows_of_a_group_stay_together_and_in_order() -> None:
-    lengths = {10: 5, 11: 1, 12: 2, 13: 2, 14: 9, 15: 1}
-    by_row = [lengths.get(row, 0) for row in range(16)]
-    assert blocks_of([10, 11, 12, 13, 14, 15], 2, by_row) == [[12, 13], [10, 11], [14, 15]]
-
-
-# --- lay_out ----------------------------------------------------------------------------------------------
+    lengths = [5, 1, 2, 2, 9, 1]
+    assert blocks_of(range(6), 2, lengths) == [[2, 3], [0, 1], [4, 5]]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +70,6 @@ def test_every_row_is_in_exactly_one_micro_batch_and_none_is_too_full(layout: An
     assert sum(filled) == max(needed, math.ceil(len(blocks) / per_batch))
 
 
-# --- select -----------------------------------------------------------------------------------------------
-
 PAD = 0
 
 
@@ -110,13 +95,10 @@ def test_a_micro_batch_is_as_wide_as_its_own_longest_prompt_and_completion() -> 
     chosen = select(batch_of([1, 3, 5], [7, 2, 4]), [1, 2])
     assert chosen["prompt_ids"].tolist() == [[0, 0, 111, 112, 113], [211, 212, 213, 214, 215]]
     assert chosen["completion_ids"].tolist() == [[121, 122, 0, 0], [221, 222, 223, 224]]
-
-
-def test_log_probabilities_are_cut_along_with_the_tokens_they_belong_to() -> None:
-    chosen = select(batch_of([2, 2], [9, 2]), [1])
-    assert chosen["old_per_token_logps"].tolist() == [[-101.0, -102.0]]
-    assert chosen["ref_per_token_logps"].tolist() == [[-102.0, -103.0]]
-    assert chosen["advantages"].tolist() == [1.0]
+    alone = select(batch_of([2, 2], [9, 2]), [1])
+    assert alone["old_per_token_logps"].tolist() == [[-101.0, -102.0]], "cut along with the tokens"
+    assert alone["ref_per_token_logps"].tolist() == [[-102.0, -103.0]]
+    assert alone["advantages"].tolist() == [1.0]
 
 
 def test_a_completion_that_is_masked_whole_keeps_one_column() -> None:

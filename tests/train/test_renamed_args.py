@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 import rloo_kit
 from rloo_kit.advantages import ESTIMATORS
-from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.errors import ArgumentError
 from rloo_kit.train import renamed_args
 from rloo_kit.train.validate import NAMES, Own
 from tests.train.test_update import (
@@ -38,25 +38,71 @@ __all__ = ["on_paper", "play", "written"]  # fixtures
 
 PLAIN: dict[str, Any] = {"output_dir": "out/run", "bf16": False}
 OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(NAMES)
-THEIRS = {item.name for item in dataclasses.fields(trl.GRPOConfig)}
 
 
-# --- every name -------------------------------------------------------------------------------------------
+# --- older releases ---------------------------------------------------------------------------------------
 
 
-def test_every_field_of_trls_grpo_config_has_a_row_or_is_ours() -> None:
-    missing = THEIRS - OURS - set(renamed_args.FIELDS)
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ("kl_coef", "beta", 0.1),
+        ("response_length", "max_completion_length", 53),
+        ("warmup_ratio", "warmup_steps", 0.1),
+        ("evaluation_strategy", "eval_strategy", "no"),
+    ],
+)
+def test_an_old_name_is_taken_with_one_warning_that_gives_the_new_one(old: str, new: str, value: Any) -> None:
+    with pytest.warns(FutureWarning, match=f"{old} is now {new}") as caught:
+        settings = rloo_kit.RLOOConfig(**{old: value})
+    assert getattr(settings, new) == value
+    assert [one.filename for one in caught] == [__file__]
+
+
+def test_old_names_of_the_trainer_are_taken_too(policy: Any, task: Any) -> None:
+    with pytest.warns(FutureWarning, match="policy is now model; tokenizer is now") as caught:
+        trainer = rloo_kit.RLOOTrainer(
+            policy=policy.model,
+            tokenizer=policy.tokenizer,
+            reward_model=lambda completions, **kwargs: [0.0] * len(completions),
+            config=rloo_kit.RLOOConfig(max_steps=1),
+            train_dataset=task.train,
+        )
+    assert trainer.model is policy.model
+    assert caught[0].filename == __file__
+
+
+def test_every_old_name_leads_to_a_name_that_exists() -> None:
+    assert set(renamed_args.CONFIG_OLD.values()) <= OURS
+    assert not {*renamed_args.CONFIG_GONE, *renamed_args.CONFIG_OLD} & OURS
+
+
+@pytest.mark.parametrize("name", renamed_args.CONFIG_GONE)
+def test_a_name_without_an_equal_says_what_to_do(name: str) -> None:
+    with pytest.raises(ArgumentError, match=name) as caught:
+        rloo_kit.RLOOConfig(**{name: object()})
+    assert renamed_args.CONFIG_GONE[name] in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 3
+    assert isinstance(caught.value, TypeError), "code that catches TRL's TypeError goes on working"
+
+
+def test_one_setting_by_two_names_is_refused() -> None:
+    for given in ({"kl_coef": 0.1, "beta": 0.2}, {"beta": 0.2, "kl_coef": 0.1}):
+        with pytest.raises(ArgumentError, match="beta is given twice"):
+            rloo_kit.RLOOConfig(**given)
+    for ours in ({"loss_aggregation": "token-mean"}, {"importance_sampling_level": "token"}):
+        with pytest.raises(ArgumentError, match=f"{next(iter(ours))} is given twice"):
+            rloo_kit.RLOOConfig(loss_type="luspo", **ours)
+
+
+# --- GRPO's -----------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_trls_grpo_config_is_ours_or_stands_in_a_table() -> None:
+    tables = {*renamed_args.GRPO, *renamed_args.LEFT_OUT, *renamed_args.CONFIG_GONE}
+    missing = {item.name for item in dataclasses.fields(trl.GRPOConfig)} - OURS - tables
     assert not missing, "a release of TRL has new fields: give each a row in rloo_kit/train/renamed_args.py"
-    assert not set(renamed_args.FIELDS) & OURS, "a row of what RLOOConfig has itself is never read"
-
-
-def test_what_a_row_becomes_are_settings_of_ours_and_every_default_of_trls_is_known() -> None:
-    defaults = {item.name: item.default for item in dataclasses.fields(trl.GRPOConfig)}
-    for name, row in renamed_args.FIELDS.items():
-        assert all(set(ours) <= OURS for ours in row.becomes.values()), name
-        assert bool(row.left_out) != bool(row.todo), name
-        if name in THEIRS and not row.left_out:
-            assert defaults[name] in (*row.becomes, *row.nothing), name
+    assert not tables & OURS, "a row of what RLOOConfig has itself is never read"
 
 
 @pytest.mark.parametrize(
@@ -64,10 +110,10 @@ def test_what_a_row_becomes_are_settings_of_ours_and_every_default_of_trls_is_kn
     [
         ({"loss_type": "grpo"}, {"loss_aggregation": "seq-mean-token-mean"}),
         ({"loss_type": "dapo"}, {"loss_aggregation": "token-mean"}),
-        ({"loss_type": "bnpo"}, {"loss_aggregation": "token-mean"}),
         ({"loss_type": "dr_grpo"}, {"loss_aggregation": "seq-mean-token-sum-norm"}),
         ({"scale_rewards": True}, {"advantage_estimator": "grpo"}),
         ({"scale_rewards": "none"}, {"advantage_estimator": "dr_grpo"}),
+        ({"kl_in_reward": False}, {"kl_placement": "loss"}),
     ],
 )
 def test_a_name_of_grpos_is_mapped_with_one_warning_that_names_ours(
@@ -82,140 +128,77 @@ def test_a_name_of_grpos_is_mapped_with_one_warning_that_names_ours(
 
 def test_a_recipe_of_grpos_gets_one_warning_for_all_its_names() -> None:
     recipe = {"loss_type": "dr_grpo", "scale_rewards": False, "max_prompt_length": 256, "epsilon_high": 0.28}
-    with pytest.warns(
-        FutureWarning, match=r"loss_type=.*scale_rewards=.*max_prompt_length=256 is left"
-    ) as caught:
+    said = r"loss_type=.*scale_rewards=.*max_prompt_length=256 is left"
+    with pytest.warns(FutureWarning, match=said) as caught:
         settings = rloo_kit.RLOOConfig(beta=0.0, mask_truncated_completions=True, **recipe)
     assert len(caught) == 1
     assert (settings.epsilon_high, settings.mask_truncated_completions) == (0.28, True)
 
 
-def test_a_value_that_means_nothing_here_is_taken_without_a_word() -> None:
-    nothing = {name: row.nothing[0] for name, row in renamed_args.FIELDS.items() if row.nothing}
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rloo_kit.RLOOConfig(**nothing)
-
-
-REFUSED = {name: 7 for name, row in renamed_args.FIELDS.items() if row.todo} | {
-    "loss_type": "cispo",
-    "scale_rewards": "batch",
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_value_without_an_equal_says_what_to_do(name: str) -> None:
-    with pytest.raises(ArgumentError, match=name) as caught:
-        rloo_kit.RLOOConfig(**{name: REFUSED[name]})
-    assert renamed_args.FIELDS[name].todo in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 3
-
-
-def test_grpos_name_beside_ours_with_another_value_is_refused() -> None:
-    with pytest.raises(
-        ArgumentError, match="loss_type='grpo' stands for loss_aggregation='seq-mean-token-mean'"
-    ):
-        rloo_kit.RLOOConfig(loss_type="grpo", loss_aggregation="token-mean")
-    with pytest.raises(ArgumentError, match="importance_sampling_level='token' is given too"):
-        rloo_kit.RLOOConfig(loss_type="luspo", importance_sampling_level="token")
+@pytest.mark.parametrize(
+    ("given", "todo"),
+    [
+        ({"loss_type": "cispo"}, "loss_aggregation='token-mean'"),
+        ({"scale_rewards": "batch"}, "normalize_advantages=True"),
+        ({"scale_reward": "group"}, "did you mean scale_rewards"),
+        ({"learnin_rate": 1e-5}, "did you mean learning_rate"),
+    ],
+)
+def test_a_value_without_an_equal_and_a_typo_say_what_to_do(given: dict[str, Any], todo: str) -> None:
+    with pytest.raises(ArgumentError, match=todo):
+        rloo_kit.RLOOConfig(**given)
 
 
 # --- from_grpo --------------------------------------------------------------------------------------------
 
 
 def test_the_update_of_a_plain_grpo_config_is_carried_over_and_the_rest_is_the_kits() -> None:
-    ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
-    assert (ours.advantage_estimator, ours.loss_aggregation) == ("grpo", "token-mean")
-    assert (ours.importance_sampling_level, ours.kl_placement, ours.kl_estimator) == ("token", "loss", "k3")
-    assert (ours.num_generations, ours.per_device_train_batch_size, ours.gradient_accumulation_steps) == (
-        8,
-        8,
-        1,
-    )
-    assert (ours.beta, ours.learning_rate, ours.use_bias_correction_kl) == (0.0, 1e-6, True)
-    assert (ours.output_dir, ours.save_steps, ours.logging_steps) == ("out/run", 25, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
+    expected = {
+        **{
+            "advantage_estimator": "grpo",
+            "loss_aggregation": "token-mean",
+            "importance_sampling_level": "token",
+        },
+        **{"kl_placement": "loss", "kl_estimator": "k3", "use_bias_correction_kl": True, "beta": 0.0},
+        **{"num_generations": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1},
+        **{"learning_rate": 1e-6, "output_dir": "out/run", "save_steps": 25, "logging_steps": 1},
+    }
+    assert {name: getattr(ours, name) for name in expected} == expected
 
 
+@pytest.mark.filterwarnings("ignore:top_k")
 def test_what_differs_from_grpos_defaults_is_carried_over() -> None:
     given: dict[str, Any] = {
         **{
             "num_generations": 4,
             "gradient_accumulation_steps": 4,
-            "steps_per_generation": 2,
+            "steps_per_generation": 1,
             "save_steps": 5,
         },
-        **{
-            "epsilon_high": 0.28,
-            "mask_truncated_completions": True,
-            "beta": 0.04,
-            "temperature": 0.9,
-            "top_k": 5,
-        },
+        **{"epsilon_high": 0.28, "mask_truncated_completions": True, "beta": 0.04, "temperature": 0.9},
         **{"max_completion_length": 99, "max_steps": 3, "report_to": "none", "lr_scheduler_type": "cosine"},
         **{"eval_strategy": "steps", "eval_steps": 5, "reward_weights": [1.0, 0.5], "logging_steps": 3},
-        **{"save_strategy": "steps", "load_best_model_at_end": True},
+        **{"top_k": 5, "save_strategy": "steps"},
     }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # top_k
-        ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, **given))
-        same = rloo_kit.RLOOConfig(**PLAIN, **given)
+    ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, **given))
+    same = rloo_kit.RLOOConfig(**PLAIN, **given)
     assert [name for name in given if getattr(ours, name) != getattr(same, name)] == []
-    assert ours.metric_for_best_model == "eval_reward", "transformers had taken the loss"
 
 
-def test_what_cannot_be_carried_over_is_refused_and_what_is_left_out_is_warned_of() -> None:
-    with pytest.raises(ArgumentError, match=r"top_entropy_quantile=0\.2"):
-        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, top_entropy_quantile=0.2))
-    with pytest.raises(ConfigError, match="takes TRL's GRPOConfig"):
-        rloo_kit.RLOOConfig.from_grpo({"loss_type": "grpo"})
-    with pytest.warns(FutureWarning, match="max_prompt_length=64 is left out"):
-        rloo_kit.RLOOConfig(max_prompt_length=64)
-
-
-def test_from_grpo_takes_changes_by_grpos_names_too() -> None:
-    ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN), loss_type="dr_grpo")
-    assert ours.loss_aggregation == "seq-mean-token-sum-norm"
-    refused = trl.GRPOConfig(**PLAIN, delta=1.5, loss_type="cispo")
-    ours = rloo_kit.RLOOConfig.from_grpo(refused, delta=None, loss_type="dapo")
+def test_from_grpo_takes_changes_by_grpos_names_too_in_place_of_what_has_no_equal() -> None:
+    refused = trl.GRPOConfig(**PLAIN, top_entropy_quantile=0.2, loss_type="cispo")
+    with pytest.raises(ArgumentError, match=r"top_entropy_quantile|loss_type='cispo'"):
+        rloo_kit.RLOOConfig.from_grpo(refused)
+    ours = rloo_kit.RLOOConfig.from_grpo(refused, top_entropy_quantile=1.0, loss_type="dapo")
     assert ours.loss_aggregation == "token-mean"
-
-
-def test_all_that_has_no_equal_is_named_together_and_a_typo_gets_the_nearest() -> None:
-    with pytest.raises(ArgumentError) as caught:
-        rloo_kit.RLOOConfig(delta=1.5, top_entropy_quantile=0.2)
-    what, *rest = str(caught.value).splitlines()
-    assert what.startswith("delta=1.5 and top_entropy_quantile=0.2: GRPO's")
-    assert len(rest) == 2
-    with pytest.raises(ArgumentError, match="did you mean 'dr_grpo'"):
-        rloo_kit.RLOOConfig(loss_type="drgrpo")
-
-
-def test_what_vllm_samples_is_said_to_be_corrected_by_nothing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN))
-    with pytest.warns(FutureWarning, match="vllm_importance_sampling_correction=True is left out"):
-        rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN, use_vllm=True))
-
-
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [("peft_config", "load_policy"), ("fast_inference", "load_policy"), ("tokenizer", "RLOOTrainer"),
-     ("train_dataset", "RLOOTrainer"), ("scale_reward", "scale_rewards")],
-)  # fmt: skip
-def test_a_name_that_belongs_elsewhere_is_told_where(name: str, place: str) -> None:
-    with pytest.raises(ArgumentError, match=place):
-        rloo_kit.RLOOConfig(**{name: object()})
-
-
-def test_all_settings_of_a_grpo_config_at_once_lead_to_from_grpo() -> None:
-    with pytest.raises(ArgumentError, match=r"RLOOConfig.from_grpo\(config\)"):
-        rloo_kit.RLOOConfig(**trl.GRPOConfig(**PLAIN).to_dict())
-    luspo = trl.GRPOConfig(**PLAIN, loss_type="luspo")
-    with pytest.raises(ArgumentError, match="set importance_sampling_level='sequence'"):
-        rloo_kit.RLOOConfig.from_grpo(luspo)
-    ours = rloo_kit.RLOOConfig.from_grpo(luspo, importance_sampling_level="sequence")
-    assert (ours.loss_aggregation, ours.importance_sampling_level) == ("seq-mean-token-sum", "sequence")
+    ours = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**PLAIN), advantage_estimator="rloo")
+    assert (ours.advantage_estimator, ours.loss_aggregation) == ("rloo", "token-mean")
+    luspo = trl.GRPOConfig(**PLAIN, loss_type="luspo", importance_sampling_level="sequence")
+    with pytest.raises(ArgumentError, match="importance_sampling_level is given twice"):
+        rloo_kit.RLOOConfig.from_grpo(luspo, loss_type="luspo", importance_sampling_level="token")
 
 
 # --- the update -------------------------------------------------------------------------------------------

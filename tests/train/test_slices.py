@@ -16,15 +16,10 @@ from rloo_kit.policy.bundled import TINY
 EIGHT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
-@pytest.fixture
-def rows_of_calls(policy: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Rows of each call of the policy's ``generate``."""
-    return watched(policy.model, monkeypatch)
-
-
 def watched(
     model: Any, monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool] = lambda rows: False
 ) -> list[int]:
+    """Rows of each call of the model's ``generate``."""
     bound, calls = model.generate, []
 
     def generate(**arguments: Any) -> Any:
@@ -91,36 +86,30 @@ def test_slices_change_no_greedy_completion_nor_their_order(
     ("asked", "calls"), [(None, [8]), (100, [8]), (5, [4, 4]), (3, [2, 3, 3]), (1, [1] * 8)]
 )
 def test_as_many_rows_are_sampled_at_once_as_are_asked_for(
-    asked: int | None, calls: list[int], make_trainer: Any, rows_of_calls: list[int]
+    asked: int | None, calls: list[int], make_trainer: Any, policy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seen = watched(policy.model, monkeypatch)
     trainer = make_trainer(generation_rows=asked, **EIGHT)
     trainer.train()
-    assert rows_of_calls == calls
+    assert seen == calls
     assert trainer.memory_plan.sampled_rows == max(calls)
-    assert trainer.state.global_step == 1
-
-
-def limited(trainer: Any, rows: int) -> None:
-    """Give the trainer's plan a device on which so many rows fit at once."""
-    planned = trainer.memory_plan
-    settings = dataclasses.replace(planned.settings, generation_rows=rows)
-    needs = type(planned).of(planned.model, settings, planned.device)
-    device = Device("a small CPU", needs.peak_bytes + needs.estimated_bytes // 2, on_gpu=False)
-    trainer.memory_plan = type(planned).of(planned.model, planned.settings, device)
 
 
 def test_by_default_as_many_are_sampled_at_once_as_the_plan_says_fit(
-    make_trainer: Any, rows_of_calls: list[int], capsys: pytest.CaptureFixture[str]
+    make_trainer: Any, policy: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls = watched(policy.model, monkeypatch)
     trainer = make_trainer(per_device_train_batch_size=4, gradient_accumulation_steps=16)
-    assert (trainer.memory_plan.sampled_rows, trainer.memory_plan.sliced) == (64, "")
-    limited(trainer, 56)  # with fewer, the training pass of the tiny policy takes more than its sampling
+    planned = trainer.memory_plan
+    assert (planned.sampled_rows, planned.sliced) == (64, "")
+    # Of 56; with fewer, the training pass of the tiny policy takes more than its sampling.
+    settings = dataclasses.replace(planned.settings, generation_rows=56)
+    needs = type(planned).of(planned.model, settings, planned.device)
+    device = Device("a small CPU", needs.peak_bytes + needs.estimated_bytes // 2, on_gpu=False)
+    trainer.memory_plan = type(planned).of(planned.model, planned.settings, device)
     trainer.train()
-    assert rows_of_calls == [32] * 2
+    assert calls == [32] * 2
     assert "64 completions are sampled 32 at once, since all would not fit" in capsys.readouterr().out
-
-
-# --- memory that runs out ---------------------------------------------------------------------------------
 
 
 def test_where_memory_runs_out_the_run_goes_on_with_fewer_at_once(

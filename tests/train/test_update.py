@@ -1,9 +1,11 @@
 """The update is the one that stock TRL would make, whichever work is left out on the way."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -14,6 +16,7 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
+from rloo_kit.memory import specs
 from rloo_kit.train import cpu_logprobs
 from rloo_kit.train.validate import NAMES
 from tests.conftest import as_loaded
@@ -40,6 +43,18 @@ def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | 
     return pays
 
 
+COMMON: dict[str, Any] = {
+    **{
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 1,
+    },
+    **{"learning_rate": 1e-3, "max_completion_length": 12, "logging_steps": 1, "save_strategy": "no"},
+    **{"bf16": False, "disable_tqdm": True, "report_to": "none", "seed": 5},
+}
+
+
 def one_run(
     ours: bool, loaded: Any, task: Any, folder: Path, grpo: bool = False, **settings: Any
 ) -> tuple[Any, list[dict[str, torch.Tensor]]]:
@@ -47,33 +62,17 @@ def one_run(
 
     With ``grpo`` stock TRL's trainer is GRPO's, and ours has the configuration that ``from_grpo`` makes of its own.
     """
-    own = {"fast_sampling": False} if ours else {}  # multinomial draws the completions that stock TRL draws
-    config_class, trainer_class = (
-        (trl.GRPOConfig, trl.GRPOTrainer) if grpo else (trl.RLOOConfig, trl.RLOOTrainer)
-    )
-    config = (rloo_kit.RLOOConfig if ours and not grpo else config_class)(
-        **{
-            "output_dir": str(folder),
-            "num_generations": 4,
-            "per_device_train_batch_size": 8,
-            "gradient_accumulation_steps": 2,
-            "max_steps": 1,
-            "learning_rate": 1e-3,
-            "max_completion_length": 12,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "bf16": False,
-            "disable_tqdm": True,
-            "report_to": "none",
-            "seed": 5,
-            **({} if grpo else own),
-            **settings,
-        }
-    )
-    if ours and grpo:
-        config = rloo_kit.RLOOConfig.from_grpo(config, **own)
+    given = {"output_dir": str(folder), **COMMON, **settings}
+    own = {"fast_sampling": False}  # multinomial draws the completions that stock TRL draws
+    make: type = trl.GRPOTrainer if grpo else trl.RLOOTrainer
+    if ours:
+        make = rloo_kit.RLOOTrainer
+        theirs = rloo_kit.RLOOConfig.from_grpo(trl.GRPOConfig(**given), **own) if grpo else None
+        config = theirs or rloo_kit.RLOOConfig(**own | given)
+    else:
+        config = (trl.GRPOConfig if grpo else trl.RLOOConfig)(**given)
     policy, seen = as_loaded(loaded), Gradients()
-    trainer = (rloo_kit.RLOOTrainer if ours else trainer_class)(
+    trainer = make(
         model=policy.model,
         processing_class=policy.tokenizer,
         reward_funcs=some_dead,
@@ -96,7 +95,8 @@ def one_run(
 RUNS: dict[str, tuple[Any, Any]] = {}
 """Stock TRL's runs, which several cases share."""
 
-SAME = {
+SGD = {"optim": "sgd", "learning_rate": 0.1}
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "beta 0": ({"beta": 0.0}, {}),
     "beta 0, two passes over everything": ({"beta": 0.0}, {"single_pass": False, "skip_dead_groups": False}),
     "KL from the loss's own pass": ({"beta": 0.05}, {}),
@@ -108,14 +108,7 @@ SAME = {
     "two generation batches a step": ({"beta": 0.05, "steps_per_generation": 1}, {}),
     "two steps on one generation batch": (
         # Adam would divide rounding by rounding where a gradient is nearly 0.
-        {
-            "beta": 0.0,
-            "gradient_accumulation_steps": 1,
-            "steps_per_generation": 2,
-            "max_steps": 2,
-            "optim": "sgd",
-            "learning_rate": 0.1,
-        },
+        {"beta": 0.0, "gradient_accumulation_steps": 1, "steps_per_generation": 2, "max_steps": 2, **SGD},
         {},
     ),
     "two iterations, with KL, clipped on both sides": (
@@ -146,15 +139,10 @@ def test_the_update_is_that_of_stock_trl(name: str, loaded_once: Any, task: Any,
     logs = [[entry for entry in run.state.log_history if "grad_norm" in entry] for run in (expected, trainer)]
     # Shares of what is trained on, so they differ where dead groups are left out.
     shares = ("low_mean", "high_mean", "region_mean") if trainer._trains_on_all else ()
+    metrics = {"reward", "reward_std", "rewards/some_dead/mean", "completions/mean_length", "num_tokens"}
+    metrics |= {f"clip_ratio/{share}" for share in shares}
     for theirs, mine in zip(*logs, strict=True):
-        for metric in (
-            "reward",
-            "reward_std",
-            "rewards/some_dead/mean",
-            "completions/mean_length",
-            "num_tokens",
-            *(f"clip_ratio/{share}" for share in shares),
-        ):
+        for metric in metrics:
             assert mine.get(metric) == pytest.approx(theirs.get(metric), abs=1e-6), metric
     if name.endswith("clipped on both sides"):
         assert all(logs[1][-1][f"clip_ratio/{side}_mean"] > 0 for side in ("low", "high")), "the test clips"
@@ -177,15 +165,9 @@ EPSILON, EPSILON_HIGH, BETA = 0.2, 0.28, 0.3
 @pytest.fixture(scope="module")
 def written() -> dict[str, torch.Tensor]:
     """Log-probabilities, lengths and rewards of two groups of four; the last completion is not scored."""
-    generator = torch.Generator().manual_seed(0)
-
-    def log_probs() -> torch.Tensor:
-        return -torch.rand(GROUPS * K, TOKENS, generator=generator)
-
+    drawn = -torch.rand(3, GROUPS * K, TOKENS, generator=torch.Generator().manual_seed(0))
     return {
-        "sampled": log_probs(),
-        "now": log_probs(),
-        "reference": log_probs(),
+        **dict(zip(("sampled", "now", "reference"), drawn, strict=True)),
         "lengths": torch.tensor([5, 1, 3, 4, 2, 5, 3, 1]),
         "rewards": torch.tensor([1.0, 0.0, 0.5, 0.0, 0.2, 0.9, 0.9, torch.nan]),
     }
@@ -240,32 +222,23 @@ def by_hand(
             loss = sum(surrogate(torch.exp(step), advantage(row)) for step in steps)
         if settings["kl_placement"] == "loss":
             loss = loss + BETA * sum(kl(now, row, t) for t in range(length))
-        total = (
-            total
-            + loss
-            / {
-                "seq-mean-token-sum": len(rows),
-                "seq-mean-token-mean": len(rows) * length,
-                "token-mean": sum(lengths[i] for i in rows),
-                "seq-mean-token-sum-norm": len(rows) * LIMIT,
-            }[how]
-        )
+        shared_by = {
+            "seq-mean-token-sum": len(rows),
+            "seq-mean-token-mean": len(rows) * length,
+            "token-mean": sum(lengths[i] for i in rows),
+            "seq-mean-token-sum-norm": len(rows) * LIMIT,
+        }
+        total = total + loss / shared_by[how]
     return total
 
 
 @pytest.fixture(scope="module")
 def on_paper(task: Any, tmp_path_factory: Any) -> Any:
     """A trainer whose completions and log-probabilities are those written down."""
-    config = rloo_kit.RLOOConfig(
-        output_dir=str(tmp_path_factory.mktemp("paper")),
-        num_generations=K,
-        per_device_train_batch_size=K,
-        gradient_accumulation_steps=GROUPS,
-        max_completion_length=LIMIT,
-        epsilon=EPSILON,
-        epsilon_high=EPSILON_HIGH,
-        beta=BETA,
-    )
+    batch = {"num_generations": K, "per_device_train_batch_size": K, "gradient_accumulation_steps": GROUPS}
+    clip: dict[str, Any] = {"epsilon": EPSILON, "epsilon_high": EPSILON_HIGH, "beta": BETA}
+    folder = str(tmp_path_factory.mktemp("paper"))
+    config = rloo_kit.RLOOConfig(output_dir=folder, max_completion_length=LIMIT, **batch, **clip)
     policy = rloo_kit.load_policy("tiny", seed=0)
     trainer = rloo_kit.RLOOTrainer(
         model=policy, reward_funcs=some_dead, args=config, train_dataset=task.train
@@ -287,11 +260,7 @@ def mean_loss(micro_batches: Played) -> torch.Tensor:
 def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Played]:
     """``play(now, **settings)``: what the trainer makes of the batch that is written down."""
 
-    def played(
-        now: torch.Tensor,
-        aux_loss: torch.Tensor | None = None,
-        **settings: Any,
-    ) -> Played:
+    def played(now: torch.Tensor, aux_loss: torch.Tensor | None = None, **settings: Any) -> Played:
         def rollout(examples: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
             mask = (torch.arange(TOKENS) < written["lengths"][:, None]).int()
             rows = torch.arange(GROUPS * K)[:, None]
@@ -307,12 +276,16 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         own = replace(on_paper.own, **{name: settings.pop(name) for name in [*settings] if name in NAMES})
         for name, value in settings.items():
             monkeypatch.setattr(on_paper.args, name, value)
-        monkeypatch.setattr(on_paper, "own", own)
-        monkeypatch.setattr(on_paper, "_estimator", advantages.find(own.advantage_estimator))
-        monkeypatch.setattr(on_paper, "passes", on_paper._passes())
-        monkeypatch.setattr(on_paper, "_rollout", rollout)
-        monkeypatch.setattr(on_paper, "_step", 0)
-        monkeypatch.setattr(on_paper, "_reference", lambda: nullcontext("reference"))
+        asked = SimpleNamespace(**vars(on_paper.args) | vars(own) | {"beta": on_paper.beta})
+        for name, value in {
+            "own": own,
+            "_estimator": advantages.find(own.advantage_estimator),
+            "passes": specs.settings_of(asked).passes,
+            "_rollout": rollout,
+            "_step": 0,
+            "_reference": lambda: nullcontext("reference"),
+        }.items():
+            monkeypatch.setattr(on_paper, name, value)
         monkeypatch.setattr(trl.RLOOTrainer, "_get_per_token_logps_and_entropies", log_probs)
         found = []
         for _ in range(GROUPS):
@@ -325,30 +298,21 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
     return played
 
 
-KL = [(placement, estimator) for placement in ("reward", "loss") for estimator in ("k1", "k2", "k3")]
 HOW = ("seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm")
 WHO = ("rloo", "grpo", "dr_grpo", "reinforce")
 
 
+EVERY = [
+    dict(zip(("advantage_estimator", "kl_placement", "kl_estimator", "loss_aggregation"), one, strict=True))
+    for one in itertools.product(WHO, ("reward", "loss"), ("k1", "k2", "k3"), HOW)
+]
+
+
 @pytest.mark.parametrize("on_policy", [True, False], ids=["on policy", "off policy"])
-@pytest.mark.parametrize("loss_aggregation", HOW)
-@pytest.mark.parametrize(("kl_placement", "kl_estimator"), KL)
-@pytest.mark.parametrize("advantage_estimator", WHO)
+@pytest.mark.parametrize("settings", EVERY, ids=lambda settings: ", ".join(settings.values()))
 def test_loss_and_gradient_are_those_of_the_formula_written_out(
-    play: Callable[..., Played],
-    written: Any,
-    on_policy: bool,
-    loss_aggregation: str,
-    kl_placement: str,
-    kl_estimator: str,
-    advantage_estimator: str,
+    play: Callable[..., Played], written: Any, on_policy: bool, settings: dict[str, str]
 ) -> None:
-    settings = {
-        "loss_aggregation": loss_aggregation,
-        "kl_placement": kl_placement,
-        "kl_estimator": kl_estimator,
-        "advantage_estimator": advantage_estimator,
-    }
     sampled = written["sampled"]
     now = (sampled if on_policy else written["now"]).clone().requires_grad_()
     expected = by_hand(written, now, sampled, settings)

@@ -1,1 +1,0 @@
-"""Of distributed work."""

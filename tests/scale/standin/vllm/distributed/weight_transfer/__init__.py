@@ -1,1 +1,0 @@
-"""How weights reach a server."""

@@ -1,5 +1,0 @@
-"""What TRL imports for structured outputs."""
-
-
-class StructuredOutputsParams:
-    """Not used."""
