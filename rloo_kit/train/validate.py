@@ -167,9 +167,7 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
         with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
             given[name] = json.loads(given[name])
     types = {**(known or hints()), "on_unhealthy": Literal[("warn", "stop", *HANDLERS)]}
-    loaded = sys.modules.get(
-        "rloo_kit.advantages"
-    )  # which imports torch: the command line's first look does not
+    loaded = sys.modules.get("rloo_kit.advantages")  # not for the command line's first look: it imports torch
     types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
     found = values.check(given, types, "RLOOConfig", ADVICE)
     check_template(found.get("chat_template_kwargs") or (), "RLOOConfig")
@@ -177,7 +175,6 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
 
 
 # --- settings that do not go together ---------------------------------------------------------------------
-
 
 HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
 """Of ``generation_kwargs``: how the same distribution is computed."""
@@ -206,8 +203,8 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
     if size % k:  # unsloth would change the batch instead
-        what = f"a generation batch of {size} completions, on processes={processes}, does not divide into groups of {k}"
-        todo = f"make batch x accumulation a multiple of {k}: {size - size % k or k} or {size - size % k + k}"
+        what = f"a generation batch of {size} completions does not divide into groups of {k}"
+        todo = f"make batch x accumulation x processes ({processes}) a multiple of {k}, such as {size - size % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
     rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
     if args.eval_strategy != "no" and rows % k_eval:
