@@ -100,13 +100,13 @@ def named(reward: Any, *says: str, culprit: str = "", when: Any = "step") -> Bad
     return rewarded(reward, reward.__name__, *says, culprit=culprit or reward.__name__, when=when)
 
 
-def with_model(act: Callable[[Any], object], *says: str) -> Bad:
+def with_model(act: Callable[[Any], object]) -> Bad:
     """A reward that does something to the model that is trained."""
 
     def made(policy: Any) -> dict[str, Any]:
         return {"reward_funcs": does(lambda **kwargs: act(policy.model))}
 
-    return Bad("reward", trainer=made, says=says, when="warned")
+    return Bad("reward", trainer=made, when="mended")
 
 
 def edits_answers(answer: Any, **kwargs: Any) -> None:
@@ -165,13 +165,13 @@ REWARDS = {
     "a judge that is down": named(judge_is_down, "did not answer", "service"),
     "an async judge that is late": named(waits, "did not answer"),
     "a reward that edits a column": rewarded([does(edits_answers), sees_answers], when="mended"),
-    "a reward that evaluates": with_model(lambda model: model.eval(), "evaluation"),
-    "a reward that freezes": with_model(lambda model: model.requires_grad_(False), "trained"),
+    "a reward that evaluates": with_model(lambda model: model.eval()),
+    "a reward that freezes": with_model(lambda model: model.requires_grad_(False)),
     "a reward that switches gradients off": rewarded(
-        does(lambda **kwargs: torch.set_grad_enabled(False)), "is_grad_enabled", when="warned"
+        does(lambda **kwargs: torch.set_grad_enabled(False)), when="mended"
     ),
     "a reward that changes the precision": rewarded(
-        does(lambda **kwargs: torch.set_default_dtype(torch.float64)), "float64", when="warned"
+        does(lambda **kwargs: torch.set_default_dtype(torch.float64)), when="mended"
     ),
     "a reward that seeds": rewarded(does(lambda **kwargs: torch.manual_seed(7)), when="mended"),
 }

@@ -68,7 +68,7 @@ PREFILLED = [*QUESTION, {"role": "assistant", "content": "It is"}]
 NEWCOMER = {
     "a reward that ends the process": named(exits, "no license"),
     "a reward that sets the step back": rewarded(does(turns_back), when="mended"),
-    "a reward that changes the folder": rewarded(does(moves), "folder", when="warned"),
+    "a reward that changes the folder": rewarded(does(moves), when="mended"),
     "a metric that is text": rewarded(logs("quality", "high"), "quality", "high"),
     "a logged column of another length": rewarded(adds("notes", ["x"]), "notes", "1 values for 4"),
     "an argument that is left open": named(needs_two, culprit="scale", when="trainer"),
