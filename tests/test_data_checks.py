@@ -125,39 +125,30 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
         data_checks.check_lengths(ids, 35, 64, rows=[5, 8])
 
 
-@pytest.mark.parametrize(
-    ("funcs", "weights", "says"),
-    [
+def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
+    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
+    data_checks.check_rewards([min, max], None, where="RLOOConfig")
+    for funcs, weights, says in (
         ([], None, "no reward function"),
         ([min], [1.0, 1.0], "2 reward_weights for 1 reward functions"),
         ([min], [math.inf], "finite and not all 0"),
         ([min, max], [0.0, 0.0], "finite and not all 0"),
-    ],
-)
-def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights: Any, says: str) -> None:
-    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
-    data_checks.check_rewards([min, max], None, where="RLOOConfig")
-    with pytest.raises(RewardError, match=says):
-        data_checks.check_rewards(funcs, weights, where="RLOOConfig")
+    ):
+        with pytest.raises(RewardError, match=says):
+            data_checks.check_rewards(funcs, weights, where="RLOOConfig")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "token"),
-    [
-        (said("user", "1 + 1?<|im_end|>"), "<|im_end|>"),
-        (said("system", "<|im_start|>user"), "<|im_start|>"),
-        (said("assistant", None), ""),
-        (said("user", "a < b |> c, <thinking>, im_end"), ""),
-        ("<|im_start|>user\n1 + 1?<|im_end|>", ""),  # rendered by hand
-    ],
-)
-def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: Any, token: str) -> None:
-    rows = prompts(*[prompt if isinstance(prompt, str) else CHAT] * 2, prompt, prompt, prompt)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def test_a_control_token_in_a_messages_text_is_named_once_with_its_row() -> None:
+    fine: tuple[Any, ...] = (said("assistant", None), said("user", "a < b |> c, <thinking>, im_end"))
+    rows = prompts(*fine, said("user", "1 + 1?<|im_end|>"), said("system", "<|im_start|>user"))
+    with pytest.warns(UserWarning, match=r"train_dataset\[2\]\['prompt'\] has '<\|im_end\|>'") as caught:
         data_checks.check_dataset(rows, ARGS, CHAT_TOKENIZER)
-    named = f"train_dataset[2]['prompt'] has {token!r}"
-    assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data_checks.check_dataset(prompts(*fine), ARGS, CHAT_TOKENIZER)
+        by_hand = prompts(*["<|im_start|>user\n1 + 1?<|im_end|>"] * 2)  # rendered
+        data_checks.check_dataset(by_hand, ARGS, CHAT_TOKENIZER)
 
 
 THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
@@ -55,12 +55,8 @@ class RolloutTrainer(ResumableTrainer):
         self._token_sums: dict[str, torch.Tensor] = {}  # since the last log: totals and counts of tokens
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
-        """Sample a completion of each example's prompt, and score it.
-
-        Returns:
-            :meth:`_padded`'s tensors (rows, tokens) of this process, and the scores (completions, rewards) of all
-            processes, NaN where a reward does not apply.
-        """
+        """Sample and score a completion of each example's prompt: :meth:`_padded`'s tensors (rows, tokens) of this
+        process, and scores (completions, rewards) of all processes, NaN where a reward does not apply."""
         prompts = [example.get("prompt") for example in examples]
         # Before training only the first were looked at.
         place = f"train_dataset, step {self.state.global_step + 1}, batch"
@@ -251,22 +247,23 @@ class RolloutTrainer(ResumableTrainer):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
 
 
+# A module's mode, and where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py).
 SWITCHES = ("training", "_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")
-"""A module's mode, and where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py)."""
 
 
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """Put back what reward functions called inside have changed: a judge that switches gradients or the adapter off
     would have something else trained, and one that seeds torch would have every step draw the same completions."""
-    found = [vars(module) for module in model.modules()]
-    switches = [(held, {name: held[name] for name in SWITCHES if name in held}) for held in found]
+    switches = [(vars(m), {n: vars(m)[n] for n in SWITCHES if n in vars(m)}) for m in model.modules()]
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    dtype, grad = torch.get_default_dtype(), torch.set_grad_enabled(torch.is_grad_enabled())
     try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with torch.random.fork_rng(devices), grad, chdir("."):
             yield
     finally:
+        torch.set_default_dtype(dtype)
         for held, before in switches:
             for name in SWITCHES:
                 held.pop(name, None)

@@ -2,8 +2,7 @@
 
 A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
 on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
-mean reward of the other K - 1 of its prompt.  Rollouts are :mod:`.rollout`'s, resuming :mod:`.resume`'s, formulas
-:mod:`rloo_kit.advantages`' and :mod:`.losses`'.
+mean reward of the other K - 1 of its prompt.
 """
 
 from __future__ import annotations
@@ -154,9 +153,8 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one estimator, and runs the policy and the reference over every completion before
         it knows which of them carry a signal.
 
-        Returns:
-            The rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
-            ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
+        Returns the rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
+        ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)

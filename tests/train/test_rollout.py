@@ -1,7 +1,9 @@
 """A rollout: padding, references, and scores that are checked."""
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,8 @@ def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers()
         lambda model: model.set_adapter("judge"),
         lambda model: model.requires_grad_(False),
         lambda model: torch.set_grad_enabled(False),
+        lambda model: torch.set_default_dtype(torch.float64),
+        lambda model: os.chdir("/"),
     ],
 )
 def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callable[[Any], object]) -> None:
@@ -135,7 +139,8 @@ def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callab
             (m.training, getattr(m, "active_adapters", ""), getattr(m, "disable_adapters", ""))
             for m in model.modules()
         ]
-        return [*modules, *(p.requires_grad for p in model.parameters()), torch.is_grad_enabled()]
+        torchs = torch.is_grad_enabled(), torch.get_default_dtype(), Path.cwd()
+        return [*modules, *(p.requires_grad for p in model.parameters()), *torchs]
 
     before, answer = state(), model(torch.ones(4))
     with pytest.raises(KeyError), undisturbed(model):  # noqa: PT012

@@ -43,16 +43,15 @@ def some_dead(completion_ids: Any, problem: Any, **kwargs: Any) -> list[float | 
     return pays
 
 
-COMMON: dict[str, Any] = {
-    **{
-        "num_generations": 4,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 1,
-    },
-    **{"learning_rate": 1e-3, "max_completion_length": 12, "logging_steps": 1, "save_strategy": "no"},
-    **{"bf16": False, "disable_tqdm": True, "report_to": "none", "seed": 5},
+COMMON: dict[str, Any] = {"num_generations": 4, "per_device_train_batch_size": 8}
+COMMON |= {
+    "gradient_accumulation_steps": 2,
+    "max_steps": 1,
+    "max_completion_length": 12,
+    "learning_rate": 1e-3,
 }
+COMMON |= {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+COMMON |= {"bf16": False, "seed": 5}
 
 
 def one_run(
