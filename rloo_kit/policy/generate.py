@@ -57,7 +57,7 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Drawn:
-    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a stopping criterion that stops nothing."""
+    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a criterion that stops nothing."""
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids

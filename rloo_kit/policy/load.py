@@ -273,9 +273,8 @@ def _loaded(found: Source, asked: Asked) -> Policy:
             )
         tokenizer.without_dropout(model)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
-        processes.warn(
-            f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
-        )
+        said = f"max_seq_length is {longest}, not {asked.max_seq_length}"
+        processes.warn(f"{said}: the checkpoint was trained for no more tokens.")
     return Policy(model, of_text, checkpoint)
 
 

@@ -167,10 +167,8 @@ class Policy:
                 if progress is not None:
                     progress(len(out))
         if (fewer := sliced.at_once) < batch_size:
-            processes.warn(
-                f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}, and what was "
-                f"sampled is kept. What to do: batch_size={fewer} spares the next call the attempt.",
-            )
+            what = f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}"
+            processes.warn(f"{what}. What to do: batch_size={fewer} spares the next call the attempt.")
         return out
 
     def _generate_batch(
@@ -202,13 +200,11 @@ class Policy:
     ) -> Path:
         """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 
-        ``load_policy(folder)`` reads them back.  The folder is never half-written; an earlier adapter in it is
-        replaced.  In a run of several processes all have to call it.
+        ``load_policy(folder)`` reads them back.  The folder is new or an earlier save's, which is replaced when all is
+        written.  In a run of several processes all have to call it.
 
         Args:
-            folder: a new one, or one of an earlier save.
-            results: for the card, evaluations by name: {"before": before, "after": after}.
-            audits: for the card, of the rewards.
+            results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
 
         Raises:
             ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
@@ -234,16 +230,14 @@ class Policy:
         rounds a small update away: the share that is kept is printed, with a warning under 90 %.
 
         Args:
-            folder: a new one, or one of an earlier ``save_merged``.
+            folder, results, audits: as for :meth:`save`.
             dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more
                 than bfloat16, and bfloat16 where weights or logits are out of float16's range.
             base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
-            results, audits: for the card, as for :meth:`save`.
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`.
-            NonFiniteError, RunFolderError: as :meth:`save`.
+            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`, as are the others.
         """
         instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
         return save.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
@@ -281,9 +275,7 @@ def check_sampling(greedy: bool, **given: object) -> None:
         if given.pop(name, idle[0]) not in idle:
             what = f"greedy takes the most probable token each time, so {name} would have no effect"
             todo = f"greedy=False samples with this {name}; without it leave greedy=True"
-            raise ConfigError(
-                what, where="Policy.generate(greedy=True, ...), which evaluate calls", todo=todo
-            )
+            raise ConfigError(what, where="Policy.generate(greedy=True), which evaluate calls", todo=todo)
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)
@@ -294,10 +286,11 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
     wanted, told = policy.checkpoint.temperature, vars(policy.model)
     if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
         told["told_of_temperature"] = True
-        processes.warn(
-            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise. "
-            f"What to do: RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}.",
+        what = (
+            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise"
         )
+        todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}"
+        processes.warn(f"{what}. What to do: {todo}.")
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:

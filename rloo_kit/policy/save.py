@@ -201,10 +201,7 @@ def save_merged(
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
     kind = values.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
     if not policy.has_lora:
-        what, todo = (
-            "all weights were trained, so there is nothing to merge",
-            "policy.save(folder) writes them",
-        )
+        what, todo = "all weights were trained: there is nothing to merge", "policy.save(folder) writes them"
         raise ConfigError(what, where=f"Policy.save_merged({os.fspath(folder)!r})", todo=todo)
     below = os.fspath(base) if base else sixteen_bit_base(policy.checkpoint, policy.base)
 
@@ -213,10 +210,10 @@ def save_merged(
         model.save_pretrained(str(place))
         processes.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
         if kept < ENOUGH:
-            processes.warn(
-                f"Merged in {name}, the weights keep {kept:.1%} of what was learned: the rest is less than half a step "
-                f"of that type, and rounded away. What to do: {instead}.",
+            said = (
+                f"Merged in {name}, the weights keep {kept:.1%} of what was learned: the rest is rounded away"
             )
+            processes.warn(f"{said}. What to do: {instead}.")
         return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
 
     return write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **said)
@@ -265,8 +262,7 @@ def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMode
         with tempfile.TemporaryDirectory(prefix="rloo-kit-") as adapter:
             write_own(policy, Path(adapter))
             of_peft = PeftModel.from_pretrained(model, adapter)
-        _check_same(policy, of_peft, base)
-        kept = kept_of_update(name, of_peft)
+        kept = kept_of_update(policy, of_peft, name, base)
         model = of_peft.merge_and_unload()
         finite = all(weight.isfinite().all() for weight in model.parameters())
         if finite and not dtype and name == "float16":
@@ -278,18 +274,27 @@ def merged(policy: Policy, base: str, dtype: str | None) -> tuple[PreTrainedMode
     raise ConfigError(what, where=f"save_merged(dtype={name!r})", todo=todo)
 
 
-def kept_of_update(dtype: str, model: Any) -> float:
+def kept_of_update(policy: Policy, model: Any, dtype: str, base: str) -> float:
     """How much of what was learned is left when ``W + dW`` is rounded to the type of ``W``.
 
-    ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 where nothing is rounded away, 0 where every weight
-    is rounded back to the base's.
+    ``<round(W + dW) - W, dW> / <dW, dW>`` over all layers: 1 where nothing is rounded away, 0 where every weight is
+    rounded back to the base's.  Weights in 4 bit are not compared with the base's.
+
+    Raises:
+        ConfigError: the model is of another base: weights differ by more than a 16-bit type rounds.
     """
     import torch
 
-    kind, part, whole = getattr(torch, dtype), 0.0, 0.0
-    for _, layer in _tuned(model):
-        base, update = layer.get_base_layer().weight.float(), layer.get_delta_weight("default").float()
-        written = (base + update).to(kind).float() - base
+    part = whole = 0.0
+    for (name, mine), (_, layer) in zip(_tuned(policy.model), _tuned(model), strict=True):
+        weight, update = layer.get_base_layer().weight.float(), layer.get_delta_weight("default").float()
+        ours = mine.get_base_layer().weight.cpu()
+        same = not ours.is_floating_point() or ours.shape != weight.shape
+        if not same and (weight - ours.float()).norm() > 0.02 * weight.norm():
+            what = "this is not the base that the adapter was trained on: their weights differ"
+            todo = "leave base out, or name the unquantised weights of the policy's own base"
+            raise ConfigError(what, where=f"save_merged, {base}, {name}", todo=todo)
+        written = (weight + update).to(getattr(torch, dtype)).float() - weight
         part, whole = part + float((written * update).sum()), whole + float(update.square().sum())
     return min(part / whole, 1.0) if whole else 1.0
 
@@ -298,16 +303,6 @@ def _tuned(model: Any) -> Iterator[tuple[str, Any]]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     return (one for one in model.base_model.model.named_modules() if isinstance(one[1], BaseTunerLayer))
-
-
-def _check_same(policy: Policy, model: Any, base: str) -> None:
-    """Refuse another base: weights differ by more than a 16-bit type rounds.  Weights in 4 bit are not compared."""
-    for (name, mine), (_, theirs) in zip(_tuned(policy.model), _tuned(model), strict=True):
-        ours, found = mine.get_base_layer().weight, theirs.get_base_layer().weight.float()
-        if ours.is_floating_point() and (found - ours.cpu().float()).norm() > 0.02 * found.norm():
-            what = "this is not the base that the adapter was trained on: their weights differ"
-            todo = "leave base out, or name the unquantised weights of the policy's own base"
-            raise ConfigError(what, where=f"save_merged, {base}, {name}", todo=todo)
 
 
 # --- GGUF -------------------------------------------------------------------------------------------------
@@ -348,7 +343,7 @@ def save_gguf(
             kind = {"bfloat16": "bf16", "float32": "f32"}.get(of_merge, "f16")
         _run([*convert, str(folder), "--outfile", str(made), "--outtype", kind])
         if quantize:
-            unquantised = made.replace(made.with_name("unquantised.gguf"))
+            unquantised = made.replace(made.with_name(f"unquantised-{made.name}"))
             _run([*quantize, str(unquantised), str(made), quantization.upper()])
         made.replace(target)
     return target
@@ -371,10 +366,7 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     if done.returncode:
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        what = (
-            f"{Path(command[0]).name} ended with status {done.returncode}: {(said or ['nothing said'])[-1]}"
-        )
+        names = [Path(part).name for part in command]
+        what = f"{names[0]} ended with status {done.returncode}: {(said or ['nothing said'])[-1]}"
         todo = "look whether llama.cpp knows this model; a newer llama.cpp may"
-        raise ConfigError(
-            what, where=f"save_gguf, {' '.join(Path(part).name for part in command)}", todo=todo
-        )
+        raise ConfigError(what, where=f"save_gguf, {' '.join(names)}", todo=todo)

@@ -44,15 +44,10 @@ def test_a_four_bit_policy_is_merged_into_its_unquantised_base_in_the_type_that_
     delta = policy.model.get_submodule(f"base_model.model.{LAYER}").get_delta_weight("default")
     base = written(TINY.checkpoint(), LAYER)
     assert torch.equal(written(folder, LAYER), (base.float() + delta).to(kind))
-    assert torch.equal(
-        written(folder, "model.embed_tokens"), written(TINY.checkpoint(), "model.embed_tokens").to(kind)
-    )
+    embedding = "model.embed_tokens"
+    assert torch.equal(written(folder, embedding), written(TINY.checkpoint(), embedding).to(kind))
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == kind
-    assert rloo_kit.load_policy(folder, load_in_4bit=False).model.get_submodule(f"base_model.model.{LAYER}")
-    card = (folder / "README.md").read_text()
-    assert "Merged checkpoint of tiny" in card
-    assert "license: apache-2.0" in card
-    assert "library_name: transformers" in card
+    assert "library_name: transformers" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
