@@ -160,52 +160,48 @@ def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: A
     assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
 
 
-THOUGHT, BOTH = rewards.thinking_reward(), rewards.thought_then_answer(correct=rewards.answer_reward())
+THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)
 OF_A_THOUGHT: dict[str, Any] = {
     "alone": THOUGHT,
     "within others": rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
     "a gate": rewards.gated(by=THOUGHT, reward=rewards.answer_reward()),
-    "a partial": functools.partial(rewards.guarded(BOTH), level=1),
-    "a judge of the thought": rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="thought"),
+    "a partial": functools.partial(rewards.guarded(THOUGHT), level=1),
+    "a judge of the thought": JUDGE(aim="thought"),
 }
 QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
-WITHOUT: dict[str, dict[str, int]] = {
-    "no such ids": {"hm": 7},
-    "other words at these ids": {"so": 151667, "then": 151668},
-    "one of the two": {"<think>": 151667},
-}
+WITHOUT = (
+    {"hm": 7},
+    {"so": 151667, "then": 151668},
+    {"<think>": 151667},
+)  # none, other words, one of the two
 
 
 def a_tokenizer(vocabulary: dict[str, int]) -> Any:
     return types.SimpleNamespace(get_vocab=lambda: vocabulary)
 
 
-@pytest.mark.parametrize("vocabulary", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("reward", OF_A_THOUGHT.values(), ids=OF_A_THOUGHT)
-def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(
-    reward: Any, vocabulary: dict[str, int]
-) -> None:
+def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: Any) -> None:
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
-    with pytest.raises(RewardError, match=said) as caught:
-        data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
-    assert len(str(caught.value).splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("reward", "vocabulary"),
-    [
-        *((reward, QWEN) for reward in OF_A_THOUGHT.values()),
-        *((reward, {"hm": 7}) for reward in (len, rewards.answer_reward(), rewards.sentence_reward())),
-        (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="answer"), {"hm": 7}),
-        (rewards.thinking_reward(rewards.ThinkTokens(3, 4)), {"[open]": 3, "[close]": 4}),
-        (torch.nn.Linear(1, 1), {"hm": 7}),
-    ],
-)
-def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken(
-    reward: Any, vocabulary: dict[str, int]
-) -> None:
-    data_checks.check_thoughts([reward], a_tokenizer(vocabulary))
+    for vocabulary in WITHOUT:
+        with pytest.raises(RewardError, match=said) as caught:
+            data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
+        assert len(str(caught.value).splitlines()) == 3
+    data_checks.check_thoughts([reward], a_tokenizer(QWEN))
     data_checks.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
+
+
+def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken() -> None:
+    taken = [
+        len,
+        rewards.answer_reward(),
+        rewards.sentence_reward(),
+        JUDGE(aim="answer"),
+        torch.nn.Linear(1, 1),
+    ]
+    data_checks.check_thoughts(taken, a_tokenizer({"hm": 7}))
+    other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))
+    data_checks.check_thoughts([other], a_tokenizer({"[open]": 3, "[close]": 4}))
 
 
 def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_write(

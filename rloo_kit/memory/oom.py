@@ -15,7 +15,10 @@ from rloo_kit.session.release import clear_frames
 
 
 def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step: warn where the plan does not fit, with the first change that would help."""
+    """Before the first step: warn where the plan does not fit, with the first change that would help, and where it
+    cannot count the model."""
+    if unknown := planned.model.checkpoint.uncounted:
+        processes.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         processes.warn(

@@ -317,8 +317,15 @@ def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
         from transformers import AutoConfig
 
         with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
-            found = AutoConfig.from_pretrained(Path(text).expanduser().as_posix(), local_files_only=True)
-            return models.checkpoint_from_config(text, found, None)
+            config = AutoConfig.from_pretrained(Path(text).expanduser().as_posix(), local_files_only=True)
+            found = models.checkpoint_from_config(text, config, None)
+            if found.uncounted:
+                what, where = f"the plan cannot count {found.uncounted}", f"plan({text!r})"
+                todo = (
+                    "plan a dense model, as those of rloo_kit.CATALOGUE; or load it and watch its first step"
+                )
+                raise ConfigError(what, where=where, todo=todo)
+            return found
     near = " or ".join(models.nearest(text))
     raise PolicyNotFoundError(
         f"no shape is known for {text!r}",

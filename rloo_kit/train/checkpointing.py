@@ -51,11 +51,10 @@ class SavingTrainer(trl.RLOOTrainer):
     _made_of: dict[str, Any] | None = None
     _whole: int | None
     """The step that weights, optimizer and schedule belong to; None before the first, and during an update."""
-    _saved_step: int
 
     def _start_afresh(self) -> None:
         """What a run before this one has left says nothing of this one."""
-        self.stops, self._whole, self._saved_step = Stops(), None, -1
+        self.stops, self._whole = Stops(), None
 
     @cached_property
     def folder(self) -> Path:
@@ -91,7 +90,7 @@ class SavingTrainer(trl.RLOOTrainer):
         Raises:
             NonFiniteError: a weight is NaN or infinite.
         """
-        self._check_weights(f"step {self.state.global_step}")
+        check_finite(self.model, f"step {self.state.global_step}", self._way_on)
         self._whole = self.state.global_step
         self._remember()
 
@@ -99,13 +98,7 @@ class SavingTrainer(trl.RLOOTrainer):
         """Works around: a signal between two of these would leave a step half logged or half saved."""
         self.stops.held = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.stops.release(self._largest)
-
-    def _largest(self, asked: int) -> int:
-        return int(self.accelerator.gather(torch.tensor([asked], device=self.accelerator.device)).max())
-
-    def _check_weights(self, where: str) -> None:
-        check_finite(self.model, where, self._way_on)
+        self.stops.release(self.accelerator)
 
     def _way_on(self) -> str:
         kept = last_whole_checkpoint(self.folder)
@@ -135,42 +128,28 @@ class SavingTrainer(trl.RLOOTrainer):
         finally:
             if self.args.should_save:  # half a checkpoint would take the room that is missing
                 shutil.rmtree(aside, ignore_errors=True)
-        self._saved_step = self.state.global_step
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(self.folder / name))
 
     def _publish(self, written: Path) -> None:
         place = self.folder / written.name
-        self._find_best()
-        self.state.save_to_json(str(written / manifest.STATE))
-        told = {
-            "step": self.state.global_step,
-            "optimizer": optimizer_name(self.optimizer),
-            "run": self._made_of,
-        }
-        manifest.seal(written, told)
+        best = self.state.best_global_step and self.folder / f"checkpoint-{self.state.best_global_step}"
+        if best:  # transformers has noted where it was written aside, or before the run's folder was moved
+            self.state.best_model_checkpoint = str(best)
+            self.state.save_to_json(str(written / manifest.STATE))
+        step, optimizer = self.state.global_step, optimizer_name(self.optimizer)
+        manifest.seal(written, {"step": step, "optimizer": optimizer, "run": self._made_of})
         if manifest.is_ours(place):
             delete(place)
         written.rename(place)
         manifest.sync(self.folder)
-        best = self.state.best_model_checkpoint
-        keep_newest(self.folder, self.args.save_total_limit, Path(best) if best else None)
+        keep_newest(self.folder, self.args.save_total_limit, best or None)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Works around: what is uploaded in the background must not be moved meanwhile."""
         if Path(checkpoint_folder).parent.name != WRITING:
             super()._push_from_checkpoint(checkpoint_folder)
-
-    def _find_best(self) -> None:
-        """Works around: transformers keeps the best checkpoint's path, which is another one where it was written aside
-        or the run's folder was moved, and the metric, by which no later one would take its place."""
-        state = self.state
-        if state.best_global_step:
-            place = self.folder / f"checkpoint-{state.best_global_step}"
-            state.best_model_checkpoint = str(place)
-            if state.best_global_step != state.global_step and not place.is_dir():
-                state.best_global_step, state.best_metric, state.best_model_checkpoint = None, None, None
 
     # --- what else is written -----------------------------------------------------------------------------
 
@@ -180,7 +159,7 @@ class SavingTrainer(trl.RLOOTrainer):
         Raises:
             NonFiniteError: a trained weight is NaN or infinite.
         """
-        self._check_weights(f"save_model, step {self.state.global_step}")
+        check_finite(self.model, f"save_model, step {self.state.global_step}", self._way_on)
         place = Path(output_dir or self.args.output_dir)
         carded = self.args.should_save and model_card.may_be_written(place)
         super().save_model(output_dir, _internal_call)
@@ -201,20 +180,12 @@ class SavingTrainer(trl.RLOOTrainer):
         self.model.trained_by = run_record.facts(self, self._data_facts)
 
     @cached_property
-    def _base_facts(self) -> dict[str, object]:
-        return run_record.base_of(self.model)
-
-    @cached_property
     def _data_facts(self) -> dict[str, object]:
         return run_record.data(self._asked.train_dataset)
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
-    """What an optimizer's saved state belongs to: its class, its library, and bits where it has some.
-
-    >>> optimizer_name(torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
-    'SGD of torch'
-    """
+    """What an optimizer's saved state belongs to: its class, its library, and bits where it has some."""
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
     bits = getattr(getattr(inner, "args", None), "optim_bits", None)
     library = type(inner).__module__.split(".")[0]
@@ -225,11 +196,8 @@ def optimizer_name(optimizer: Optimizer) -> str:
 
 
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
-    """Move what is called a checkpoint of a later step than ``after`` to ``_earlier-1``, or the next free number.
-
-    Returns:
-        The folder where they are now, or None where there were none.
-    """
+    """Move what is called a checkpoint of a later step than ``after`` to ``_earlier-1``, or the next free number, which
+    is returned."""
     found = [path for path in checkpoints(output_dir) if manifest.step_of(path) > after]
     if not found:
         return None
@@ -243,10 +211,7 @@ def set_aside(output_dir: Path, after: int = -1) -> Path | None:
 def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = None) -> None:
     """Delete the oldest checkpoints of the kit's beyond ``save_total_limit``, as transformers does.
 
-    Args:
-        output_dir: of the run.
-        limit: how many are kept; None or 0 keeps all.
-        protected: the best one so far, which is kept beside the newest.
+    A limit of None or 0 keeps all; ``protected`` is the best one so far, which is kept beside the newest.
     """
     found = [folder for folder in checkpoints(output_dir) if manifest.is_ours(folder)]
     spared = {one for one in (*found[-1:], protected) if one in found}
@@ -256,10 +221,10 @@ def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = No
 
 
 def delete(folder: Path) -> None:
-    """Take a checkpoint out of its place at once: a run that is killed meanwhile leaves no half of it there."""
+    """Take a checkpoint out of its place at once; what is in :data:`WRITING` is deleted when the new one is there."""
     gone = folder.parent / WRITING / f"gone-{folder.name}"
     gone.parent.mkdir(exist_ok=True)
-    shutil.rmtree(folder.rename(gone), ignore_errors=True)
+    folder.rename(gone)
 
 
 @contextmanager
@@ -271,12 +236,10 @@ def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> It
         if isinstance(error, RLOOKitError) or oom.is_out_of_memory(error):
             raise
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-        said = said.splitlines()[0].partition(" In PyTorch 2.6")[
-            0
-        ]  # torch goes on to advise loading it unsafely
-        raise kind(
-            f"{what}: {said[:200]}", where=str(getattr(error, "filename", None) or where), todo=todo
-        ) from error
+        # Torch goes on to advise loading it unsafely.
+        said = said.splitlines()[0].partition(" In PyTorch 2.6")[0][:200]
+        place = getattr(error, "filename", None) or where
+        raise kind(f"{what}: {said}", where=str(place), todo=todo) from error
 
 
 def writable(what: str, folder: Path) -> AbstractContextManager[None]:

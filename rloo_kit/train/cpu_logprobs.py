@@ -39,7 +39,6 @@ def in_tiles(entropy: bool) -> Iterator[None]:
 def _head(
     otherwise: Callable[..., Outputs], entropy: bool, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> Outputs:
-    """As TRL calls it: hidden (positions, H), weight (V, H); bias, targets (positions,), and how."""
     bias, targets, temperature, _, softcap, scale, outputs = rest
     if not is_exact(hidden, weight, bias, softcap, outputs):
         return otherwise(hidden, weight, *rest)

@@ -5,18 +5,22 @@ What a run writes is :mod:`.checkpointing`'s, and which checkpoint is whole :mod
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import oom
+from rloo_kit.memory.specs import is_lora, quantisation_tensors
 from rloo_kit.session import output, processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
+from rloo_kit.values import without_secrets
 from rloo_kit.watch import manifest, run_folder
 
 import_unsloth()
@@ -27,7 +31,6 @@ from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from torch.utils.data import Sampler  # noqa: E402
 from transformers import TrainerState  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpointing, run_record, stops  # noqa: E402
@@ -35,14 +38,41 @@ from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name
 from rloo_kit.train.stops import Terminated  # noqa: E402
 
 if TYPE_CHECKING:
+    import trl
     from datasets import Dataset
     from transformers import PreTrainedModel
+
+    Made = dict[str, Any]
 
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
 LORA = {"r": "lora_rank", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
 """PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
+
+VERSION = 2
+"""Of what :func:`made_of` gives.  A checkpoint with another one, or none, is resumed and not compared."""
+
+STOPPED = (KeyboardInterrupt, Terminated)
+
+AS_IT_WAS = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
+
+_COMPARED = """
+seed data_seed num_generations per_device_train_batch_size gradient_accumulation_steps steps_per_generation
+num_iterations shuffle_dataset train_sampling_strategy
+temperature top_p top_k min_p repetition_penalty max_completion_length generation_kwargs chat_template_kwargs use_vllm
+beta epsilon epsilon_high reward_clip_range mask_truncated_completions skip_dead_groups normalize_advantages
+advantage_estimator kl_placement kl_estimator loss_aggregation importance_sampling_level use_bias_correction_kl
+sync_ref_model ref_model_mixup_alpha ref_model_sync_steps router_aux_loss_coef disable_dropout neftune_noise_alpha
+label_smoothing_factor
+learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps num_train_epochs
+optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+"""
+SETTINGS = tuple(_COMPARED.split())
+"""Settings that make a resumed run another one than that which was stopped, and nothing fails."""
+
+SAMPLE = 1024
+"""Values of each frozen tensor that are looked at; what was trained and merged differs in far more than 1 of 1,000."""
 
 
 class ResumableTrainer(SavingTrainer):
@@ -51,38 +81,29 @@ class ResumableTrainer(SavingTrainer):
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: object) -> TrainOutput:
-        """Train, from the start or from a checkpoint, and leave ``trainer_state.json`` in ``output_dir``.
+        """Train, and leave ``trainer_state.json`` in ``output_dir``.
 
-        SIGTERM and SIGINT (a notebook's stop button) end the run with its last finished step saved; a step in progress
-        is dropped, and the resumed run samples it again.  After SIGTERM the process ends with status 143.
+        SIGTERM, SIGINT (a notebook's stop button) and an error end the run with its last finished step saved; a step in
+        progress is dropped, and the resumed run samples it again.  After SIGTERM the exit status is 143.
 
         Args:
-            resume_from_checkpoint: True resumes from the newest whole checkpoint in ``output_dir``, or starts at step 0
-                where there is none; a path names one.  Damaged checkpoints are named and passed over.  Without it the
-                run starts at step 0.  Checkpoints of an earlier run, or of later steps than the one that is resumed,
-                are moved to ``output_dir/_earlier-1`` or the next number, so that no later resume takes them.
+            resume_from_checkpoint: True goes on from the newest whole checkpoint in ``output_dir``, with a word on each
+                damaged one, or starts at step 0 where there is none; a path names one; without it the run starts at
+                step 0.  Checkpoints of later steps move to ``output_dir/_earlier-1``, or the next number.
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: the path is not that of a whole checkpoint; or its base, its LoRA or its optimizer is another
-                one.  Other changes are named in one warning.
+            ConfigError: no whole checkpoint is there, or its base, LoRA or optimizer is another one; other changes are
+                named in one warning.
             RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
-            KeyboardInterrupt, SystemExit: the run was stopped; its last step is saved.  IPython shows one line.
-            Exception: a reward's, or another's; the last finished step is saved, with one process.
+            KeyboardInterrupt, SystemExit: the run was stopped.
         """
-        alone = (
-            checkpointing.run_lock(self.folder, self.checkpoint_bytes)
-            if self.args.should_save
-            else nullcontext()
-        )
-        try:
-            with processes.named(), alone, output.one_output():
-                return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
-        except Terminated:
-            self.stops.pass_on()
-            raise
+        writes, room = self.args.should_save, self.checkpoint_bytes
+        alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
+        with processes.named(), alone, output.one_output():
+            return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
         if folder and 0 < self.args.max_steps <= manifest.step_of(folder):
@@ -97,7 +118,7 @@ class ResumableTrainer(SavingTrainer):
             try:
                 with oom.phase(self, "optimizer"):
                     result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
-            except (KeyboardInterrupt, Terminated, Exception) as error:
+            except (*STOPPED, Exception) as error:
                 if isinstance(error, OutOfMemoryError):
                     oom.let_go(error)
                 said = self._keep_what_is_done(error)
@@ -108,8 +129,13 @@ class ResumableTrainer(SavingTrainer):
                     kept = run_folder.last_whole_checkpoint(self.folder)
                     raise oom.with_way_on(error, kept) from error.__cause__
                 raise
-            self.save_state()
+            if self.is_world_process_zero():
+                self.state.save_to_json(str(self.folder / manifest.STATE))
         return result
+
+    @cached_property
+    def _base_facts(self) -> dict[str, object]:
+        return base_of(self.model)
 
     @property
     def _samples_itself(self) -> bool:
@@ -144,7 +170,7 @@ class ResumableTrainer(SavingTrainer):
 
     def _check_same_run(self, folder: Path | None) -> None:
         """Refuse what would give the checkpoint's weights another meaning; name what else has changed."""
-        now = self._made_of = run_record.made_of(self, self._base_facts, self._data_facts)
+        now = self._made_of = made_of(self, self._base_facts, self._data_facts)
         if folder is None:
             return
         if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
@@ -152,20 +178,17 @@ class ResumableTrainer(SavingTrainer):
                 _check_adapter(folder, self.model)
         with loadable(folder / manifest.MANIFEST):
             then = manifest.facts(folder).get("run") or {}
-            if then.get("version") != run_record.VERSION:  # of plain TRL, or of another version of the kit
+            if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
                 where = self.shown(folder)
                 processes.say(f"{where} does not say what its run was made of, so nothing is compared")
                 return
-            changed = run_record.check_base(now["base"], then["base"], folder)
-            changed += run_record.changed(now, then)
-        if changed:
-            processes.warn(f"not as in the checkpoint's run: {'; '.join(changed)}")
+            found = check_base(now["base"], then["base"], folder) + changed(now, then)
+        if found:
+            processes.warn(f"not as in the checkpoint's run: {'; '.join(found)}")
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        processes.say(
-            f"{self.shown(folder)} is at step {self.args.max_steps} or later: nothing left to train"
-        )
+        processes.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / manifest.STATE))
         return TrainOutput(self.state.global_step, 0.0, {})
@@ -185,30 +208,19 @@ class ResumableTrainer(SavingTrainer):
         steps since the last checkpoint.  Returns what is said of it."""
         self.stops.held = True
         step, way_on = self._whole, "train(resume_from_checkpoint=True) goes on"
-        others_go_on = (
-            isinstance(error, Exception) and self.accelerator.num_processes > 1
-        )  # saving would wait for them
+        alone = self.accelerator.num_processes == 1  # where other processes go on, saving would wait for them
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
-        if step is None or others_go_on or isinstance(error, RunFolderError):
+        if step is None or isinstance(error, RunFolderError) or not (alone or isinstance(error, STOPPED)):
             return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
         try:
-            if step != self._saved_step:
+            if not (place := self.folder / f"checkpoint-{step}").is_dir():
                 self._save_checkpoint(self.model, trial=None)
         except Exception as again:  # what has ended the run is the one to read
             return f"stopped: the last step could not be saved, {type(again).__name__}: {again}"
-        where = self.shown(self.folder / f"checkpoint-{step}")
-        return f"stopped: step {step} of {self.state.max_steps} is saved in {where}; {way_on}"
+        return f"stopped: step {step} of {self.state.max_steps} is saved in {self.shown(place)}; {way_on}"
 
     # --- what is loaded -----------------------------------------------------------------------------------
-
-    def _load_callback_state(self) -> None:
-        """Works around: a callback with a state that the checkpoint's run did not have ends the run at its save."""
-        super()._load_callback_state()
-        self._find_best()
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ExportableState):
-                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
@@ -223,27 +235,22 @@ class ResumableTrainer(SavingTrainer):
                 where=f"RLOOConfig(optim={str(self.args.optim)!r}), {folder}",
                 todo="set optim as it was; or load_policy(that folder) and train() a new run from its weights",
             )
-        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
-        own = self.optimizer.param_groups
-        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in own]
-        if (
-            self.args.device.type == "cpu"
-        ):  # torch.load knows no "cpu:0", accelerate's name with several processes
+        groups = self.optimizer.param_groups
+        asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
+        if self.args.device.type == "cpu":  # with several processes "cpu:0", which torch.load does not know
             self.args.__dict__["_setup_devices"] = torch.device("cpu")
         with loadable(Path(folder)):
             super()._load_optimizer_and_scheduler(folder)
+        scheduler = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # accelerate wraps it
         if isinstance(scheduler, LambdaLR):
             scheduler.base_lrs = [one["initial_lr"] for one in asked]
-            pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-            scheduler._last_lr = [base * shape(int(scheduler.last_epoch)) for base, shape in pairs]
-            for group, given, rate in zip(
-                self.optimizer.param_groups, asked, scheduler._last_lr, strict=True
-            ):
+            shapes = [shape(int(scheduler.last_epoch)) for shape in scheduler.lr_lambdas]
+            scheduler._last_lr = [base * now for base, now in zip(scheduler.base_lrs, shapes, strict=True)]
+            rates = zip(self.optimizer.param_groups, asked, scheduler._last_lr, strict=True)
+            for group, given, rate in rates:
                 group.update(given, lr=rate)
 
-    def _load_from_checkpoint(
-        self, resume_from_checkpoint: str, model: PreTrainedModel | None = None
-    ) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Works around: with a folder "ref" inside a checkpoint, transformers loads that adapter and no other, so that
         a resumed run would go on from untrained weights; and PEFT casts what it loads to float32, where TRL trains a
         4-bit policy's adapter in bfloat16 on a CPU."""
@@ -287,28 +294,22 @@ class ResumableTrainer(SavingTrainer):
 
     @property
     def _first_micro_step(self) -> int:
-        """Micro-batches until the next step, which a stop may have cut in two."""
-        steps: int = self.state.global_step * self.args.gradient_accumulation_steps
-        return steps
+        return int(self.state.global_step * self.args.gradient_accumulation_steps)
 
     @property
     def _batch_layout(self) -> list[int]:
         """What a generation batch was cut by; the rest of one that was cut otherwise is of no use."""
-        args = self.args
-        rows = [args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps]
-        return [*rows, args.steps_per_generation, self.num_iterations, self.accelerator.num_processes]
+        args, several = self.args, (self.num_iterations, self.accelerator.num_processes)
+        rows = (args.num_generations, args.per_device_train_batch_size, args.gradient_accumulation_steps)
+        return [*rows, args.steps_per_generation, *several]
 
     def _rollout_file(self, folder: str) -> Path:
-        """The rest of a generation batch, of each process its own."""
         return Path(folder) / f"rollout_{self.accelerator.process_index}.pt"
 
 
 class ByEpoch(Sampler[int]):
-    """TRL's order of prompts, of any epoch.
-
-    Works around: TRL's sampler (a ``RepeatSampler``) shuffles each epoch by where its generator has got to, so that a
-    run that is resumed in the second epoch would see the first one's order again.
-    """
+    """Works around: TRL's sampler shuffles each epoch by where its generator has got to, so that a run that is resumed
+    in the second epoch would see the first one's order again."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler, self.epoch = sampler, 0
@@ -357,7 +358,7 @@ def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
         raise ConfigError(
             f"the policy's LoRA is another one than the checkpoint's: {', '.join(wrong)}",
             where=f"load_policy(...), {folder}",
-            todo=run_record.AS_IT_WAS,
+            todo=AS_IT_WAS,
         )
 
 
@@ -366,3 +367,75 @@ def drop_reference(model: PreTrainedModel) -> None:
     if "ref" in getattr(model, "peft_config", {}):
         model.delete_adapter("ref")
         model.set_adapter("default")
+
+
+# --- whether it is the same run ---------------------------------------------------------------------------
+
+
+def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]) -> Made:
+    """What the kit's trainer makes its run of, with :func:`base_of` its model and :func:`data` of its dataset."""
+    names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
+    settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
+    if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):
+        del settings["max_steps"], settings["num_train_epochs"]  # how far a run goes, and not how
+    text = json.dumps(without_secrets(settings), default=lambda one: type(one).__name__)
+    sources = zip(names, map(run_record.digest, trainer._asked.rewards), strict=True)
+    return {
+        "version": VERSION,
+        "base": dict(base),
+        "dataset": list(of_data.values()),
+        "rewards": [f"{name} x {weight:g}" for name, weight in zip(names, weights, strict=True)],
+        "sources": {f"the source of {name}": source for name, source in sources},
+        "chat template": run_record.hashed(getattr(trainer.processing_class, "chat_template", None)),
+        "settings": json.loads(text),
+    }
+
+
+def changed(now: Made, then: Made) -> list[str]:
+    """What differs, each with its new and its old value; of what either does not know nothing is said."""
+    named, before = (
+        {"dataset": one["dataset"][1:], "rewards": one["rewards"], "chat template": one.get("chat template")}
+        | one["sources"]
+        | one["settings"]
+        for one in (now, then)
+    )
+    pairs = [(name, value, before[name]) for name, value in named.items() if name in before]
+    return [f"{name}={value!r} (it was {was!r})" for name, value, was in pairs if value != was]
+
+
+def base_of(model: torch.nn.Module) -> dict[str, object]:
+    """The frozen weights that a LoRA is trained on: name, bits, how they were loaded, and a digest of them, rounded to
+    bfloat16, so that float32 agrees; empty where there are none, or not all are here."""
+    found, parameters = hashlib.sha256(), list(model.named_parameters())
+    bits = 4 if any(quantisation_tensors(p) for _, p in parameters) else 16
+    first = next(p for _, p in parameters if p.is_floating_point())
+    frozen = [(n, p) for n, p in parameters if not p.requires_grad and not is_lora(n)]
+    complete = bool(frozen) and not any(p.is_meta or not p.numel() for _, p in frozen)
+    for name, parameter in frozen if complete else ():
+        found.update(name.replace(".base_layer", "").encode())
+        for tensor in (parameter.detach(), *quantisation_tensors(parameter)):
+            flat = tensor.reshape(-1)
+            taken = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE].cpu()
+            taken = taken.bfloat16().view(torch.int16) if taken.is_floating_point() else taken
+            found.update(taken.numpy().tobytes())
+    return {
+        "name": Path(str(getattr(getattr(model, "config", None), "_name_or_path", ""))).name,
+        "bits": bits,
+        "loaded": f"{first.device.type}, 4 bit" if bits == 4 else str(first.dtype).removeprefix("torch."),
+        "digest": found.hexdigest()[:16] if complete else "",
+    }
+
+
+def check_base(now: Made, then: Made, folder: Path) -> list[str]:
+    """Refuse another base than a checkpoint's; return what cannot be told, as of one that was rounded otherwise."""
+    if now["bits"] == then["bits"]:
+        if now["digest"] == then["digest"]:
+            return []
+        if now["loaded"] != then["loaded"] or not now["digest"] or not then["digest"]:
+            return [f"whether the base is the same cannot be told: {now['loaded']} (it was {then['loaded']})"]
+    raise ConfigError(
+        f"the policy's base is another one: {now['name']} {now['digest']} in {now['bits']} bit, and the checkpoint's "
+        f"was {then['name']} {then['digest']} in {then['bits']}",
+        where=f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}",
+        todo=AS_IT_WAS,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
@@ -26,7 +26,6 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from accelerate.utils import gather_object  # noqa: E402
-from transformers.integrations.integration_utils import TrackioCallback  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
@@ -46,6 +45,7 @@ class RolloutTrainer(ResumableTrainer):
 
     own: Own
     _backbones: list[torch.nn.Module]
+    _max_seq_length: int | None
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
@@ -128,10 +128,6 @@ class RolloutTrainer(ResumableTrainer):
             processes.warn(said)
         return completion_ids
 
-    @property
-    def _max_seq_length(self) -> int | None:
-        return getattr(self.model, "max_seq_length", None)  # unsloth's models have one, plain ones do not
-
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
         """While inside, have ``generate`` sample as many rows at once as fit, draw by inverse CDF on a CPU, and read
@@ -167,17 +163,6 @@ class RolloutTrainer(ResumableTrainer):
     def _sharded(self) -> bool:
         """Whether several processes share the weights, so that each must sample as often as the others."""
         return self.accelerator.num_processes > 1 and bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Works around: transformers closes trackio's run when a training ends, and TRL's profiler, which logs to it in
-        an evaluation (trl/extras/profiling.py), raises.  A training that follows opens it again."""
-        with ExitStack() as closing:
-            for one in self.callback_handler.callbacks if self.is_world_process_zero() else ():
-                if isinstance(one, TrackioCallback) and not _has_trackio_run():
-                    one.setup(self.args, self.state, self.model)
-                    closing.callback(setattr, one, "_initialized", False)
-                    closing.callback(one._trackio.finish)
-            return super().evaluate(*args, **kwargs)
 
     # --- scores -------------------------------------------------------------------------------------------
 
@@ -264,12 +249,6 @@ class RolloutTrainer(ResumableTrainer):
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
-
-
-def _has_trackio_run() -> bool:
-    from trackio import context_vars
-
-    return context_vars.current_run.get() is not None
 
 
 SWITCHES = ("training", "_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")

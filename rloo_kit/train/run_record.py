@@ -1,19 +1,15 @@
-"""What a run is made of: for ``rloo-kit export`` (``_run.json``), for its model card, and to compare on resuming it.
+"""What a run was started with, for ``rloo-kit export`` (``_run.json``) and for its model card.
 
 What cannot be described stops no run, and what looks like a secret is left out, with a word.  Digests tell whether two
-things are the same, and nothing of them; a large one is looked at in part.
+things are the same, and nothing of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import inspect
 import json
-import os
-import pkgutil
-import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +19,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from datasets import Dataset
+from pydantic_core import to_jsonable_python
 
 from rewards.made import made_by
 from rewards.thinking import ThinkTokens
-from rloo_kit.errors import ConfigError
-from rloo_kit.memory.specs import is_lora, quantisation_tensors
 from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import holds_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.validate import ESTIMATORS, HANDLERS
-from rloo_kit.values import is_secret, without_secrets
+from rloo_kit.values import is_secret
 from rloo_kit.watch.manifest import replace_text
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
@@ -55,7 +50,7 @@ NOT_DESCRIBED = ("callbacks", "optimizers", "peft_config", "reward_processing_cl
 
 
 class Asked(NamedTuple):
-    """What a trainer was given, beside its model and its settings."""
+    """What a trainer was given, beside its model and its settings; ``others`` are :data:`NOT_DESCRIBED`."""
 
     rewards: Sequence[object]
     train_dataset: object
@@ -114,7 +109,8 @@ class Recipe:
             CannotBeWrittenError: its source is not known, or looks as if it holds a secret.
         """
         source, name = _source(function), function.__name__
-        needed = [used for used in used_by(function) if used != name]
+        around = function.__globals__.keys() | {*function.__code__.co_freevars}
+        needed = sorted((_used_by(function.__code__) & around) - {name})
         lines = [f"# {name} also needs {', '.join(needed)}: define them above."] if needed else []
         said = {key: vars(function).get(key) for key in ("judges", "columns")}  # what a reward says of itself
         text = "\n".join([*lines, source, *(f"{name}.{key} = {v!r}" for key, v in said.items() if v)])
@@ -180,11 +176,18 @@ def _reward(recipe: Recipe, reward: object, correct: object) -> Any:
     if not callable(reward):
         todo = "load it in a .py file with rewards.reward_model"
         raise CannotBeWrittenError(f"a reward is a {type(reward).__name__}", todo)
-    if importable(reward):
-        return f"{reward.__module__}.{reward.__qualname__}"  # type: ignore[attr-defined]
-    if inspect.isfunction(reward) and (file := _file_of(reward)):
-        return f"{file}:{reward.__name__}"
-    return f"{NOTEBOOK}:{recipe.add(reward)}"
+    return _place_of(reward) or f"{NOTEBOOK}:{recipe.add(reward)}"
+
+
+def _place_of(function: Any) -> str:
+    """Where it can be imported from: a package that is installed, or a file of the user's, but not a script."""
+    there, name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
+    module, file = there.get("__name__", ""), there.get("__file__")
+    if not file or module == "__main__" or there.get(name) is not function:
+        return ""
+    installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+    own = module.partition(".")[0] in ("rloo_kit", "rewards")
+    return f"{module}.{name}" if own or installed else f"{Path(file).absolute()}:{name}"
 
 
 def _source(function: Callable[..., Any]) -> str:
@@ -200,15 +203,6 @@ def _source(function: Callable[..., Any]) -> str:
         what = f"the source of {called} is left out: {LEFT_OUT}"
         raise CannotBeWrittenError(what, "read it from os.environ")
     return source
-
-
-def _file_of(function: Callable[..., Any]) -> Path | None:
-    """The user's file that has the function under its name; a script's would run again if it were imported."""
-    there = getattr(function, "__globals__", {})
-    file = there.get("__file__")
-    if not file or there.get("__name__") == "__main__" or there.get(function.__name__) is not function:
-        return None
-    return None if is_installed(function.__module__) else Path(file).absolute()
 
 
 def _argument(recipe: Recipe, value: Any, correct: object) -> Any:
@@ -229,29 +223,18 @@ def _plain(value: Any) -> Any:
         CannotBeWrittenError: they do not, or it looks as if it holds a secret.
     """
     try:
-        text = json.dumps(value, default=_of_json)
-    except TypeError:
+        found = to_jsonable_python(value, fallback=_scalar)
+    except (AttributeError, ValueError, TypeError):
         what = f"a {type(value).__name__} cannot be written into a file"
         raise CannotBeWrittenError(what, "give a number, a text, or a list of them") from None
-    if holds_secret(text):
-        raise CannotBeWrittenError(
-            f"a text is left out: {LEFT_OUT}", "read it from os.environ, in a .py file"
-        )
-    return json.loads(text)
+    if holds_secret(str(found)):
+        todo = "read it from os.environ, in a .py file"
+        raise CannotBeWrittenError(f"a text is left out: {LEFT_OUT}", todo)
+    return found
 
 
-def _of_json(value: Any) -> Any:
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, torch.dtype):
-        return str(value).removeprefix("torch.")
-    if isinstance(value, set | frozenset):
-        return list(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    if getattr(value, "ndim", None) == 0:
-        return value.item()
-    raise TypeError
+def _scalar(value: Any) -> Any:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value.item()
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
@@ -273,46 +256,11 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in given.items() if name not in (*secret, *functions)}
 
 
-# --- functions --------------------------------------------------------------------------------------------
-
-
-def used_by(function: types.FunctionType) -> dict[str, Any]:
-    """What a function takes from outside, by name: of its module, and of a function around it.
-
-    ``inspect.getclosurevars`` does not look into comprehensions and inner functions, before Python 3.13.
-    """
-    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    around = {name: cell.cell_contents for name, cell in cells}
-    names = sorted(_names(function.__code__) & function.__globals__.keys())
-    return {name: function.__globals__[name] for name in names} | around
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = (_names(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def importable(value: object) -> bool:
-    """Whether it can be had by its name from an installed module."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or not is_installed(module):
-        return False
-    try:
-        return pkgutil.resolve_name(f"{module}:{name}") is value
-    except (ImportError, AttributeError, ValueError):
-        return False
-
-
-def is_installed(module: str) -> bool:
-    """Whether a module is Python's own, the kit's, or in the installation, and so found from any folder."""
-    top = module.partition(".")[0]
-    if top in ("rloo_kit", "rewards") or top in sys.stdlib_module_names:
-        return True
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # of __main__, too
-        return False
-    return spec is not None and bool({"site-packages", "dist-packages"} & {*Path(spec.origin or "").parts})
+def _used_by(code: types.CodeType) -> set[str]:
+    """Names that a function takes from outside; ``inspect.getclosurevars`` does not look into comprehensions before
+    Python 3.13."""
+    inner = (_used_by(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return {*code.co_names, *code.co_freevars}.union(*inner)
 
 
 # --- for the model card -----------------------------------------------------------------------------------
@@ -320,10 +268,10 @@ def is_installed(module: str) -> bool:
 METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
 
 SHOWN = (
-    *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations"),
-    *("temperature", "max_completion_length", "mask_truncated_completions", "seed"),
+    *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations", "temperature"),
+    *("max_completion_length", "mask_truncated_completions", "seed"),
+    *("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
 )
-OWN = ("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level")
 """Of a configuration, what decides what was learned, beside the sizes of groups and batches."""
 
 
@@ -341,22 +289,20 @@ def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     lora = getattr(trainer.model, "peft_config", {}).get("default")
     trained = {"LoRA rank": lora.r, "LoRA alpha": lora.lora_alpha} if lora else {"trained": "all weights"}
-    values = [(name, getattr(getattr(args, name), "value", getattr(args, name))) for name in SHOWN]
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    chosen = {**vars(args), **vars(own)}
+    plain = {name: getattr(chosen[name], "value", chosen[name]) for name in SHOWN}
     return {
         "Method": {
             "method": METHOD,
             "advantage estimator": own.advantage_estimator,
             "updates": f"{trainer.state.global_step} of {trainer.state.max_steps}",
             "completions of a prompt": args.num_generations,
-            "completions of an update": args.per_device_train_batch_size
-            * args.gradient_accumulation_steps
-            * args.world_size,
+            "completions of an update": rows,
         },
         "Data": of_data,
         "Rewards and their weights": {name: f"{weight:g}" for name, weight in weights},
-        "Configuration": {name: f"{one:g}" if isinstance(one, float) else one for name, one in values}
-        | {name: getattr(own, name) for name in OWN}
-        | trained,
+        "Configuration": {n: f"{v:g}" if isinstance(v, float) else v for n, v in plain.items()} | trained,
     }
 
 
@@ -374,125 +320,13 @@ def data(dataset: object) -> dict[str, object]:
     return {"name": name, "prompts": len(dataset), "fingerprint": rows(dataset)}
 
 
-# --- to compare -------------------------------------------------------------------------------------------
-
-VERSION = 1
-"""Of what :func:`made_of` gives.  A checkpoint with another one, or none, is resumed and not compared."""
-
-AS_IT_WAS = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
-
-_COMPARED = """
-seed data_seed num_generations per_device_train_batch_size gradient_accumulation_steps steps_per_generation
-num_iterations shuffle_dataset train_sampling_strategy
-temperature top_p top_k min_p repetition_penalty max_completion_length generation_kwargs chat_template_kwargs use_vllm
-beta epsilon epsilon_high reward_clip_range mask_truncated_completions skip_dead_groups normalize_advantages
-advantage_estimator kl_placement kl_estimator loss_aggregation importance_sampling_level use_bias_correction_kl
-sync_ref_model ref_model_mixup_alpha ref_model_sync_steps router_aux_loss_coef disable_dropout neftune_noise_alpha
-label_smoothing_factor
-learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps num_train_epochs
-optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
-"""
-SETTINGS = tuple(_COMPARED.split())
-"""Settings that make a resumed run another one than that which was stopped, and nothing fails."""
+# --- digests ----------------------------------------------------------------------------------------------
 
 ROWS = 10_000
-"""Of a larger dataset so many, evenly spaced, are looked at: 0.1 to 0.5 s."""
-
-SAMPLE = 1024
-"""Values that are looked at of each tensor; what was trained and merged differs in far more than one of 1,000."""
-
-SMALLEST = 2.0**-14
-"""float16 holds what is smaller with fewer digits."""
-
-
-def made_of(
-    trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]
-) -> dict[str, Any]:
-    """What the kit's trainer makes its run of, with :func:`base_of` its model and :func:`data` of its dataset."""
-    names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
-    settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
-    if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):
-        del settings["max_steps"], settings["num_train_epochs"]  # how far a run goes, and not how
-    text = json.dumps(without_secrets(settings), default=lambda one: type(one).__name__)
-    return {
-        "version": VERSION,
-        "base": dict(base),
-        "dataset": list(of_data.values()),
-        "rewards": [f"{name} x {weight:g}" for name, weight in zip(names, weights, strict=True)],
-        "sources": {
-            f"the source of {name}": digest(one)
-            for name, one in zip(names, trainer.reward_funcs, strict=True)
-        },
-        "chat template": digest(getattr(trainer.processing_class, "chat_template", None)),
-        "settings": json.loads(text),
-    }
-
-
-def changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[str]:
-    """What differs, each with its new and its old value; of what either does not know nothing is said."""
-    flat_now, flat_then = ({**one, **one["sources"], **one["settings"]} for one in (now, then))
-    apart = {"version", "base", "sources", "settings"}
-    pairs = [(n, v, flat_then[n]) for n, v in flat_now.items() if n in flat_then and n not in apart]
-    return [
-        f"{name}={now!r} (it was {then!r})"
-        for name, now, then in pairs
-        if (now[1:] != then[1:] if name == "dataset" else now != then)  # the first is its name
-    ]
-
-
-def base_of(model: nn.Module) -> dict[str, object]:
-    """The frozen weights that a LoRA is trained on: name, bits, how they were loaded, and a digest of them."""
-    parameters = list(model.parameters())
-    bits = 4 if any(map(quantisation_tensors, parameters)) else 16
-    first = next(p for p in parameters if p.is_floating_point())
-    loaded = f"{first.device.type}, 4 bit" if bits == 4 else str(first.dtype).removeprefix("torch.")
-    name = Path(str(getattr(getattr(model, "config", None), "_name_or_path", ""))).name
-    return {"name": name, "bits": bits, "loaded": loaded, "digest": _weights(model)}
-
-
-def _weights(model: nn.Module) -> str:
-    """Of values rounded to bfloat16, so that float32 agrees; empty where there are none, or not all are here."""
-    found, seen = hashlib.sha256(), 0
-    for name, parameter in model.named_parameters():
-        if not (parameter.requires_grad or is_lora(name) or "modules_to_save" in name):
-            if parameter.is_meta or not parameter.numel():
-                return ""
-            found.update(name.replace(".base_layer", "").encode())
-            for tensor in (parameter, *quantisation_tensors(parameter)):
-                found.update(_sampled(tensor.detach()))
-            seen += 1
-    return found.hexdigest()[:16] if seen else ""
-
-
-def _sampled(tensor: torch.Tensor) -> bytes:
-    flat = tensor.reshape(-1)
-    taken = flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE].cpu()
-    if taken.is_floating_point():
-        taken = taken.float().masked_fill(taken.float().abs() < SMALLEST, 0).bfloat16().view(torch.int16)
-    return taken.numpy().tobytes()
-
-
-def check_base(now: Mapping[str, Any], then: Mapping[str, Any], folder: Path) -> list[str]:
-    """Refuse another base than a checkpoint's; return what cannot be told, as of one that was rounded otherwise.
-
-    Raises:
-        ConfigError: the base is another one, or in 4 bit where it was in 16.
-    """
-    if now["bits"] == then["bits"]:
-        if now["digest"] == then["digest"]:
-            return []
-        if now["loaded"] != then["loaded"] or not now["digest"] or not then["digest"]:
-            return [f"whether the base is the same cannot be told: {now['loaded']} (it was {then['loaded']})"]
-    raise ConfigError(
-        f"the policy's base is another one: {now['name']} {now['digest']} in {now['bits']} bit, and the checkpoint's "
-        f"was {then['name']} {then['digest']} in {then['bits']}",
-        where=f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}",
-        todo=AS_IT_WAS,
-    )
 
 
 def rows(dataset: Dataset) -> str:
-    """A digest of a dataset's columns and rows, in their order: of :data:`ROWS`, where it has more.
+    """A digest of a dataset's columns, its number of rows, and the first :data:`ROWS` of them.
 
     ``datasets``' own fingerprint is of how a dataset was made, and of generated rows another one in each process.
 
@@ -502,32 +336,21 @@ def rows(dataset: Dataset) -> str:
     >>> rows(some) == rows(Dataset.from_dict({"prompt": list("abd")}))
     False
     """
-    found = hashlib.sha256(repr([len(dataset), dataset.column_names]).encode())
-    chosen = dataset.with_format("arrow").select(range(0, len(dataset), max(1, -(-len(dataset) // ROWS))))
-    for table in chosen.iter(1000):
-        found.update(repr(table.to_pylist()).encode())
-    return found.hexdigest()[:16]
+    head = dataset.with_format("arrow")[:ROWS].to_pylist()
+    return hashed([len(dataset), dataset.column_names, head])
 
 
-def digest(thing: object) -> str:
-    """Of a text, or of a reward by the call that made it, or by its source with the values that it uses."""
+def digest(reward: object) -> str:
+    """Of a reward's source, or of the call that made it; empty where neither is known."""
+    recipe = Recipe()
     try:
-        return hashlib.sha256(repr(_said(thing)).encode()).hexdigest()[:16]
+        if made_by(reward) is None:
+            return hashed(inspect.getsource(reward if inspect.isroutine(reward) else type(reward)))
+        return hashed([_reward(recipe, reward, None), recipe.functions])
     except Exception:  # of an odd object; a description must not cost the run
         return ""
 
 
-def _said(thing: Any, seen: tuple[object, ...] = ()) -> Any:
-    """In words that are the same in every process."""
-    if (call := made_by(thing)) is not None:
-        thing = [call.function, dict(call.arguments)]
-    if isinstance(thing, dict):
-        return {str(name): _said(value, seen) for name, value in thing.items()}
-    if isinstance(thing, list | tuple):
-        return [_said(one, seen) for one in thing]
-    if inspect.isfunction(thing) and thing not in seen and not importable(thing):
-        # What may count calls is left out.
-        used = {n: v for n, v in used_by(thing).items() if not isinstance(v, list | dict | set)}
-        return [inspect.getsource(thing), _said(used, (*seen, thing))]
-    plain = thing is None or isinstance(thing, bool | int | float | str)
-    return thing if plain else getattr(thing, "__qualname__", type(thing).__qualname__)
+def hashed(said: object) -> str:
+    """A digest of something by its ``repr``."""
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]

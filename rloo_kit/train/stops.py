@@ -1,7 +1,5 @@
 """What happens at a step's edges: only finite gradients reach a weight, a signal stops the run where that does no harm,
-and a stream that ends early is spoken of.
-
-Nothing here clips (transformers' Trainer does), scales (torch's ``GradScaler`` does), or saves.
+and a stream that ends early is spoken of.  Nothing here clips, scales, or saves.
 """
 
 from __future__ import annotations
@@ -9,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,6 @@ from transformers import TrainerCallback
 
 from rloo_kit.errors import DatasetError, NonFiniteError
 from rloo_kit.session import processes
-from rloo_kit.session.output import in_notebook
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -65,11 +62,8 @@ class FiniteGradients(TrainerCallback):
 
 
 def reset_loss_scale(accelerator: Accelerator) -> None:
-    """Set fp16's loss scaler to :data:`FIRST_LOSS_SCALE` for a run; one that is resumed takes its checkpoint's later.
-
-    Works around: a step that stopped between unscaling and updating leaves its mark in the scaler, and the next run of
-    the same trainer fails with "unscale_() has already been called".
-    """
+    """Works around: a step that stopped between unscaling and updating leaves its mark in fp16's loss scaler, and the
+    next run of the trainer fails with "unscale_() has already been called".  (A resumed one loads its checkpoint's.)"""
     if (scaler := _scaler_of(accelerator)) is not None:
         scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
         scaler.update(new_scale=FIRST_LOSS_SCALE)
@@ -96,8 +90,8 @@ class StepEnds(TrainerCallback):
 
 
 class StreamEnds(TrainerCallback):
-    """Works around: transformers stops without an error where a stream of prompts gives nothing when it is started
-    anew, as one made of an iterator does; of ``max_steps`` some, or all, are then not taken.
+    """Works around: a stream that gives nothing when it is started anew, as one made of an iterator, ends the run
+    early, of which only transformers' log speaks.
 
     Raises:
         DatasetError: not one step was taken.
@@ -112,15 +106,14 @@ class StreamEnds(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
         """Speak where it gave nothing."""
-        if state.global_step > self._begun_at or state.global_step >= state.max_steps:
+        if self._begun_at < state.global_step or state.global_step >= state.max_steps:
             return
         why = "train_dataset is a stream that gave no generation batch when it was started anew"
+        where = f"step {state.global_step} of {state.max_steps}"
         todo = "make it of a generator function: IterableDataset.from_generator(rows)"
         if state.global_step == 0:
-            raise DatasetError(why, where=f"before step 1 of {state.max_steps}", todo=todo)
-        processes.warn(
-            f"{why}: the run ends at step {state.global_step} of {state.max_steps}. What to do: {todo}"
-        )
+            raise DatasetError(why, where=where, todo=todo)
+        processes.warn(f"{why}: the run ends at {where}. What to do: {todo}")
 
 
 # --- signals ----------------------------------------------------------------------------------------------
@@ -136,9 +129,9 @@ class Terminated(SystemExit):
 class Stops:
     """Which of SIGTERM and SIGINT has asked a run to stop, and whether it may stop now.
 
-    It stops at once, in the middle of sampling or of a backward pass, whose step is dropped; it waits while weights are
-    updated, the step is logged, or a checkpoint is written (``held``).  Several processes (``together``) have to stop
-    after the same step, so there a signal waits for the step's end.  A signal that is ignored stays so.
+    It stops at once, and its step is dropped; it waits (``held``) while weights are updated, the step is logged and
+    evaluated, or a checkpoint is written, but not if it comes twice.  Several processes (``together``) stop after the
+    same step.  A signal that is ignored stays so.
     """
 
     def __init__(self) -> None:
@@ -165,29 +158,19 @@ class Stops:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
-    def release(self, largest: Callable[[int], int] | None = None) -> None:
-        """From here on a signal stops the run; one that waits does so now.
-
-        Args:
-            largest: gives the largest of all processes' numbers, where there are several.
+    def release(self, accelerator: Accelerator) -> None:
+        """From here on a signal stops the run; one that waits, in any of several processes, does so now.
 
         Raises:
             Terminated: on SIGTERM.
             KeyboardInterrupt: on SIGINT.
         """
-        if self.together and largest:
-            self.asked = largest(self.asked or 0) or None
+        if self.together:
+            mine = torch.tensor([self.asked or 0], device=accelerator.device)
+            self.asked = int(accelerator.gather(mine).max()) or None
         self.held = self.asked is not None
         if self.held:
             raise self._exception()
-
-    def pass_on(self) -> None:
-        """After the run has saved: give SIGTERM to the handler that it was taken from.
-
-        In a notebook also to the default one: SystemExit ends a cell there, and the kernel would be killed later.
-        """
-        if self.asked == signal.SIGTERM and (callable(self._before.get(signal.SIGTERM)) or in_notebook()):
-            signal.raise_signal(signal.SIGTERM)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork, as a worker of a reward's pool, which must save nothing

@@ -13,7 +13,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.specs import Settings
-from rloo_kit.models import CATALOGUE
+from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
 
@@ -126,3 +126,31 @@ def test_a_plan_counts_the_passes_that_the_trainer_runs(
     batch = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05} | given
     config = rloo_kit.RLOOConfig(str(tmp_path), **batch)
     assert specs.settings_of(config).passes.single is single
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_experts": 128}, "a mixture of experts"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
+    ],
+)
+def test_a_shape_without_a_formula_is_refused_by_name(
+    fields: dict[str, Any], named: str, qwen3_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = qwen3_config(CATALOGUE["qwen3-0.6b"])
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(
+        "transformers.AutoConfig.from_pretrained",
+        lambda *args, **kwargs: SimpleNamespace(
+            get_text_config=lambda: SimpleNamespace(**{**config.to_dict(), **fields}),
+            tie_word_embeddings=True,
+        ),
+    )
+    with pytest.raises(ConfigError, match=f"the plan cannot count {named}"):
+        rloo_kit.plan(tmp_path, card=CPU)
+
+
+def test_the_catalogues_shapes_are_all_counted(qwen3_config: Any) -> None:
+    for known in CATALOGUE.values():
+        assert not checkpoint_from_config("x", qwen3_config(known), None).uncounted

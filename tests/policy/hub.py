@@ -1,6 +1,6 @@
 """A stand-in for the Hugging Face hub on this machine's loopback: a repository's list, HEAD and GET of its files.
 
-It can refuse and be slow, and keeps a log of what it was asked.
+It can refuse, and keeps a log of what it was asked.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,14 +47,12 @@ class Repository:
 
 @dataclass
 class Hub:
-    """Its address, repositories by name, tokens of any account and of those that are let in, the seconds that each
-    answer takes, and what was asked."""
+    """Its address, repositories by name, tokens of any account and of those that are let in, and what was asked."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     valid: set[str] = field(default_factory=set)
     members: set[str] = field(default_factory=set)
-    seconds: float = 0.0
     log: list[Asked] = field(default_factory=list)
 
     def answer(self, path: str, token: str | None) -> tuple[int, bytes, dict[str, str]]:
@@ -124,7 +121,6 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.hub.log.append(Asked(self.command, self.path, token))
-        time.sleep(self.hub.seconds)
         status, body, headers = self.hub.answer(unquote(urlsplit(self.path).path), token)
         self.send_response(status)
         for header, value in {"Content-Length": str(len(body)), **headers}.items():

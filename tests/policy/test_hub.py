@@ -17,7 +17,6 @@ from huggingface_hub.utils import _http
 
 import rloo_kit
 from rloo_kit.errors import PolicyNotFoundError
-from rloo_kit.policy import resolve
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.policy.policy import Policy
 from tests.policy import hub as stand_in
@@ -112,13 +111,6 @@ def test_a_token_that_was_let_in_reads_a_gated_repository_and_a_private_one(hub:
     hub.repositories[NAME] = Repository.of(TINY.checkpoint(), gated=True, private=True)
     rloo_kit.load_policy(NAME)
     assert {one.token for one in hub.log} == {TOKEN}
-
-
-def test_a_hub_that_is_too_slow_is_not_waited_for(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "HUB_SECONDS", 0.1)
-    hub.seconds = 0.3
-    with pytest.raises(PolicyNotFoundError, match=r"cannot be reached[\s\S]*offline mode is off"):
-        rloo_kit.load_policy("qwen3-1.7b")
 
 
 def test_an_adapter_over_a_base_of_the_hub_brings_its_base_and_is_checked_before(

@@ -61,13 +61,6 @@ def test_a_wrong_name_gets_the_nearest_and_says_what_it_was_taken_for(
         resolve(name)
 
 
-def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged" / "config.json").touch()
-    assert resolve("~/merged").path == str(tmp_path / "merged")
-
-
 # --- the hub, and its cache -------------------------------------------------------------------------------
 
 

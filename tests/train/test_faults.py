@@ -26,12 +26,10 @@ def tried(script: Any) -> dict[str, Any]:
 
 def test_a_run_that_was_killed_and_damaged_comes_out_the_same_to_the_bit(tried: dict[str, Any]) -> None:
     stops = tried["kills"]
-    assert len(stops) == 3
-    assert {stop["status"] for stop in stops} == {137}
+    assert [stop["status"] for stop in stops] == [137] * 3
     assert any(stop["damage"] != "none" for stop in stops)
     assert (tried["failed"], tried["different"]) == ([], [])
 
 
 def test_sigterm_ends_the_process_with_143(tried: dict[str, Any]) -> None:
-    stops = tried["terms"]
-    assert [stop["status"] for stop in stops] == [143]
+    assert [stop["status"] for stop in tried["terms"]] == [143]

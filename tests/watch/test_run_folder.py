@@ -14,14 +14,15 @@ from rloo_kit.watch.manifest import MANIFEST, fault, is_ours, seal
 from rloo_kit.watch.run_folder import read_history
 from tests.watch.logs import LOG, history
 
+PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+
 
 def checkpoint(folder: Path, state: str | None) -> Path:
     """As plain TRL leaves it, with the least that is in it."""
     folder.mkdir(parents=True)
     if state is not None:
         (folder / "trainer_state.json").write_text(state)
-    (folder / "adapter_model.safetensors").write_bytes(bytes(100))
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    for name in PARTS:
         (folder / name).write_bytes(bytes(100))
     return folder
 
@@ -32,10 +33,10 @@ def sealed(folder: Path, step: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "state",
-    [None, "", '{"global_step": 4', "[4]", '{"global_step": null}', '{"global_step": 3}'],
-)
+STATES = [None, "", '{"global_step": 4', "[4]", '{"global_step": null}', '{"global_step": 3}']
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Path, state: str | None) -> None:
     whole = checkpoint(tmp_path / "checkpoint-2", '{"global_step": 2}')
     broken = checkpoint(tmp_path / "checkpoint-4", state)
@@ -44,16 +45,15 @@ def test_a_checkpoint_is_whole_where_its_state_is_that_of_its_step(tmp_path: Pat
         run_folder.check(broken, tmp_path)
 
 
-PARTS = ("adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 DAMAGE = {
     "removed": lambda file: file.unlink(),
     "empty": lambda file: file.write_bytes(b""),
     "cut": lambda file: file.write_bytes(file.read_bytes()[:-1]),
-    "a bit flipped": lambda file: file.write_bytes(bytes([1]) + file.read_bytes()[1:]),
+    "a bit flipped": lambda file: file.write_bytes(b"\1" + file.read_bytes()[1:]),
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [*PARTS, "trainer_state.json"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_checkpoint_with_a_damaged_file_is_named_with_that_file(
     tmp_path: Path, part: str, damage: str
@@ -64,18 +64,16 @@ def test_a_checkpoint_with_a_damaged_file_is_named_with_that_file(
     assert fault(folder).startswith(part)
 
 
-WHAT = {"adapter_model.safetensors": "it has no weights", "optimizer.pt": "it has no optimizer state"}
-WHAT |= {"scheduler.pt": "it has no scheduler state", "rng_state.pth": "it has no random state"}
-
-
-@pytest.mark.parametrize("part", WHAT)
+@pytest.mark.parametrize(
+    ("part", "what"), zip(PARTS, ("weights", "optimizer", "scheduler", "random"), strict=True)
+)
 def test_of_plain_trl_what_a_resumed_run_would_miss_without_a_word_is_named(
-    tmp_path: Path, part: str
+    tmp_path: Path, part: str, what: str
 ) -> None:
     folder = checkpoint(tmp_path / "checkpoint-4", '{"global_step": 4}')
     assert fault(folder) == ""
     (folder / part).unlink()
-    assert fault(folder).startswith(WHAT[part])
+    assert fault(folder).startswith(f"it has no {what}")
 
 
 def test_a_card_that_the_user_has_edited_or_deleted_damages_no_checkpoint(tmp_path: Path) -> None:
@@ -96,32 +94,22 @@ def test_a_large_file_of_an_older_step_is_told_by_its_ends(tmp_path: Path) -> No
     assert fault(folder) == "optimizer.pt is not what was saved"
 
 
-def test_a_damaged_manifest_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "[]", '{"files": {"a": 1}}'])
+def test_a_damaged_manifest_makes_a_checkpoint_damaged_and_no_one_elses(tmp_path: Path, text: str) -> None:
     folder = sealed(tmp_path / "checkpoint-4", 4)
-    for text in ("", "[]", '{"files": {"a": 1}}'):
-        (folder / MANIFEST).write_text(text)
-        assert MANIFEST in fault(folder) or "missing" in fault(folder)
-        assert is_ours(folder)
+    (folder / MANIFEST).write_text(text)
+    assert MANIFEST in fault(folder) or "missing" in fault(folder)
+    assert is_ours(folder)
 
 
-def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs(tmp_path: Path) -> None:
+def test_only_an_exact_name_with_a_manifest_inside_and_no_link_is_a_runs_to_delete(tmp_path: Path) -> None:
     assert is_ours(sealed(tmp_path / "checkpoint-4", 4))
-    sealed(tmp_path / "copied", 6)
-    (tmp_path / "checkpoint-6").symlink_to(tmp_path / "copied")
+    (tmp_path / "checkpoint-6").symlink_to(sealed(tmp_path / "copied", 6))
     (tmp_path / "checkpoint-7").write_text("a file")
     (tmp_path / "checkpoint-8").symlink_to(tmp_path / "nowhere")
-    checkpoint(tmp_path / "checkpoint-10", '{"global_step": 10}')
+    checkpoint(tmp_path / "checkpoint-10", '{"global_step": 9}')
     sealed(tmp_path / "checkpoint-notes-2024", 11)
-    sealed(tmp_path / "my-checkpoint-12", 12)
-    others = sorted(path.name for path in tmp_path.iterdir() if not is_ours(path))
-    assert others == [f"checkpoint-{n}" for n in ("10", "6", "7", "8", "notes-2024")] + [
-        "copied",
-        "my-checkpoint-12",
-    ]
-    found, passed_over = run_folder.newest_whole(tmp_path)
-    assert found == tmp_path / "checkpoint-10"
-    assert passed_over == []
-    (found / "optimizer.pt").unlink()
+    assert [path.name for path in tmp_path.iterdir() if is_ours(path)] == ["checkpoint-4"]
     found, passed_over = run_folder.newest_whole(tmp_path)
     assert found == tmp_path / "checkpoint-6", "a link is as good as what it leads to"
     assert [folder.name for folder, _ in passed_over] == ["checkpoint-10", "checkpoint-8", "checkpoint-7"]
@@ -131,18 +119,19 @@ def test_a_path_that_is_not_there_is_said_not_to_be_there_with_those_that_are(tm
     run = tmp_path / "run"
     for step in (2, 10):
         checkpoint(run / f"checkpoint-{step}", f'{{"global_step": {step}}}')
+    there = r"take one of those in .*run: checkpoint-2, checkpoint-10\."
     for folder, said in (
-        (
-            run / "checkpoint-9",
-            r"-9 does not exist\..*take one of those in .*run: checkpoint-2, checkpoint-10\.",
-        ),
-        (run, "run is not a checkpoint .*one of those in .*run: checkpoint-2, checkpoint-10"),
-        (tmp_path / "rum" / "checkpoint-2", "one of those in .*run: checkpoint-2, checkpoint-10"),
+        (run / "checkpoint-9", f"-9 does not exist.*{there}"),
+        (run, f"run is not a checkpoint .*{there}"),
+        (tmp_path / "rum" / "checkpoint-2", there),
     ):
         with pytest.raises(ConfigError, match=f"(?s){said}"):
             run_folder.check(folder, run)
     with pytest.raises(ConfigError, match=r"call train\(\) without it to start at step 0"):
         run_folder.check(tmp_path / "checkpoint-2", tmp_path)
+
+
+# --- its log and settings -----------------------------------------------------------------------------------
 
 
 def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -> None:
@@ -152,7 +141,7 @@ def test_a_trainer_a_state_file_and_a_folder_give_the_same_log(tmp_path: Path) -
         assert read_history(source, "plot") == (LOG, tmp_path)
 
 
-def test_of_a_stock_run_the_newest_whole_checkpoint_is_read(tmp_path: Path) -> None:
+def test_of_a_stock_run_the_newest_readable_checkpoint_is_read(tmp_path: Path) -> None:
     for number in (5, 10):  # "10" sorts before "5" as text
         state = {"global_step": number, "log_history": LOG[:number]}
         checkpoint(tmp_path / f"checkpoint-{number}", json.dumps(state))
@@ -162,21 +151,20 @@ def test_of_a_stock_run_the_newest_whole_checkpoint_is_read(tmp_path: Path) -> N
     assert read_history(tmp_path, "plot") == (LOG[:5], tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "no log of a run"),
-        ("not json", "no log of a run"),
-        ('{"log_history": [{"step": 1, "loss": 0.1}]}', "no training step"),  # another trainer's
-    ],
-)
-def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+WRONG = {
+    None: "no log of a run",
+    "not json": "no log of a run",
+    '{"log_history": [{"step": 1, "loss": 0.1}]}': "no training step",  # another trainer's
+    '{"log_history": {}}': "a log history is a list of entries",
+    '{"log_history": [7]}': "a log history is a list of entries",
+}
+
+
+@pytest.mark.parametrize("content", WRONG)
+def test_a_folder_without_a_run_is_named(tmp_path: Path, content: str | None) -> None:
     folder = checkpoint(tmp_path / "run", content)
-    with pytest.raises(ConfigError, match=rf"(?s){message}.*run"):
+    with pytest.raises(ConfigError, match=rf"(?s){WRONG[content]}.*run"):
         read_history(folder, "plot")
-
-
-# --- its log and settings -----------------------------------------------------------------------------------
 
 
 def test_a_log_that_has_been_through_a_table_is_read() -> None:
@@ -189,13 +177,6 @@ def test_a_log_that_has_been_through_a_table_is_read() -> None:
         report = rloo_kit.diagnose(changed)
         assert [one.symptom for one in report.findings] == ["truncation"]
         assert (report.first_step, report.last_step) == (1, 30)
-
-
-@pytest.mark.parametrize("bad", ['{"log_history": {}}', '{"log_history": [7]}', '{"log_history": null}'])
-def test_a_history_that_is_no_list_of_entries_is_refused(bad: str, tmp_path: Path) -> None:
-    (tmp_path / "trainer_state.json").write_text(bad)
-    with pytest.raises(ConfigError, match="a log history is a list of entries"):
-        rloo_kit.diagnose(tmp_path)
 
 
 def test_batch_k_and_weights_are_read_from_a_checkpoint_and_what_is_not_known_is_said(tmp_path: Path) -> None:
