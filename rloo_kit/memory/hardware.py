@@ -1,7 +1,4 @@
-"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; and how fast it is.
-
-It imports torch only where this machine is asked about.
-"""
+"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; how fast it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.
-
-Arithmetic only: no weights are loaded, and a plan for a named GPU does not import torch.
-"""
+"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.  No torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What decides how much memory a run takes, read from a model, a configuration, a name or a device.
-
-For :mod:`.formulas`, which computes with it, and :mod:`.plan`.  Nothing is loaded, downloaded or changed.
-"""
+"""What decides how much memory a run takes, read from a model, a configuration, a name or a device."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "Policy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
 PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
-"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
-they run."""
+"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in their order."""
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which transformers leaves them out."""
@@ -55,7 +51,7 @@ class Model:
         rest_bytes: embedding, lm_head and norms.
         lora_sizes: elements of each LoRA matrix.
         kept_bytes: an estimate of what layers kept in 16 bit add, before it is loaded.
-        full_sizes: elements of each weight, where all are trained and there is no LoRA.
+        full_sizes: elements of each weight, where all are trained.
     """
 
     checkpoint: Checkpoint

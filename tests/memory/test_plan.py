@@ -19,13 +19,6 @@ from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP
 
 
-def test_parts_phases_and_peak_agree() -> None:
-    planned = rloo_kit.plan("qwen3-4b", LARGE, "8GB")
-    assert planned.peak_bytes == max(planned.totals.values()) == planned.totals[planned.peak_phase]
-    for parts in planned.phases.values():
-        assert all(0 < size <= planned.parts[part] for part, size in parts.items())
-
-
 @pytest.mark.parametrize(("room", "verdict"), [(-1, "does not fit"), (0, "tight"), (None, "fits")])
 def test_the_verdict_is_set_by_the_peak_and_its_estimated_part(room: int | None, verdict: str) -> None:
     planned = rloo_kit.plan("qwen3-4b", card="24GB")
@@ -112,7 +105,6 @@ def test_where_a_group_is_too_large_it_is_sampled_in_slices() -> None:
     assert (whole.fits, whole.sampled_rows, whole.sliced) == ("does not fit", 8, "")
     first = whole.changes[0]
     assert (first.config, first.peak_bytes) == ({"generation_rows": 4}, by_itself.peak_bytes)
-    assert first.peak_bytes < whole.peak_bytes
 
 
 def test_the_advised_length_is_the_longest_that_fits_and_comes_with_what_was_advised_before() -> None:
