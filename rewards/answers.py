@@ -23,8 +23,6 @@ from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 
-# ------------------------------------------------------------------------------------------ forms
-
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
 FORMS: tuple[str, ...] = get_args(Form)
 
@@ -113,8 +111,6 @@ def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
             values.append(content + (power[0] if power else ""))
     return values
 
-
-# -------------------------------------------------------------------------------------- comparisons
 
 KINDS = ("number", "math", "choice", "exact")
 _OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
@@ -234,9 +230,6 @@ def is_right(
 
     values = stated(answer, form, kind)
     return bool(values) and all(map(same, values))
-
-
-# -------------------------------------------------------------------------------------- reward
 
 
 @dataclass
