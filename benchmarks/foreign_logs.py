@@ -44,7 +44,6 @@ ACCURACY: Rewards = {"accuracy_reward": lambda form, right, tokens: float(right)
 FORMAT: Rewards = {"format_reward": lambda form, right, tokens: float(form)}
 SIGNED: Rewards = {"reward_signed": lambda form, right, tokens: 1.0 if right else -1.0}
 BOTH: Rewards = {**ACCURACY, **FORMAT}
-OWN_NAMES: Rewards = {"reward_correct": ACCURACY["accuracy_reward"], "reward_tags": FORMAT["format_reward"]}
 LENGTH_TOO: Rewards = {**ACCURACY, "brevity": lambda form, right, tokens: tokens / 512}
 GRADED: Rewards = {"graded": lambda form, right, tokens: 2.0 * right + 0.5 * form}
 # Unsloth's GSM8K notebook: 2 for a right answer, 0.5 for the format.
@@ -93,7 +92,6 @@ class Kind:
     rate: Course = RATE
     per_entry: int = 1
     before_kl: bool = True
-    spikes: tuple[tuple[int, float], ...] = ()
 
 
 DEAD = (
@@ -104,33 +102,13 @@ DEAD = (
 )
 
 SICK: dict[str, Kind] = {
-    "gradient spikes": Kind(("gradient spikes",), spikes=((40, 40.0), (71, 160.0), (95, 80.0))),
-    "plateau": Kind(("plateau",), steps=160, prompts=8, right=lambda step: 0.2 + 0.3 * min(1.0, step / 30)),
-    "format paid, answers still": Kind(
-        ("one reward stands still", "format without answers"),
-        prompts=8,
-        rewards=BOTH,
-        form=rise(0.3, 0.02, 0.98),
-        right=flat(0.1),
-    ),
-    "the same, under names of one's own": Kind(
-        ("one reward stands still",),
-        prompts=8,
-        rewards=OWN_NAMES,
-        form=rise(0.3, 0.02, 0.98),
-        right=flat(0.12),
-    ),
-    "length grows by 3 tokens a step": Kind(
-        ("length grows",), right=flat(0.45), length=rise(180, 3.0, 9e9), limit=4096
-    ),
     "length paid, answers still": Kind(
-        ("length hacking", "length grows"),
+        ("length hacking",),
         rewards=LENGTH_TOO,
         right=flat(0.4),
         length=rise(120, 2.0, 9e9),
         limit=4096,
     ),
-    "learning rate 0": Kind(("learning rate 0",), steps=30, right=flat(0.3), rate=flat(0.0)),
     "a third cut": Kind(("truncation",), steps=60, length=flat(420.0), right=flat(0.3)),
     "too hard": Kind(DEAD[1:2], steps=60, right=flat(0.02)),
     "too easy": Kind(DEAD[:1], steps=60, right=flat(0.97), form=flat(1.0)),
@@ -176,28 +154,6 @@ HEALTHY: dict[str, Kind] = {
 
 
 MORE_SICK: dict[str, Kind] = {
-    "one early spike of 100 in 30 steps": Kind(
-        ("gradient spikes",), steps=30, prompts=2, k=4, spikes=((14, 100.0),)
-    ),
-    "a plateau of rewards of -1 and 1": Kind(
-        ("plateau",),
-        steps=200,
-        prompts=8,
-        k=16,
-        rewards={"signed": SIGNED["reward_signed"]},
-        right=lambda step: 0.15 + 0.25 * min(1.0, step / 40),
-    ),
-    "unsloth's rewards, answers still": Kind(
-        ("one reward stands still", "format without answers"),
-        steps=150,
-        rewards=GSM8K,
-        form=rise(0.2, 0.015, 0.97),
-        right=flat(0.05),
-    ),
-    "2 tokens a step, an entry of 5 steps": Kind(
-        ("length grows",), steps=300, per_entry=5, right=flat(0.6), length=rise(150, 2.0, 9e9), limit=4096
-    ),
-    "a schedule that ends at half": Kind(("learning rate 0",), right=flat(0.4), rate=jump(60, 1e-5, 0.0)),
     "28 % cut, 2 x 4": Kind(("truncation",), steps=100, prompts=2, k=4, length=flat(418.0), right=flat(0.4)),
     "65 % dead": Kind(DEAD[1:2], steps=80, right=flat(0.05)),
     "a slow fall from 0.75 to 0.3": Kind(
@@ -217,15 +173,12 @@ MORE_SICK: dict[str, Kind] = {
         rewards={"judge": lambda f, r, n: math.nan if n > 440 else float(r)},
     ),
     "longer until most are cut": Kind(
-        ("truncation", "truncation, policy worsened", "length grows", "reward collapse"),
+        ("truncation", "truncation, policy worsened", "reward collapse"),
         length=rise(150, 4.0, 9e9),
         right=flat(0.5),
     ),
     # First taken for healthy: more than half of its groups are dead.
     "good from the start": Kind(DEAD[:1], right=rise(0.84, 0.001, 0.93), form=flat(0.99)),
-    "a plateau of TRL's batch": Kind(
-        ("plateau",), steps=170, right=lambda step: 0.2 + 0.25 * min(1.0, step / 25)
-    ),
 }
 """The same, made after the rules were fixed and not before, with other batches, rewards and sizes of the fault."""
 
@@ -281,11 +234,7 @@ def _step(kind: Kind, step: int, rng: random.Random) -> Entry:
     dead = sum(len(set(group)) == 1 for group in groups) / len(groups)
     tokens = [tokens for _, _, tokens in drawn]
     ended = [n for n in tokens if n < kind.limit] or [0]
-    norm = (
-        kind.gradient(step)
-        * math.exp(rng.gauss(0.0, kind.gradient_spread))
-        * dict(kind.spikes).get(step, 1.0)
-    )
+    norm = kind.gradient(step) * math.exp(rng.gauss(0.0, kind.gradient_spread))
     entry: Entry = {
         "loss": rng.gauss(0.0, 0.01),
         "grad_norm": norm if dead < 1 or kind.kl else 0.0,

@@ -23,8 +23,6 @@ from rewards.signature import Judges, Reward, Scores, column_in
 from rewards.text import completion_text
 from rewards.thinking import QWEN3, ThinkTokens, split_text, split_thinking, visible
 
-# ------------------------------------------------------------------------------------------ forms
-
 Form = Literal["auto", "boxed", "####", "<answer>", "whole", "prose"]
 FORMS: tuple[str, ...] = get_args(Form)
 
@@ -113,8 +111,6 @@ def _boxed(text: str, found: list[tuple[int, int, str]]) -> list[str]:
             values.append(content + (power[0] if power else ""))
     return values
 
-
-# -------------------------------------------------------------------------------------- comparisons
 
 KINDS = ("number", "math", "choice", "exact")
 _OUTER = r"[ .,;:!?\"'“”«»「」()\[\]*_。，！।]"
@@ -236,9 +232,6 @@ def is_right(
     return bool(values) and all(map(same, values))
 
 
-# -------------------------------------------------------------------------------------- reward
-
-
 @dataclass
 class _AnswerReward:
     kind: str | Callable[[str, Any], Any]
@@ -264,12 +257,12 @@ class _AnswerReward:
         ids = [None] * len(completions) if completion_ids is None else completion_ids
         said = map(self.answers_of, completions, ids)
         rows = [(texts, self._accepted(gold)) for texts, gold in zip(said, golds, strict=True)]
-        verdicts: dict[Pair, bool] = {}
+        equal_pairs: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
             each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
-        return [self._one(i, *row, verdicts) if row[1] else None for i, row in enumerate(rows)]
+            equal_pairs = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
+        return [self._one(i, *row, equal_pairs) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
         """The gold answers of this kind as they are compared; empty where there is none."""
@@ -284,10 +277,10 @@ class _AnswerReward:
         return [text for text in texts if fits(text)]
 
     def _one(
-        self, sample: int, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]
+        self, sample: int, texts: Sequence[str], golds: list[Any], equal_pairs: Mapping[Pair, bool]
     ) -> float | None:
         if not callable(self.kind):
-            how = (self.kind, self.tolerance, self.form, lambda *pair: verdicts[pair])
+            how = (self.kind, self.tolerance, self.form, lambda *pair: equal_pairs[pair])
             found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
             return self.right if found else self.wrong
         if self.form in ("boxed", "####", "<answer>"):

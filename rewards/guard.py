@@ -131,8 +131,6 @@ def call_reward(reward: Reward, **kwargs: Any) -> Scores:
     return checked_scores(returned, count_of(kwargs), name=reward_name(reward))
 
 
-# ------------------------------------------------------------------------------- waiting for async ones
-
 # One event loop for all of a process's calls, since a judge's semaphores and clients belong to the one that first used
 # them.  By process, since a forked one has no threads, and by the loop that the call comes from: it cannot wait for
 # itself.  In threads of their own: a notebook's has a loop already, and can have only one.
@@ -165,9 +163,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
     while True:  # a task that raises one of these ends the loop, and the others are still waited for
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
-
-
-# --------------------------------------------------------------------------------- what it returns
 
 
 def checked_scores(returned: Any, count: int | None, *, name: str, limit: float = LIMIT) -> Scores:
@@ -219,8 +214,6 @@ def _scalar(value: Any) -> Any:  # of numpy or torch
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
 
 
-# ----------------------------------------------------------------------------------- what it is given
-
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
@@ -254,9 +247,6 @@ def _log_extra(
         todo = "log_extra('column', [text for completion in completions])"
         raise RewardValueError(what, reward_name=reward, value=values, todo=todo)
     log_extra(column, list(values))
-
-
-# --------------------------------------------------------------------------------- what its error means
 
 
 def _unreached(error: BaseException | None) -> BaseException | None:

@@ -32,9 +32,7 @@ LONGEST = 400  # characters of an expression
 AT_ONCE = 4  # children
 SLOW = 8  # expressions of a batch that may take their whole time; the others then have a quarter, enough for most
 MEMORY = 2 * 2**30  # bytes a child may use
-KEPT = 20_000  # verdicts in the cache
-
-# ---------------------------------------------------------------------------------------- notation
+KEPT = 20_000  # pairs in the cache
 
 # Certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")
@@ -93,8 +91,6 @@ def _in_the_golds_shape(value: str, gold: str) -> str:
     value = _MEMBER.sub("", value)
     if "=" not in gold:
         value = _NAME.sub("", value)
-    if "," in gold and not _ends(gold):
-        value = re.sub(r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s(?:and|or)\s", ", ", value)
     parts = [re.fullmatch(r"\s*([a-z])\s*=(.*)", part) for part in value.split(",")]
     names = [part[1] for part in parts if part]
     if _ends(gold) == "()" and len(parts) == len(names) and names == sorted(set(names)):
@@ -126,9 +122,6 @@ def _ends(text: str) -> str:
     if match is None or "," not in text:
         return ""
     return "set" if match[1] == "\\{" else match[1] + match[2]
-
-
-# ---------------------------------------------------------------------------------------- equality
 
 
 def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
@@ -207,9 +200,6 @@ def _stop() -> None:
 
 
 atexit.register(_stop)
-
-
-# ----------------------------------------------------------------------------------- in the server
 
 
 def serve() -> None:

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 LONGEST = 400  # characters of a text that states a number
 
-# ------------------------------------------------------------------------------------------ spelling
-
 _HIDDEN = re.compile(
     r"<!--.{0,500}?-->|~~(?=\S).{1,500}?~~|<(s|del|strike)\s?>.{0,500}?</\1\s?>|<\|[a-z_]+\|>|</s>\s*\Z"
     r"|</?(?:b|strong|i|em|u|mark|code|p|br|div|span|center)\s?/?>|[\u00ad\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]",
@@ -87,9 +85,6 @@ def plain(text: str) -> str:
 
 def _over(part: str) -> str:
     return part if re.fullmatch(r"-?\d+(?:\.\d+)?", part) else f"({part})"
-
-
-# ------------------------------------------------------------------------------------------- values
 
 
 class Number(NamedTuple):

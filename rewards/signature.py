@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import itertools
@@ -157,9 +156,6 @@ def check_signature(reward: Reward, columns: Iterable[str] | None = None) -> Non
     needed = [one for one in (*columns_of(reward), *named) if one not in passed]
     if known is None or not needed:
         return
-    near = difflib.get_close_matches(needed[0], known, n=1)
-    todo = f"add the column {needed[0]!r} to the dataset"
-    todo = f"dataset.rename_column({near[0]!r}, {needed[0]!r})" if near else todo
     held = f"it has {', '.join(sorted(known))}" if known else "it has no column besides the prompts"
     what = f"It requires '{needed[0]}', which is neither passed by TRL nor a column of the dataset"
-    raise RewardSignatureError(what, reward_name=name, todo=f"{todo} ({held})")
+    raise RewardSignatureError(what, reward_name=name, todo=f"rename a column, or add it ({held})")

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
-import pyarrow
 import pyarrow.compute as compute
 from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 TAKEN = ("self", *TRL_KEYWORDS)  # columns that TRL's keywords would hide from rewards
 UNSEEN = ("prompt", "completion")  # columns that TRL does not pass to rewards
 LOOKED_AT = 10_000  # rows that are looked at before training; the others as they come
-RENDERED = 16  # prompts that are rendered before training
-SEEN = 40  # characters of a message that must be found in what is rendered
 TRAINED_ON = "train_dataset"
 AS_MESSAGES = "[{'role': 'user', 'content': text}]"
 
@@ -58,7 +55,7 @@ def check_dataset(
         name_special_tokens(prompts, tokenizer, name)
         how = getattr(args, "chat_template_kwargs", None) or {}
         check_thinking(tokenizer, how)
-        for index, prompt in enumerate(prompts[:RENDERED]):
+        for index, prompt in enumerate(prompts[:16]):
             _check_rendered(prompt, tokenizer, how, _place(name, index, prompt))
 
 
@@ -138,12 +135,16 @@ def name_special_tokens(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBa
 
 def _check_rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, how: dict[str, Any], where: str) -> None:
     """The chat template may leave a message out, as Qwen3's does one of an unknown role, and nothing says so."""
-    rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **how)
-    last = prompt[-1]
-    if str(last.get("content") or "").strip()[:SEEN] not in rendered:
-        what = f"the tokenizer's chat template leaves out the prompt's last message, of role {last.get('role')!r}"
+    last, what = prompt[-1], ""
+    try:
+        rendered = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **how)
+        if str(last.get("content") or "").strip()[:40] not in rendered:
+            what = f"leaves out the prompt's last message, of role {last.get('role')!r}"
+    except Exception as error:  # a template raises what it likes
+        what = f"cannot render a prompt: {error}"
+    if what:
         todo = "use a role that tokenizer.chat_template knows, such as 'user', or correct the template"
-        raise DatasetError(what, where=where, todo=todo)
+        raise DatasetError(f"the tokenizer's chat template {what}", where=where, todo=todo)
 
 
 def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tuple[list[int], list[Any]]:
@@ -154,7 +155,7 @@ def longest_prompts(dataset: Dataset | IterableDataset, count: int = 16) -> tupl
     for table in dataset.select_columns(["prompt"]).with_format("arrow").iter(LOOKED_AT):
         texts = table["prompt"].combine_chunks()
         rows, n = numpy.arange(len(texts)), len(texts)
-        if pyarrow.types.is_nested(texts.type):
+        if texts.type.num_fields:  # messages
             rows = compute.list_parent_indices(texts)
             texts = compute.struct_field(compute.list_flatten(texts), "content")
         sizes.append(numpy.bincount(rows, compute.fill_null(compute.utf8_length(texts), 0), minlength=n))
@@ -194,7 +195,7 @@ def check_rewards(reward_funcs: Sequence[object], reward_weights: Sequence[float
 
 def check_weights(reward_funcs: Sequence[object], reward_weights: Sequence[float] | None, where: str) -> None:
     """Check that there are as many weights as rewards, all finite and not all zero; None weighs all alike."""
-    given, what = reward_weights if isinstance(reward_weights, list | tuple) else [], ""
+    given, what = [] if isinstance(reward_weights, str | dict | None) else list(reward_weights), ""
     if len(given) != len(reward_funcs):
         what = f"there are {len(given)} reward_weights for {len(reward_funcs)} reward functions"
     elif not any(given) or not all(map(math.isfinite, given)):

@@ -63,6 +63,7 @@ class Checkpoint:
         temperature: at which to sample it in training: ``RLOOConfig(temperature=policy.checkpoint.temperature)``.
         form: in which to ask it for answers, one of ``rewards.FORMS``; a task that is given the policy does.
         license: of the weights, as the hub writes it; None where the kit does not know.
+        uncounted: what its layers have that the memory plan has no formula for; empty for dense attention throughout.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Checkpoint:
     temperature: float = 1.0
     form: Form = "boxed"
     license: str | None = None
+    uncounted: str = ""
 
     @property
     def tokens(self) -> ThinkTokens:
@@ -221,7 +223,19 @@ def checkpoint_from_config(name: str, config: PreTrainedConfig, chat_template: s
         vocabulary=text.vocab_size,
         positions=getattr(text, "max_position_embeddings", Checkpoint.positions),
         family=text.model_type,
+        uncounted=_uncounted(text),
     )
+
+
+def _uncounted(text: PreTrainedConfig) -> str:
+    """By transformers' config fields: Qwen3-MoE has num_experts, Mixtral num_local_experts, and the layer types of
+    Qwen3-Next name linear_attention."""
+    if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
+        return "a mixture of experts"
+    others = {
+        kind for kind in getattr(text, "layer_types", None) or () if not kind.endswith("full_attention")
+    }
+    return f"layers of {' and '.join(sorted(others))}" if others - {"sliding_attention"} else ""
 
 
 def thinks_by_template(chat_template: str) -> Thinks:

@@ -6,7 +6,6 @@ expectation over them is a sum.
 
 import math
 from collections.abc import Callable
-from random import Random
 
 import pytest
 import torch
@@ -24,9 +23,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 
 
 def close(found: torch.Tensor, expected: object, **tolerance: float) -> None:
-    torch.testing.assert_close(
-        found, torch.as_tensor(expected, dtype=found.dtype), equal_nan=False, **tolerance
-    )
+    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=found.dtype), **tolerance)
 
 
 def apart(*distances: float) -> list[float]:
@@ -93,35 +90,28 @@ groups = st.integers(2, 12).flatmap(
 )
 
 
-def trl_rloo(rewards: torch.Tensor) -> torch.Tensor:
-    """TRL 1.15's: the rewards of a group less this one, over the other scored ones; NaN where unscored."""
-    rows = []
-    for row in rewards.tolist():
-        scored = [reward for reward in row if not math.isnan(reward)]
-        if len(scored) < 2:
-            rows.append([0.0] * len(row))
-            continue
-        total = math.fsum(scored)
-        rows.append([0.0 if math.isnan(r) else r - (total - r) / (len(scored) - 1) for r in row])
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 @settings(deadline=None)
 @given(groups)
-def test_rloo_is_trls_formula_and_dr_grpo_times_n_over_n_minus_1(values: list[list[float]]) -> None:
+def test_rloo_is_the_reward_less_the_others_mean_and_dr_grpo_times_n_over_n_minus_1(
+    values: list[list[float]],
+) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
+    scored = ~rewards.isnan()
+    n = scored.sum(1, keepdim=True).double()
+    others = (rewards.nansum(1, keepdim=True) - rewards) / (n - 1)
+    expected = torch.where(scored & (n > 1), rewards - others, 0.0)
     scale = rewards.abs().nan_to_num().max().item()
-    close(rloo(rewards), trl_rloo(rewards), rtol=0, atol=1e-12 * scale)
+    close(rloo(rewards), expected, rtol=0, atol=1e-12 * scale)
     smallest = torch.finfo(torch.float32).tiny  # below it float32 has no six digits
-    close(rloo(rewards.float()).double(), trl_rloo(rewards), rtol=0, atol=max(2e-6 * scale, smallest))
-    n = (~rewards.isnan()).sum(1, keepdim=True).double()
-    factor = torch.where(n > 1, n / (n - 1).clamp(min=1), 1.0)
-    close(rloo(rewards), factor * dr_grpo(rewards), rtol=1e-12, atol=0)
+    close(rloo(rewards.float()).double(), expected, rtol=0, atol=max(2e-6 * scale, smallest))
+    close(rloo(rewards), (n / (n - 1).clamp(min=1)).clamp(min=1) * dr_grpo(rewards), rtol=1e-12, atol=0)
 
 
 @settings(deadline=None)
 @given(groups, st.sampled_from(ALL_ESTIMATORS))
-def test_advantages_are_finite_sum_to_0_in_order(values: list[list[float]], estimator: Function) -> None:
+def test_advantages_are_finite_sum_to_0_in_order_and_no_group_knows_of_another(
+    values: list[list[float]], estimator: Function
+) -> None:
     rewards = torch.tensor(values, dtype=torch.float64)
     found = estimator(rewards)
     assert found.isfinite().all()
@@ -130,37 +120,11 @@ def test_advantages_are_finite_sum_to_0_in_order(values: list[list[float]], esti
     for reward_row, row in zip(rewards, found, strict=True):
         order = reward_row[~reward_row.isnan()].argsort()
         assert (row[~reward_row.isnan()][order].diff() >= 0).all()
-
-
-@settings(deadline=None)
-@given(groups, st.randoms(use_true_random=False), st.sampled_from(GROUP_ESTIMATORS))
-def test_no_group_knows_of_another(values: list[list[float]], random: Random, estimator: Function) -> None:
-    rewards = torch.tensor(values, dtype=torch.float64)
-    order = list(range(rewards.shape[1]))
-    random.shuffle(order)
-    alone = torch.cat([estimator(row.unsqueeze(0)) for row in rewards])
-    scale = max(1.0, rewards.abs().nan_to_num().max().item())
-    close(estimator(rewards), alone, rtol=0, atol=0)
-    close(estimator(rewards[:, order]), estimator(rewards)[:, order], rtol=1e-9, atol=1e-9 * scale)
+    if estimator is not reinforce:
+        close(found, torch.cat([estimator(row.unsqueeze(0)) for row in rewards]), rtol=0, atol=0)
 
 
 REWARDS = torch.tensor([[0.3, 0.9, -0.2, 0.0], [1.0, 0.0, 0.5, 0.6]], dtype=torch.float64)
-
-
-def test_how_much_a_baseline_moves_with_its_own_reward() -> None:
-    """With baseline_i = R_i - A_i; leave-one-out: not at all, the group's mean: a K-th, the batch's: an N-th."""
-
-    def own_slope(estimator: Function, rewards: torch.Tensor) -> torch.Tensor:
-        jacobian = torch.autograd.functional.jacobian(lambda r: r - estimator(r), rewards)
-        return jacobian.reshape(rewards.numel(), -1).diagonal().reshape(rewards.shape)
-
-    for estimator, expected in ((rloo, 0.0), (dr_grpo, 1 / 4), (reinforce, 1 / 8)):
-        close(own_slope(estimator, REWARDS), torch.full((2, 4), expected), rtol=0, atol=1e-9)
-    assert (own_slope(grpo, REWARDS).abs() > 0.04).all()
-    unscored = torch.tensor([[0.3, NAN, -0.2, 0.0, NAN]], dtype=torch.float64)
-    close(own_slope(rloo, unscored)[~unscored.isnan()], [0.0, 0.0, 0.0], rtol=0, atol=1e-9)
-
-
 ARMS, K = 6, 4
 LOGITS = torch.tensor([0.9, -0.4, 0.1, -1.2, 0.5, -0.1], dtype=torch.float64)
 PAYS = torch.tensor([0.1, 0.9, 0.0, 1.0, 0.2, 0.4], dtype=torch.float64)
@@ -181,26 +145,6 @@ def test_the_expected_gradient_is_the_true_one_shrunk_where_the_mean_contains_th
     close(expected_gradient(rloo), TRUE_GRADIENT, rtol=0, atol=1e-12)
     close(expected_gradient(dr_grpo), TRUE_GRADIENT * (K - 1) / K, rtol=0, atol=1e-12)
     assert torch.cosine_similarity(expected_gradient(grpo), TRUE_GRADIENT, dim=0) < 0.999, "points elsewhere"
-
-
-def weight_of_a_prompt(estimator: Function, chance: float, size: int) -> float:
-    """The expected gradient of a prompt that is answered right with that chance, over the true gradient."""
-    expected = 0.0
-    for right in range(size + 1):
-        group = torch.tensor([[1.0] * right + [0.0] * (size - right)], dtype=torch.float64)
-        probability = math.comb(size, right) * chance**right * (1 - chance) ** (size - right)
-        expected += probability * (estimator(group) * (group - chance)).mean().item()
-    return expected / (chance * (1 - chance))
-
-
-@pytest.mark.parametrize(("size", "ratio"), [(2, 1.0), (3, 1.0), (4, 1.06), (8, 1.33), (16, 1.69)])
-def test_grpo_weighs_a_hard_prompt_more_and_needs_a_large_group_for_it(size: int, ratio: float) -> None:
-    # with 2 or 3 completions every group with a signal has the same spread
-    hard, even = (weight_of_a_prompt(grpo, chance, size) for chance in (0.05, 0.5))
-    assert hard / even == pytest.approx(ratio, abs=5e-3)
-    for chance in (0.02, 0.5, 0.9):  # without a division it is the same however hard
-        assert weight_of_a_prompt(rloo, chance, size) == pytest.approx(1.0)
-        assert weight_of_a_prompt(dr_grpo, chance, size) == pytest.approx((size - 1) / size)
 
 
 @given(groups)
@@ -329,20 +273,3 @@ def test_the_expected_gradient_of_a_kl_term_inside_a_loss_and_paid_as_a_reward()
     close(in_a_loss(k2), gradient_of(true_kl), **exact)
     close(in_a_loss(k3), gradient_of(reverse_kl), **exact)
     close(expected_gradient(rloo, -k1(POLICY.log() - REFERENCE.log())), -gradient_of(true_kl), **exact)
-
-
-def test_inside_a_loss_k2_leaves_out_what_a_token_does_to_later_ones() -> None:
-    """Completions of two tokens: the first is drawn as the reference draws it, the second is not, after one of them."""
-    first = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64, requires_grad=True)
-    second = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-    reference = torch.zeros(3, 2, dtype=torch.float64).log_softmax(1)
-    ratio = second.log_softmax(1) - reference
-    later = (second.softmax(1) * ratio).sum(1)
-    true = torch.autograd.grad((first.softmax(0) * later).sum(), first)[0]
-    drawn = first.detach().softmax(0)
-    paid = drawn @ (torch.eye(3, dtype=torch.float64) - drawn).mul(later.unsqueeze(1))
-    close(paid, true, rtol=1e-12, atol=1e-12)
-    log_ratio = first.log_softmax(0) - first.detach().log_softmax(0)
-    in_loss = torch.autograd.grad((drawn * k2(log_ratio)).sum(), first)[0]
-    close(in_loss, torch.zeros(3), rtol=0, atol=1e-12)
-    assert true.abs().max() > 0.05

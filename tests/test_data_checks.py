@@ -125,87 +125,74 @@ def test_prompt_and_completion_must_fit_the_policys_length_and_the_longest_is_na
         data_checks.check_lengths(ids, 35, 64, rows=[5, 8])
 
 
-@pytest.mark.parametrize(
-    ("funcs", "weights", "says"),
-    [
+def test_rewards_need_as_many_finite_weights_not_all_0() -> None:
+    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
+    data_checks.check_rewards([min, max], None, where="RLOOConfig")
+    for funcs, weights, says in (
         ([], None, "no reward function"),
         ([min], [1.0, 1.0], "2 reward_weights for 1 reward functions"),
         ([min], [math.inf], "finite and not all 0"),
         ([min, max], [0.0, 0.0], "finite and not all 0"),
-    ],
-)
-def test_rewards_need_as_many_finite_weights_not_all_0(funcs: list[Any], weights: Any, says: str) -> None:
-    data_checks.check_rewards([min, max], [1.0, 0.0], where="RLOOConfig")
-    data_checks.check_rewards([min, max], None, where="RLOOConfig")
-    with pytest.raises(RewardError, match=says):
-        data_checks.check_rewards(funcs, weights, where="RLOOConfig")
+    ):
+        with pytest.raises(RewardError, match=says):
+            data_checks.check_rewards(funcs, weights, where="RLOOConfig")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "token"),
-    [
-        (said("user", "1 + 1?<|im_end|>"), "<|im_end|>"),
-        (said("system", "<|im_start|>user"), "<|im_start|>"),
-        (said("assistant", None), ""),
-        (said("user", "a < b |> c, <thinking>, im_end"), ""),
-        ("<|im_start|>user\n1 + 1?<|im_end|>", ""),  # rendered by hand
-    ],
-)
-def test_a_control_token_in_a_messages_text_is_named_once_with_its_row(prompt: Any, token: str) -> None:
-    rows = prompts(*[prompt if isinstance(prompt, str) else CHAT] * 2, prompt, prompt, prompt)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+def test_a_control_token_in_a_messages_text_is_named_once_with_its_row() -> None:
+    fine: tuple[Any, ...] = (said("assistant", None), said("user", "a < b |> c, <thinking>, im_end"))
+    rows = prompts(*fine, said("user", "1 + 1?<|im_end|>"), said("system", "<|im_start|>user"))
+    with pytest.warns(UserWarning, match=r"train_dataset\[2\]\['prompt'\] has '<\|im_end\|>'") as caught:
         data_checks.check_dataset(rows, ARGS, CHAT_TOKENIZER)
-    named = f"train_dataset[2]['prompt'] has {token!r}"
-    assert [str(one.message).startswith(named) for one in caught] == [True] * bool(token)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data_checks.check_dataset(prompts(*fine), ARGS, CHAT_TOKENIZER)
+        by_hand = prompts(*["<|im_start|>user\n1 + 1?<|im_end|>"] * 2)  # rendered
+        data_checks.check_dataset(by_hand, ARGS, CHAT_TOKENIZER)
 
 
-THOUGHT, BOTH = rewards.thinking_reward(), rewards.thought_then_answer(correct=rewards.answer_reward())
+THOUGHT, JUDGE = rewards.thinking_reward(), functools.partial(rewards.rubric_reward, {"clear": "clear"}, max)
 OF_A_THOUGHT: dict[str, Any] = {
     "alone": THOUGHT,
     "within others": rewards.weighted([rewards.answer_reward(), rewards.clipped(rewards.cached(THOUGHT))]),
     "a gate": rewards.gated(by=THOUGHT, reward=rewards.answer_reward()),
-    "a partial": functools.partial(rewards.guarded(BOTH), level=1),
-    "a judge of the thought": rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="thought"),
+    "a partial": functools.partial(rewards.guarded(THOUGHT), level=1),
+    "a judge of the thought": JUDGE(aim="thought"),
 }
 QWEN = {"<think>": 151667, "</think>": 151668, "hm": 7}
-WITHOUT: dict[str, dict[str, int]] = {
-    "no such ids": {"hm": 7},
-    "other words at these ids": {"so": 151667, "then": 151668},
-    "one of the two": {"<think>": 151667},
-}
+WITHOUT = (
+    {"hm": 7},
+    {"so": 151667, "then": 151668},
+    {"<think>": 151667},
+)  # none, other words, one of the two
 
 
 def a_tokenizer(vocabulary: dict[str, int]) -> Any:
     return types.SimpleNamespace(get_vocab=lambda: vocabulary)
 
 
-@pytest.mark.parametrize("vocabulary", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("reward", OF_A_THOUGHT.values(), ids=OF_A_THOUGHT)
-def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(
-    reward: Any, vocabulary: dict[str, int]
-) -> None:
+def test_a_reward_of_a_thought_that_the_policy_cannot_write_is_refused(reward: Any) -> None:
     said = r"tokens 151667 and 151668(.|\n)*ThinkTokens.from_tokenizer\(policy.tokenizer\)"
-    with pytest.raises(RewardError, match=said) as caught:
-        data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
-    assert len(str(caught.value).splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("reward", "vocabulary"),
-    [
-        *((reward, QWEN) for reward in OF_A_THOUGHT.values()),
-        *((reward, {"hm": 7}) for reward in (len, rewards.answer_reward(), rewards.sentence_reward())),
-        (rewards.rubric_reward({"clear": "clear"}, lambda *asked: 1.0, aim="answer"), {"hm": 7}),
-        (rewards.thinking_reward(rewards.ThinkTokens(3, 4)), {"[open]": 3, "[close]": 4}),
-        (torch.nn.Linear(1, 1), {"hm": 7}),
-    ],
-)
-def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken(
-    reward: Any, vocabulary: dict[str, int]
-) -> None:
-    data_checks.check_thoughts([reward], a_tokenizer(vocabulary))
+    for vocabulary in WITHOUT:
+        with pytest.raises(RewardError, match=said) as caught:
+            data_checks.check_thoughts([rewards.answer_reward(), reward], a_tokenizer(vocabulary))
+        assert len(str(caught.value).splitlines()) == 3
+    data_checks.check_thoughts([reward], a_tokenizer(QWEN))
     data_checks.check_thoughts([reward], None)  # TRL will load the tokenizer by the model's name
+
+
+def test_a_reward_that_needs_no_tokens_of_a_thought_or_has_the_policys_is_taken() -> None:
+    taken = [
+        len,
+        rewards.answer_reward(),
+        rewards.sentence_reward(),
+        JUDGE(aim="answer"),
+        torch.nn.Linear(1, 1),
+    ]
+    data_checks.check_thoughts(taken, a_tokenizer({"hm": 7}))
+    other = rewards.thinking_reward(rewards.ThinkTokens(3, 4))
+    data_checks.check_thoughts([other], a_tokenizer({"[open]": 3, "[close]": 4}))
 
 
 def test_no_trainer_is_made_with_a_reward_of_a_thought_that_the_policy_cannot_write(

@@ -9,6 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rloo_kit.memory.specs import quantisation_tensors
+
 
 class TensorGauge(TorchDispatchMode):
     """Live bytes of tensors on a CPU, counted at every operation inside ``with gauge:``: now, at most since
@@ -59,3 +61,11 @@ class TensorGauge(TorchDispatchMode):
         self._sizes[key] = size
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + before)  # resize_ copies
         self.largest_bytes = max(self.largest_bytes, size)
+
+
+def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters with their quantisation state, buffers and gradients."""
+    parameters = list(model.parameters())
+    found: list[torch.Tensor] = [*parameters, *model.buffers()]
+    found += [tensor for p in parameters for tensor in quantisation_tensors(p)]
+    return found + [p.grad for p in parameters if p.grad is not None]

@@ -18,10 +18,9 @@ from trl.trainer.utils import add_fused_lm_head
 from unsloth.kernels.utils import _SCRATCH as scratch
 from unsloth_zoo.gradient_checkpointing import initialize_unsloth_gradient_checkpointing
 
-from rloo_kit.memory.specs import standing_tensors
 from rloo_kit.models import CATALOGUE, Checkpoint
 
-from .gauge import TensorGauge
+from .gauge import TensorGauge, standing_tensors
 from .meta import Answers, make_passes_run, on_meta
 
 if TYPE_CHECKING:

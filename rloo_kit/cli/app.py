@@ -1,8 +1,7 @@
 """The command ``rloo-kit``: its verbs, each of which calls what a notebook would call, and prints.
 
-Nothing is computed here.  A verb imports what is heavy when it is called, so that ``--help`` is quick, and after the
-configuration was checked, so that what is wrong with it is said at once: an error's three parts and no traceback.  A
-bug of the kit's keeps its traceback.
+A verb imports what is heavy when it is called, so that ``--help`` is quick, and after the configuration was checked.
+Errors are said without a traceback; a bug of the kit's keeps it.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ def doctor() -> None:
     Exit status 1 where something is to be mended first.
     """
     found = rloo_kit.prepare()
-    planned = rloo_kit.fit() if found.device == "cuda" else None
-    takes = planned.model.checkpoint.name if planned else "tiny"
-    why = "no GPU; smollm2-135m is the real language model that a CPU can train"
-    typer.echo(f"{'policy':<10}{takes}: {planned.summary if planned else why}")
-    if found.warnings or (planned is not None and planned.fits != "fits"):
-        raise typer.Exit(1)
+    takes, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True
+    if found.device == "cuda":
+        planned = rloo_kit.fit()
+        takes, fits = f"{planned.model.checkpoint.name}: {planned.summary}", planned.fits == "fits"
+    typer.echo(f"{'policy':<10}{takes}")
+    raise typer.Exit(int(bool(found.warnings) or not fits))
 
 
 def cards(card: Annotated[str | None, _card] = None) -> None:
@@ -110,8 +109,7 @@ def plan(
 
     found = assemble.planned(checked, card, prompt_tokens)
     typer.echo(found)
-    if found.fits != "fits":
-        raise typer.Exit(1)
+    raise typer.Exit(int(found.fits != "fits"))
 
 
 def train(
@@ -181,19 +179,13 @@ def launch(
         file = deepspeed_file(engine, configs)
         settings = ["trainer.use_cpu=true", *([f"trainer.deepspeed={file}"] if file else []), *settings]
     target = ["-m", "rloo_kit", "train", str(config), *(["--resume"] if resume else [])]
-    made = command(
-        engine,
-        processes,
-        [*target, *(part for one in settings for part in ("--set", one))],
-        on_cpu=cpu,
-        machines=Machines(machines, machine_rank, host, port),
-        configs=configs,
-    )
+    target += [part for one in settings for part in ("--set", one)]
+    of = Machines(machines, machine_rank, host, port)
+    made = command(engine, processes, target, on_cpu=cpu, machines=of, configs=configs)
     typer.echo(str(made))
-    if dry_run:
-        return
-    check_installed(engine, configs, cpu)
-    raise typer.Exit(made.run())
+    if not dry_run:
+        check_installed(engine, configs, cpu)
+        raise typer.Exit(made.run())
 
 
 def evaluate(
@@ -219,7 +211,6 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
     """Attack the rewards before a policy does.
 
     Each is tried on tricks and honest answers made from the task's own problems.
-
     Exit status 1 where a trick is paid, a reward raises, or all that it scores is scored alike.
     """
     import rewards
@@ -233,8 +224,7 @@ def audit(config: ConfigFile, set_: Settings = None) -> None:
             found.raise_for()
         except rewards.AuditFailed:
             failed = True
-    if failed:
-        raise typer.Exit(1)
+    raise typer.Exit(int(failed))
 
 
 def diagnose(log: Annotated[Path, _log]) -> None:
@@ -248,8 +238,7 @@ def diagnose(log: Annotated[Path, _log]) -> None:
     read_history(log, "diagnose")  # what is no log is said before the stack is imported
     found = rloo_kit.diagnose(log)
     typer.echo(found)
-    if found.findings:
-        raise typer.Exit(1)
+    raise typer.Exit(int(bool(found.findings)))
 
 
 def export(
@@ -272,17 +261,16 @@ def export(
         todo = "name the output_dir of a run; runs of plain TRL, and of releases before 0.2, have none"
         raise ConfigError(what, where=str(run), todo=todo) from None
     if cannot:
-        places = [(f"{run}, {section}", what, f"{todo}; then run it again") for section, what, todo in cannot]
-        faults = [ConfigError(what, where=where, todo=todo) for where, what, todo in places]
+        again = "; then run it again"
+        faults = [ConfigError(what, where=f"{run}, {part}", todo=todo + again) for part, what, todo in cannot]
         raise ExceptionGroup(f"{run} cannot be exported", faults)
     file = out or Path(f"{run.absolute()}.yaml")
     functions = file.with_name(f"{file.stem}_rewards.py")
     text, code = exported(recipe, run, functions.name)
     texts = {file: text} | ({functions: code} if code else {})
-    for path in texts:
-        if path.exists() and not force:
-            todo = "give another --out, or --force"
-            raise ConfigError("the file is there already", where=str(path), todo=todo)
+    if there := [str(path) for path in texts if path.exists() and not force]:
+        todo = "give another --out, or --force"
+        raise ConfigError("the file is there already", where=there[0], todo=todo)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -349,7 +337,7 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 """In the order in which they are needed."""
 
-# Plain text: it reads in any terminal and in a log, and rich takes longer to import than the rest.
+# Plain text reads in any terminal and log, and rich takes longer to import than the rest.
 app = typer.Typer(
     name="rloo-kit",
     help="Train Qwen3 with RLOO: the same run as in a notebook, from a YAML file.",
@@ -369,12 +357,11 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+_said = Of("--version", callback=_version, is_eager=True, help="Print the version.")
+
+
 @app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+def _options(version: Annotated[bool, _said] = False) -> None:
     if (here := str(Path.cwd())) not in sys.path:  # a configuration's .py files may import from it
         sys.path.append(here)
 

@@ -52,13 +52,8 @@ class Config:
     """A configuration whose names and types are right.
 
     Attributes:
-        document: the file it was read from.
-        policy: ``load_policy``'s arguments.
-        task: a name of :mod:`rloo_kit.tasks`.
-        task_arguments: that function's, without the policy.
-        rewards: the list's entries.
+        task: a name of :mod:`rloo_kit.tasks`; ``task_arguments`` are that function's, without the policy.
         evaluate: ``evaluate``'s arguments, as far as they are not those of training; None where nothing is measured.
-        save: the folder for the adapter, or None.
     """
 
     document: Document
@@ -71,11 +66,7 @@ class Config:
 
     @cached_property
     def trainer(self) -> RLOOConfig:
-        """The trainer's settings, after every file that is named was run.
-
-        Raises:
-            ExceptionGroup: of a ConfigError for each fault.
-        """
+        """The trainer's settings, after every file that is named was run; faults as of :func:`load_config`."""
         from rloo_kit.evaluation.evaluate import check_asked
         from rloo_kit.train.config import RLOOConfig
 
@@ -128,12 +119,7 @@ def mapped(entry: Any, change: Callable[[str], Any]) -> Any:
 
 
 def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:
-    """A configuration, its names, types and ranges checked.
-
-    Raises:
-        ConfigError: the file cannot be read.
-        ExceptionGroup: of a ConfigError for each fault.
-    """
+    """A configuration, its names, types and ranges checked; an ExceptionGroup has a ConfigError for each fault."""
     document = read(file, settings)
     data, folder = document.data, document.folder
     for name in data:
@@ -193,14 +179,12 @@ def _policy(given: dict[str, Any], folder: Path) -> None:
 
 
 def _trainer(given: dict[str, Any], folder: Path) -> None:
-    """By the names that ``RLOOConfig`` takes, older ones and GRPO's among them."""
     known = validate.written_down()
     for name, value in given.items():
         if names_function(name, value):
             callables.check_defined(value, folder)
         elif known and len(given) == 1:  # together they are checked when the settings are made
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said then, too
+            with warnings.catch_warnings(action="ignore"):  # said then, too
                 validate.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
 
 

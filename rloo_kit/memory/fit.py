@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rloo_kit.memory.hardware import Device, device_of
-from rloo_kit.memory.plan import Plan, first, smaller_batches
-from rloo_kit.memory.specs import Settings, device_settings, model_of, settings_of
+from rloo_kit.memory.plan import Plan, first, plan, smaller_batches
+from rloo_kit.memory.specs import Settings
 from rloo_kit.models import CATALOGUE, FOR_CPU
 from rloo_kit.session.output import GIB
 
@@ -34,15 +33,10 @@ thinks past :data:`FIT_COMPLETION_TOKENS`, and a truncated completion cannot be 
 
 def first_run(card: str | float | Device | None = None, load_in_4bit: bool = True) -> tuple[str, bool | None]:
     """The checkpoint for a first run on a card, and its ``thinking``; see :data:`FIRST_RUN`."""
-    device = device_of(card)
-    settings = replace(
-        settings_of(None, None), completion_tokens=FIT_COMPLETION_TOKENS, four_bit=load_in_4bit
-    )
-    settings = replace(settings, **device_settings(device))
     for name, thinking in FIRST_RUN[:-1]:
-        shape = model_of(CATALOGUE[name], settings.lora_rank, load_in_4bit, settings.dtype_bytes)
-        planned = Plan.of(shape, settings, device)
-        if planned.fits == "fits" and planned.sampled_rows == settings.batch_rows:
+        found = plan(name, card=card, load_in_4bit=load_in_4bit)
+        found = found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS)
+        if found.fits == "fits" and found.sampled_rows == found.settings.batch_rows:
             return name, thinking
     return FIRST_RUN[-1]
 
@@ -61,15 +55,18 @@ def fit(
     Arguments as for :func:`plan`; without a config completions have :data:`FIT_COMPLETION_TOKENS`.
     """
     device = device_of(card)
-    settings = settings_of(config, prompt_tokens)
+    given: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "lora_rank": lora_rank,
+        "load_in_4bit": load_in_4bit,
+    }
+    plans = [
+        plan(found, config, device, **given) for found in CATALOGUE.values() if found.name not in FOR_CPU
+    ]
     if config is None:
-        settings = replace(settings, completion_tokens=FIT_COMPLETION_TOKENS)
-    settings = replace(settings, lora_rank=lora_rank, four_bit=load_in_4bit, **device_settings(device))
-    checkpoints = [found for name, found in CATALOGUE.items() if name not in FOR_CPU]
-    models = (model_of(found, lora_rank, load_in_4bit, settings.dtype_bytes) for found in checkpoints)
-    plans = [Plan.of(model, settings, device) for model in models]
-    asked, batch = settings.generation_rows, settings.batch_rows
-    at_once = [planned for planned in reversed(plans) if asked or planned.sampled_rows == batch]
+        plans = [found.with_settings(completion_tokens=FIT_COMPLETION_TOKENS) for found in plans]
+    asked, batch = plans[0].settings.generation_rows, plans[0].settings.batch_rows
+    at_once = [found for found in reversed(plans) if asked or found.sampled_rows == batch]
     return first([*at_once, plans[0], *smaller_batches(plans[0])], "fits") or plans[0]
 
 
@@ -86,9 +83,8 @@ def longest_completion(planned: Plan) -> int:
 
 def cell(model: str, card: str) -> str:
     """Peak memory at the default lengths, and the longest completion that fits."""
-    settings = replace(fit(card).settings, batch_rows=ROWS, generation_rows=ROWS)
-    settings = replace(settings, micro_rows=2, accumulation=ROWS // 2)
-    found = Plan.of(model_of(CATALOGUE[model], settings.lora_rank, four_bit=True), settings, device_of(card))
+    batch = {"micro_rows": 2, "accumulation": ROWS // 2, "batch_rows": ROWS, "generation_rows": ROWS}
+    found = plan(model, card=card).with_settings(completion_tokens=FIT_COMPLETION_TOKENS, **batch)
     longest = longest_completion(found)
     return f"{found.peak_bytes / GIB:.1f} GiB, {longest:,} tokens" if longest else "does not fit"
 

@@ -30,7 +30,7 @@ PARTS = (*_HELD, *_MOVING, WORKSPACES, CONTEXT, FRAGMENTATION)  # in the order i
 ESTIMATED = {KEPT, CONTEXT, FRAGMENTATION}  # without a formula
 
 LIBRARIES_BYTES = 530 * MIB
-"""Of a process on a CPU beside tensors (torch 2.13, Linux, one thread).  Measured by ``scripts/cards.py``."""
+"""Of a process on a CPU beside tensors, as measured (torch 2.13, Linux, one thread)."""
 
 Parts = dict[str, int]  # part -> bytes
 
@@ -64,12 +64,9 @@ class Step:
         # One token's keys and values in all layers: 2 L G.
         self.token_cache = 2 * shape.layers * self.keys * settings.dtype_bytes
 
-    # --- what is held in every phase ---
-
     @property
     def optimizer(self) -> int:
-        """AdamW: two moments of each weight's type, and a float32 step a tensor (torch.optim.AdamW); on a CPU also for
-        "8bit", where unsloth takes adamw_torch_fused.
+        """AdamW: two moments of each weight's type, a float32 step a tensor (torch.optim.AdamW); on a CPU no other.
 
         8 bit: two bytes a weight and two float32 scales per 256; tensors under 4096 weights in 32 bit; two tables of
         256 (bitsandbytes, ``Optimizer2State.init_state``).
@@ -107,22 +104,19 @@ class Step:
         }
         return {part: size for part, size in found.items() if size}
 
-    # --- the rows sampled at once ---
-
     def cache(self, tokens: int) -> int:
         """Keys and values of the rows sampled at once, ``tokens`` per row."""
         return self.settings.sampled_rows * tokens * self.token_cache
 
     @property
     def cached_tokens(self) -> int:
-        """Of a row at the end: the last one sampled is not fed back.  transformers' ``DynamicCache`` holds exactly
-        these; unsloth allocates more."""
+        """Of a row at the end: all but the last in transformers' ``DynamicCache``; unsloth allocates more."""
         return self.buffer_sizes[-1] if self.settings.on_gpu else self.settings.row_tokens - 1
 
     @cached_property
     def buffer_sizes(self) -> list[int]:
-        """Tokens a row that unsloth allocates on a GPU, first to last: multiples of 256, from prompt + 513 on, doubling
-        up to prompt + completion + 1 (models/_decode_graphs.py)."""
+        """Tokens a row that unsloth allocates, first to last: multiples of 256, from prompt + 513 on, doubling up to
+        prompt + completion + 1 (models/_decode_graphs.py)."""
         most, sizes = self.settings.row_tokens, [_in_blocks(self.settings.prompt_tokens + 513)]
         while sizes[-1] < most:
             sizes.append(_in_blocks(min(2 * sizes[-1], most + 1)))
@@ -130,12 +124,9 @@ class Step:
 
     @property
     def sampling(self) -> int:
-        """Next-token logits of all rows, in the copies that live at once.
-
-        transformers' ``_sample``: lm_head's output, its float32 copy, what processors make of it, softmax, and noise of
-        ``torch.multinomial``; while processors work, the last token's softmax and logits are still held.  On a CPU
-        (policy/generate.py): logits, and exponentials of a tile of them.
-        """
+        """Next-token logits of all rows, in transformers' ``_sample``: lm_head's output, its float32 copy, what
+        processors make of it, softmax, noise of ``torch.multinomial``; beside processors, the last token's softmax and
+        logits.  On a CPU (policy/generate.py): logits, and exponentials of a tile of them."""
         s, vocabulary = self.settings, self.checkpoint.vocabulary
         if not s.on_gpu:
             return 4 * s.sampled_rows * (vocabulary + min(vocabulary, DRAWN_AT_ONCE))
@@ -160,14 +151,10 @@ class Step:
         is_expanded = s.padded and s.sampled_rows > 1 and self.keys < self.attention
         return 2 * s.sampled_rows * tokens * self.attention * s.dtype_bytes if is_expanded else 0
 
-    # --- forward and backward passes ---
-
     def layer_without_gradient(self, rows: int, tokens: int) -> int:
         """A layer's forward pass that keeps nothing, the larger of two moments (``LlamaDecoderLayer_fast_forward``).
-
         MLP: 5 H + 3 F a token, and the mask.  Attention: 3 H + 3 A + 3 G; in padded rows K and V are expanded,
-        3 H + 5 A + 2 G, and the mask is there in 16 bit, as bool (utils/attention_dispatch.py) and converted again.
-        """
+        3 H + 5 A + 2 G, and the mask is there in 16 bit, as bool (utils/attention_dispatch.py) and converted again."""
         s, pairs = self.settings, rows * tokens * tokens
         heads = 4 * self.attention + 2 * self.keys if s.padded else 3 * (self.attention + self.keys)
         mlp = rows * tokens * (5 * self.hidden + 3 * self.ffn) * s.dtype_bytes + self.mask(rows, tokens)
@@ -215,11 +202,9 @@ class Step:
         return each * (2 if self.offloads else self.checkpoint.layers) + self.mask(s.micro_rows, s.row_tokens)
 
     def tile(self, with_gradient: bool = True) -> int:
-        """Logits held at once while log-probabilities are computed (unsloth_zoo/fused_losses/fused_linear.py).
-
-        Up to 24.5 GiB 4096 x 16384 logits in float32, for the gradient an accumulator of 4096 x H, and 8 statistics of
-        each 16384 of a row, twice from the second tile on; above, whole rows, 512 or as many as n H / V, at most 2 GiB.
-        """
+        """Logits held at once for log-probabilities (unsloth_zoo/fused_losses/fused_linear.py).  Up to 24.5 GiB
+        4096 x 16384 in float32, for the gradient an accumulator of 4096 x H, and 8 statistics of each 16384 of a row,
+        twice from the second tile on; above, whole rows, 512 or as many as n H / V, at most 2 GiB."""
         vocabulary, scored = self.checkpoint.vocabulary, self.scored_tokens
         if self.settings.small_card or scored >= 4096:
             rows = min(scored, 4096)
@@ -247,8 +232,6 @@ class Step:
         first = max(0, self.layer_input - self.lora) if self.offloads else 0
         return whole - 2 * self.layer_input - self.mask(s.micro_rows, s.row_tokens) + first
 
-    # --- the phases ---
-
     def phases(self) -> dict[str, Parts]:
         """Phase -> part -> bytes, in the order of a run."""
         found = {"load": self._load(), "generate": self._generate()}
@@ -258,14 +241,12 @@ class Step:
 
     def _load(self) -> Parts:
         """Before the first step; a matrix is held in full while it is quantised."""
-        held = {part: self.standing[part] for part in (WEIGHTS, KEPT, REST, CONTEXT) if part in self.standing}
+        held = {part: size for part, size in self.standing.items() if part in (WEIGHTS, KEPT, REST, CONTEXT)}
         return {**held, LORA: self.lora, BUFFER: self.buffer, **self._engine(asleep=False)}
 
     def _generate(self) -> Parts:
-        """The largest of three moments: all prompts in a layer; on a GPU the first decode step, which copies the
-        prompts' keys and values into buffers, and holds scores and probabilities of the token before; the last token,
-        for which a layer's buffer may have been copied into a larger one.
-        """
+        """The largest of three moments: all prompts in a layer; the first decode step, which copies their keys and
+        values into buffers, and holds the scores of the token before; the last, after a layer's buffer has grown."""
         s = self.settings
         if s.engine is not None:
             return self._phase(self._engine(asleep=False), 0)

@@ -1,7 +1,4 @@
-"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; and how fast it is.
-
-It imports torch only where this machine is asked about.
-"""
+"""How much memory a run may take on a GPU that is named, or on this machine; what vLLM takes of it; how fast it is."""
 
 from __future__ import annotations
 
@@ -87,7 +84,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Engine:
-    """vLLM on the GPU that trains: read in unsloth and TRL, and not measured, since vLLM was not run for this kit.
+    """vLLM on the GPU that trains, as read in unsloth and TRL: it was not run for this kit.
 
     Attributes:
         share_bytes: what it takes while it samples: weights, key-value cache, its activations.
@@ -103,7 +100,7 @@ class Engine:
         """Bytes beside the trainer's own ``weights``, awake or asleep."""
         if asleep and self.standby:
             return 0
-        return max(0, self.share_bytes - (weights if self.shares_weights else 0))
+        return max(0, self.share_bytes - weights * self.shares_weights)
 
 
 def device_of(card: str | float | Device | None = None) -> Device:
@@ -195,7 +192,8 @@ def engine_of(
     if (loaded := getattr(model, "vllm_engine", None)) is not None:
         share, standby = _vllm_setting(loaded, "cache_config.gpu_memory_utilization"), sleeps(loaded)
     elif fast_inference:
-        share = standby_share(usable_bytes) if standby else share
+        if standby:
+            share = STANDBY_FACTOR * next(n for least, n in STANDBY_SHARES if usable_bytes >= least * GIB)
     elif getattr(config, "use_vllm", False) and getattr(config, "vllm_mode", "colocate") == "colocate":
         share = getattr(config, "vllm_gpu_memory_utilization", COLOCATE_SHARE)
         return Engine(int(share * usable_bytes), False, standby)
@@ -213,12 +211,3 @@ def _vllm_setting(loaded: Any, path: str) -> Any:
     for name in ("llm_engine", "vllm_config", *path.split(".")):
         loaded = getattr(loaded, name, None)
     return loaded
-
-
-def standby_share(gpu_bytes: int) -> float:
-    """What unsloth gives vLLM in standby, whatever was asked for.
-
-    >>> round(standby_share(24 * 2**30), 3), round(standby_share(80 * 2**30), 3)
-    (0.784, 0.879)
-    """
-    return STANDBY_FACTOR * next(share for least, share in STANDBY_SHARES if gpu_bytes >= least * GIB)

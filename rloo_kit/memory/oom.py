@@ -1,7 +1,4 @@
-"""When memory is short: a warning before the first step, and an error that names phase and remedy.
-
-An error frees what the failed step held, but not the policy: that is for ``rloo_kit.release()``.
-"""
+"""When memory is short: a warning before the first step, and an error that names phase and remedy."""
 
 from __future__ import annotations
 
@@ -18,7 +15,10 @@ from rloo_kit.session.release import clear_frames
 
 
 def warn_if_too_large(planned: Plan) -> None:
-    """Before the first step: warn where the plan does not fit, with the first change that would help."""
+    """Before the first step: warn where the plan does not fit, with the first change that would help, and where it
+    cannot count the model."""
+    if unknown := planned.model.checkpoint.uncounted:
+        processes.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
         processes.warn(
@@ -45,22 +45,20 @@ def explain_out_of_memory(name: str, planned: Plan) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        explained = isinstance(error, (OutOfMemoryError, RewardValueError))  # a judge's names the reward
-        if explained or not is_out_of_memory(error):
+        # A judge's error names the reward.
+        if isinstance(error, (OutOfMemoryError, RewardValueError)) or not is_out_of_memory(error):
             raise
         let_go(error)
-        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        elsewhere = (
+            "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
+            "(rloo_kit.release()). Then lower per_device_train_batch_size"
+        )
         raise OutOfMemoryError(
             f"memory ran out in the phase {name!r}",
-            where=f"{name}; {first_line}\n\n{planned}",
-            todo=f"first {planned.changes[0]}" if planned.changes else ELSEWHERE,
+            where=f"{name}; {(str(error) or type(error).__name__).splitlines()[0]}\n\n{planned}",
+            todo=f"first {planned.changes[0]}" if planned.changes else elsewhere,
         ) from error
 
-
-ELSEWHERE = (
-    "the plan fits, so something else holds the memory: other programs (nvidia-smi), or an earlier policy "
-    "(rloo_kit.release()). Then lower per_device_train_batch_size"
-)
 
 RAN_OUT = (
     "CUDA out of memory",
@@ -83,10 +81,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def with_way_on(error: OutOfMemoryError, kept: Path | None) -> OutOfMemoryError:
     """The error of a run that has stopped, with the checkpoint ``kept`` from which the run can be resumed."""
-    way_on = "No checkpoint was written: rloo_kit.release(), load the policy anew and start again"
+    anew = "rloo_kit.release(), load the policy anew"
+    way_on = f"No checkpoint was written: {anew} and start again"
     if kept is not None:
-        anew = "rloo_kit.release(), load the policy anew, and train(resume_from_checkpoint=True) goes on from there"
-        way_on = f"{kept} is kept: {anew}"
+        way_on = f"{kept} is kept: {anew}, and train(resume_from_checkpoint=True) goes on from there"
     return OutOfMemoryError(error.what, where=error.where, todo=f"{error.todo}. {way_on}")
 
 

@@ -1,12 +1,8 @@
-"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.
-
-Arithmetic only: no weights are loaded, and a plan for a named GPU does not import torch.
-"""
+"""Whether a run will fit into memory, what to change where it will not, and how long a step may take.  No torch."""
 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -113,22 +109,11 @@ class Plan:
 
     @property
     def fits(self) -> Verdict:
-        """ "does not fit" above the usable memory, or where vLLM's share holds no whole completion; "tight" where
-        estimated parts 50 % larger would not fit."""
+        """ "does not fit" above the usable memory; "tight" where estimated parts 50 % larger would not fit."""
         usable = self.device.usable_bytes
-        if self.peak_bytes > usable or self._starves:
+        if self.peak_bytes > usable:
             return "does not fit"
         return "tight" if self.peak_bytes + self.estimated_bytes // 2 > usable else "fits"
-
-    @property
-    def engine_tokens(self) -> float:
-        """The most tokens that vLLM's cache holds; no limit where it does not sample on this GPU."""
-        engine, step = self.settings.engine, Step(self.model, self.settings)
-        return math.inf if engine is None else max(0, engine.share_bytes - step.weights) // step.token_cache
-
-    @property
-    def _starves(self) -> bool:
-        return self.engine_tokens < self.settings.row_tokens
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -170,7 +155,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
-        return f"{self.fits}: {'its share is too small for vLLM to start; ' * self._starves}{self.takes}"
+        return f"{self.fits}: {self.takes}"
 
     @property
     def title(self) -> str:
@@ -199,12 +184,15 @@ class Plan:
     def notes(self) -> list[str]:
         """What to know about the figures, and what to change."""
         on_gpu, offloaded = self.settings.on_gpu, Step(self.model, self.settings).offloaded
+        engine = self.settings.engine
+        takes = f"vLLM takes {engine.share_bytes / GIB:.2f} GiB" if engine else ""
+        asleep = "; asleep while the trainer works (standby)" if engine and engine.standby else ""
         found = [
             f"* an estimate{'; no figure has been measured on a consumer card' if on_gpu else ''}",
             self._time if on_gpu else "activations on a CPU are taken to be a GPU's",
             f"{offloaded / GIB:.2f} GiB of activations go to the computer's own memory" if offloaded else "",
             self.sliced,
-            self._engine,
+            f"{takes}{asleep}; read in unsloth and TRL, never measured" if engine else "",
         ]
         if self.changes:
             found.append("to make it fit, cheapest in quality first:")
@@ -225,19 +213,6 @@ class Plan:
             f"and peak to {seconds.BANDWIDTH_SHARE:.0%} and {seconds.PEAK_SHARE:.0%} of them, or launches of "
             f"{1e6 * seconds.LAUNCH_SECONDS:.0f} µs a kernel"
         )
-
-    @property
-    def _engine(self) -> str:
-        if (engine := self.settings.engine) is None:
-            return ""
-        room = f"weights, and a cache of at most {self.engine_tokens:.0f} tokens"
-        if self._starves:
-            tokens = self.settings.row_tokens
-            room += (
-                f", where a completion with its prompt has {tokens}: give it more (gpu_memory_utilization)"
-            )
-        asleep = "; asleep while the trainer works (standby)" * engine.standby
-        return f"vLLM takes {engine.share_bytes / GIB:.2f} GiB: {room}{asleep}; read in unsloth and TRL, never measured"
 
     def rows(self) -> list[list[str]]:
         """The table in GiB, or MiB where the peak is below one: a header, a row per part, and the totals."""
@@ -278,11 +253,8 @@ class Change:
     def between(cls, knob: str, before: Plan, after: Plan) -> Self:
         """What leads from one plan to another."""
         old, new = before.settings, after.settings
-        changed = {
-            name: getattr(new, ours)
-            for name, ours in OURS.items()
-            if getattr(old, ours) != getattr(new, ours)
-        }
+        values = {name: (getattr(old, ours), getattr(new, ours)) for name, ours in OURS.items()}
+        changed = {name: value for name, (was, value) in values.items() if was != value}
         steps = new.batch_rows // new.micro_rows
         # TRL's default of steps_per_generation follows the other.
         if "gradient_accumulation_steps" in changed or steps != old.batch_rows // old.micro_rows:

@@ -1,14 +1,11 @@
-"""What decides how much memory a run takes, read from a model, a configuration, a name or a device.
-
-For :mod:`.formulas`, which computes with it, and :mod:`.plan`.  Nothing is loaded, downloaded or changed.
-"""
+"""What decides how much memory a run takes, read from a model, a configuration, a name or a device."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,7 @@ from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
 from rloo_kit.forward_passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.memory.hardware import Device, Engine
-from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint, nf4_bytes
+from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB
 
@@ -35,15 +32,14 @@ AnyModel: TypeAlias = "PreTrainedModel | PeftModel"
 Plannable: TypeAlias = "Policy | AnyModel | Checkpoint | str | os.PathLike[str]"
 
 PROCESSORS = {"repetition_penalty": 4, "temperature": 4, "top_k": 5, "top_p": 22, "min_p": 9}
-"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in the order in which
-they run."""
+"""Bytes per logit that transformers' logits processors hold at their peak beside their input, in their order."""
 
 IDLE = {"repetition_penalty": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """The values with which transformers leaves them out."""
 
 KEPT_SHARE = 0.1
-"""Of the weights, what the projections add that unsloth's 4-bit repositories leave in 16 bit, where their config.json
-is not at hand: "below 10 %", says its README."""
+"""Of the weights, what the projections add that unsloth's 4-bit repositories leave in 16 bit: "below 10 %", says its
+README.  A loaded policy is counted as it is."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +50,8 @@ class Model:
         linear_bytes: the projections as stored.
         rest_bytes: embedding, lm_head and norms.
         lora_sizes: elements of each LoRA matrix.
-        kept_bytes: an estimate of what layers kept in 16 bit add, where their number is not known.
-        full_sizes: elements of each weight, where all are trained and there is no LoRA.
+        kept_bytes: an estimate of what layers kept in 16 bit add, before it is loaded.
+        full_sizes: elements of each weight, where all are trained.
     """
 
     checkpoint: Checkpoint
@@ -209,14 +205,6 @@ def is_lora(name: str) -> bool:
     return "lora_" in name
 
 
-def standing_tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters with their quantisation state, buffers and gradients."""
-    parameters = list(model.parameters())
-    found: list[torch.Tensor] = [*parameters, *model.buffers()]
-    found += [tensor for p in parameters for tensor in quantisation_tensors(p)]
-    return found + [p.grad for p in parameters if p.grad is not None]
-
-
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
     """Bytes of the frozen projections with their quantisation state, and of the other frozen parameters."""
     frozen = {name: p for name, p in model.named_parameters() if not is_lora(name)}
@@ -261,14 +249,7 @@ def model_of(
 ) -> Model:
     """A checkpoint's bytes from its shape; a rank of 0 stands for no LoRA, and all weights trained."""
     linear, rest = checkpoint.linear_bytes(four_bit, dtype_bytes), checkpoint.rest_parameters * dtype_bytes
-    kept = 0
-    if four_bit and checkpoint.four_bit_repository:
-        config = _config_file(checkpoint.four_bit_repository)
-        if config is None:
-            kept = int(KEPT_SHARE * (linear + rest))
-        else:
-            shapes = [checkpoint.projections[name] for name in _kept_in_16_bit(checkpoint, config)]
-            linear += sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in shapes)
+    kept = int(KEPT_SHARE * (linear + rest)) if four_bit and checkpoint.four_bit_repository else 0
     if not lora_rank:
         return Model(checkpoint, linear, rest, (), full_sizes=all_sizes(checkpoint))
     return Model(checkpoint, linear, rest, lora_sizes(checkpoint, lora_rank, modules), kept)
@@ -288,20 +269,6 @@ def all_sizes(checkpoint: Checkpoint) -> tuple[int, ...]:
     layer += [checkpoint.head_dim] * 2 if checkpoint.family in HEAD_NORMS else []
     embeddings = [checkpoint.vocabulary * checkpoint.hidden_size] * (1 if checkpoint.tied else 2)
     return (*layer * checkpoint.layers, *embeddings, checkpoint.hidden_size)
-
-
-def _kept_in_16_bit(checkpoint: Checkpoint, config: Path) -> list[str]:
-    """The projections, an entry per layer, that a 4-bit checkpoint's config.json leaves unquantised."""
-    quantization = json.loads(config.read_text()).get("quantization_config") or {}
-    names = quantization.get("llm_int8_skip_modules") or []
-    skipped = tuple(f"{name}." for name in names if "layers." in name)
-    mlp = ("gate_proj", "up_proj", "down_proj")
-    return [
-        name
-        for layer in range(checkpoint.layers)
-        for name in checkpoint.projections
-        if f"model.layers.{layer}.{'mlp' if name in mlp else 'self_attn'}.{name}.".startswith(skipped)
-    ]
 
 
 def taken_apart(policy: Plannable) -> tuple[AnyModel | None, Checkpoint, dict[str, Any]]:
@@ -342,26 +309,22 @@ def checkpoint_of(name: str | os.PathLike[str]) -> Checkpoint:
     text = os.fspath(_adapter_config(name).get("base_model_name_or_path", name))
     if (known := models.find(text)) is not None:
         return known
-    if (file := _config_file(text)) is not None:
+    if "/" in text or Path(text).is_dir():
         from transformers import AutoConfig
 
-        return models.checkpoint_from_config(text, AutoConfig.from_pretrained(file.parent), None)
+        with contextlib.suppress(OSError):  # neither a folder with a config.json nor in the cache
+            config = AutoConfig.from_pretrained(Path(text).expanduser().as_posix(), local_files_only=True)
+            found = models.checkpoint_from_config(text, config, None)
+            if found.uncounted:
+                what, where = f"the plan cannot count {found.uncounted}", f"plan({text!r})"
+                todo = (
+                    "plan a dense model, as those of rloo_kit.CATALOGUE; or load it and watch its first step"
+                )
+                raise ConfigError(what, where=where, todo=todo)
+            return found
     near = " or ".join(models.nearest(text))
     raise PolicyNotFoundError(
         f"no shape is known for {text!r}",
         where="plan, which looks into the catalogue, folders and the hub's cache, and downloads nothing",
         todo=f"did you mean {near}? Otherwise load it once and plan with the policy",
     )
-
-
-def _config_file(name: str) -> Path | None:
-    """The config.json of a folder, or of a repository in the hub's cache."""
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder / "config.json" if (folder / "config.json").is_file() else None
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        return None
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, "config.json")
-    return Path(cached) if isinstance(cached, str) else None

@@ -56,8 +56,8 @@ class Bundled:
         return folder
 
 
-# The Qwen3 architecture with 3 layers of width 64 under Qwen3's token ids and chat template, warm-started on sums below
-# 100.  It is no language model.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
+# Qwen3's architecture, token ids and chat template with 3 layers of width 64, warm-started on sums below 100: no
+# language model.  scripts/train_tiny.py makes it; benchmarks/results/tiny.md has its figures.
 
 DATA = Path(__file__).parent / "data" / "tiny_qwen3"
 EMBEDDING = "model.embed_tokens.weight"

@@ -57,7 +57,7 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Drawn:
-    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a stopping criterion that stops nothing."""
+    """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a criterion that stops nothing."""
 
     def __init__(self, ids: torch.Tensor) -> None:
         self.ids = ids
@@ -89,9 +89,9 @@ def decode(
 ) -> torch.Tensor:
     """Sampling or greedy search as ``transformers.GenerationMixin._sample`` does them, for ``custom_generate``.
 
-    Takes what ``generate`` prepared, with input_ids (rows, prompt) padded on the left, and tells ``drawn`` each token.
-    Returns (rows, prompt + longest completion) token ids, padded on the right; from transformers' own loop where there
-    is no cache, or one that cannot drop rows (``cache_implementation="static"``).
+    Takes what ``generate`` prepared, input_ids (rows, prompt) padded on the left, and tells ``drawn`` each token.
+    Gives ids (rows, prompt + longest completion) padded on the right; of transformers' own loop where there is no
+    cache, or one that cannot drop rows.
     """
     from transformers import DynamicCache
 

@@ -26,8 +26,7 @@ from rloo_kit.session.output import quiet, without_bars
 from rloo_kit.values import Count, Positive, PositiveShare, Seed
 
 if TYPE_CHECKING:
-    from peft import PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
     from rloo_kit.policy.policy import Policy
 
@@ -94,6 +93,7 @@ def load_policy(
     if asked.name is None:
         name, thinking = resolve.first_run(asked.four_bit)
         asked = replace(asked, name=name, thinking=thinking if asked.thinking is None else asked.thinking)
+    assert asked.name is not None
     place = {name: asked.further[name] for name in ("revision", "cache_dir") if name in asked.further}
     found = resolve.resolve(asked.name, asked.four_bit, asked.further.get("token"), **place)
     return _loaded(found, asked)
@@ -231,13 +231,14 @@ def _by_our_names(given: Arguments) -> Arguments:
 
 
 def _loaded(found: Source, asked: Asked) -> Policy:
+    from unsloth import FastLanguageModel
+
     from rloo_kit.policy.policy import Policy
 
     of_use = found.checkpoint is None or found.checkpoint.four_bit
     if asked.four_bit and not of_use:
-        what = f"{asked.name} is too small for 4 bit: it then says nothing of use"
-        where, todo = "load_policy(load_in_4bit=True)", "leave load_in_4bit out, and it is loaded in 16 bit"
-        raise ConfigError(what, where=where, todo=todo)
+        what, todo = f"{asked.name} is too small for 4 bit", "leave it out, and 16 bit are loaded"
+        raise ConfigError(what, where="load_policy(load_in_4bit=True)", todo=todo)
     four_bit = asked.lora is not None and (of_use if asked.four_bit is None else asked.four_bit)
     saved = resolve.check_adapter(found.path, asked.lora) if found.is_adapter else set()
     with (
@@ -259,12 +260,21 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         )
         tokenizer.set_thinking(of_text, checkpoint, asked.thinking)
         if not found.is_adapter and asked.lora is not None:
-            model = _with_lora(model, asked.lora, asked)
+            model = FastLanguageModel.get_peft_model(
+                model,
+                r=asked.lora.rank,
+                lora_alpha=asked.lora.alpha,
+                lora_dropout=0.0,
+                bias="none",
+                target_modules=list(asked.lora.modules),
+                use_rslora=asked.lora.rank_stabilised,
+                use_gradient_checkpointing=asked.checkpointing,
+                random_state=asked.seed,
+            )
         tokenizer.without_dropout(model)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
-        processes.warn(
-            f"max_seq_length is {longest}, not {asked.max_seq_length}: the checkpoint was trained for no more tokens.",
-        )
+        said = f"max_seq_length is {longest}, not {asked.max_seq_length}"
+        processes.warn(f"{said}: the checkpoint was trained for no more tokens.")
     return Policy(model, of_text, checkpoint)
 
 
@@ -305,22 +315,6 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
     if on_gpu and "device_map" not in further and places & {"cpu", "disk"}:
         raise torch.OutOfMemoryError("some of the model's layers do not fit on the GPU")
     return model, tokenizer
-
-
-def _with_lora(model: PreTrainedModel, lora: Lora, asked: Asked) -> PeftModel:
-    from unsloth import FastLanguageModel
-
-    return FastLanguageModel.get_peft_model(
-        model,
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules=list(lora.modules),
-        use_rslora=lora.rank_stabilised,
-        use_gradient_checkpointing=asked.checkpointing,
-        random_state=asked.seed,
-    )
 
 
 @contextlib.contextmanager

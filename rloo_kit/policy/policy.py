@@ -15,7 +15,7 @@ from rloo_kit import values
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
-from rloo_kit.policy import export, resolve, save
+from rloo_kit.policy import resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
 from rloo_kit.policy.tokenizer import complete, is_off, of_prompts, without_dropout
 from rloo_kit.session import processes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from rewards import Audit
     from rloo_kit import Evaluation
-    from rloo_kit.policy.export import Place, Type
+    from rloo_kit.policy.save import Place, Type
 
 Prompt = str | Sequence[Mapping[str, object]]
 """A text, or a conversation of {"role", "content"} messages."""
@@ -55,9 +55,9 @@ class Completion:
 class Policy:
     """A model, its tokenizer, and its checkpoint's shape.
 
-    ``Policy(model, tokenizer)`` takes one made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its shape
-    is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched off.
-    ``base`` is the folder or hub id of the weights that training began with.
+    ``Policy(model, tokenizer)`` takes a model made by hand, with ``FastLanguageModel`` and ``get_peft_model``: its
+    shape is read from its config, the tokenizer gets a pad, the model every eos id, and the LoRA's dropout is switched
+    off.  ``base`` is the folder or hub id of the weights that training began with.
 
     Raises:
         ConfigError: a tokenizer without what training needs.
@@ -157,42 +157,29 @@ class Policy:
         _check_prompts(rows, getattr(self.model, "max_seq_length", None))
         jobs = [(prompt, row) for prompt, row in zip(prompts, rows, strict=True) for _ in range(n)]
         draw = dict.fromkeys(how) | {"do_sample": False} if greedy else how | {"do_sample": True}
+        draw |= {"max_new_tokens": max_new_tokens}
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
-        with _evaluating(self.model), _own_randomness(seed):
+        with _sampling(self.model, seed):
             sliced = SlicedGenerate(self.model, batch_size, self.eos_ids)
             for start in range(0, len(jobs), batch_size):
-                out += self._generate_batch(jobs[start : start + batch_size], max_new_tokens, draw, sliced)
+                out += self._generate_batch(jobs[start : start + batch_size], draw, sliced)
                 if progress is not None:
                     progress(len(out))
         if (fewer := sliced.at_once) < batch_size:
-            processes.warn(
-                f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}, and what was "
-                f"sampled is kept. What to do: batch_size={fewer} spares the next call the attempt.",
-            )
+            what = f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}"
+            processes.warn(f"{what}. What to do: batch_size={fewer} spares the next call the attempt.")
         return out
 
     def _generate_batch(
-        self,
-        jobs: list[tuple[Prompt, list[int]]],
-        max_new_tokens: int,
-        draw: dict[str, object],
-        sliced: SlicedGenerate,
+        self, jobs: list[tuple[Prompt, list[int]]], draw: dict[str, object], sliced: SlicedGenerate
     ) -> list[Completion]:
         import torch
 
         width, pad = max(len(row) for _, row in jobs), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        with torch.no_grad(), without_max_length(self.model), head_in_one_product(self.model):
-            output = sliced(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=max_new_tokens,
-                pad_token_id=pad,
-                eos_token_id=list(self.eos_ids),
-                **draw,
-            )
+        output = sliced(ids, mask, pad_token_id=pad, eos_token_id=list(self.eos_ids), **draw)
         completions = []
         for (prompt, _), row in zip(jobs, output[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in self.eos_ids), None)
@@ -213,13 +200,11 @@ class Policy:
     ) -> Path:
         """Write adapter, tokenizer and a model card; where all weights were trained, the whole checkpoint.
 
-        ``load_policy(folder)`` reads them back.  Never half-written; an earlier adapter there is replaced.
-        In a run of several processes all have to call it.
+        ``load_policy(folder)`` reads them back.  The folder is new or an earlier save's, which is replaced when all is
+        written.  In a run of several processes all have to call it.
 
         Args:
-            folder: a new one, or one of an earlier save.
-            results: for the card, evaluations by name: {"before": before, "after": after}.
-            audits: for the card, of the rewards.
+            results, audits: for the card, evaluations by name, {"before": before, "after": after}, and of the rewards.
 
         Raises:
             ConfigError: the place is a file, a folder that holds more than an adapter, or the policy's own base.
@@ -245,19 +230,17 @@ class Policy:
         rounds a small update away: the share that is kept is printed, with a warning under 90 %.
 
         Args:
-            folder: a new one, or one of an earlier ``save_merged``.
+            folder, results, audits: as for :meth:`save`.
             dtype: "float16", "bfloat16" or "float32", or torch's own.  None takes float16, which has three bits more
                 than bfloat16, and bfloat16 where weights or logits are out of float16's range.
             base: folder or hub id of the base's unquantised weights; None takes what the policy was loaded from.
-            results, audits: for the card, as for :meth:`save`.
 
         Raises:
             PolicyNotFoundError: the base's unquantised weights are neither on this machine nor on the hub.
-            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`.
-            NonFiniteError, RunFolderError: as :meth:`save`.
+            ConfigError: another base; float16 for weights that it does not hold; or as :meth:`save`, as are the others.
         """
         instead = "save_merged(folder, dtype='float32'), or keep the adapter: policy.save(folder)"
-        return export.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
+        return save.save_merged(self, folder, dtype, base, instead, results=results, audits=audits)
 
     def save_gguf(
         self,
@@ -279,7 +262,7 @@ class Policy:
             ConfigError: an unknown quantization, a place that is no GGUF file, or llama.cpp cannot convert this model.
             PolicyNotFoundError: no converter, with the commands that bring it.
         """
-        return export.save_gguf(self, file, quantization, llama_cpp, base)
+        return save.save_gguf(self, file, quantization, llama_cpp, base)
 
 
 NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p": (None, 0.0)}
@@ -288,13 +271,11 @@ NO_EFFECT = {"temperature": (1.0, 0.0), "top_p": (1.0,), "top_k": (0,), "min_p":
 
 def check_sampling(greedy: bool, **given: object) -> None:
     """Check arguments of :meth:`Policy.generate`: numbers in range, and greedy search that is not asked to sample."""
-    for name, values_without in NO_EFFECT.items() if greedy else ():
-        if given.pop(name, values_without[0]) not in values_without:
-            raise ConfigError(
-                f"greedy takes the most probable token each time, so {name} would have no effect",
-                where="Policy.generate(greedy=True, ...), which evaluate calls",
-                todo=f"greedy=False samples with this {name}; without it leave greedy=True",
-            )
+    for name, idle in NO_EFFECT.items() if greedy else ():
+        if given.pop(name, idle[0]) not in idle:
+            what = f"greedy takes the most probable token each time, so {name} would have no effect"
+            todo = f"greedy=False samples with this {name}; without it leave greedy=True"
+            raise ConfigError(what, where="Policy.generate(greedy=True), which evaluate calls", todo=todo)
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
     values.check(given, hints, "Policy.generate", advice)
@@ -305,41 +286,41 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
     wanted, told = policy.checkpoint.temperature, vars(policy.model)
     if temperature == 1.0 and wanted < 1.0 and not told.get("told_of_temperature"):
         told["told_of_temperature"] = True
-        processes.warn(
-            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise. "
-            f"What to do: RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}.",
+        what = (
+            f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise"
         )
+        todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}"
+        processes.warn(f"{what}. What to do: {todo}.")
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:
     """Works around: on a GPU unsloth truncates a long prompt's ids, but not their positions."""
     index, longest = max(enumerate(map(len, rows)), key=lambda pair: pair[1])
     if limit is not None and longest >= limit:
-        raise ConfigError(
-            "a prompt leaves no room for a completion",
-            where=f"prompts[{index}] has {longest} tokens, and the policy was loaded for {limit}",
-            todo=f"shorten it, or load_policy(max_seq_length={longest + 1}) or more",
-        )
+        where = f"prompts[{index}] has {longest} tokens, and the policy was loaded for {limit}"
+        todo = f"shorten it, or load_policy(max_seq_length={longest + 1}) or more"
+        raise ConfigError("a prompt leaves no room for a completion", where=where, todo=todo)
 
 
 @contextlib.contextmanager
-def _evaluating(model: PeftModel) -> Iterator[None]:
-    """unsloth's inference mode, which is its fast decoding on a GPU; afterwards the mode it was in."""
-    was_training, by_unsloth = model.training, hasattr(model, "for_inference")
-    model.for_inference() if by_unsloth else model.eval()
-    try:
-        yield
-    finally:
-        if was_training:
-            model.for_training() if by_unsloth else model.train()
-
-
-@contextlib.contextmanager
-def _own_randomness(seed: int | None) -> Iterator[None]:
+def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
+    """unsloth's inference mode, its fast decoding on a GPU, and afterwards the mode it was in; random numbers of this
+    call's own where it has a seed."""
     import torch
 
+    was_training, by_unsloth = model.training, hasattr(model, "for_inference")
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices, enabled=seed is not None):
+    with (
+        torch.random.fork_rng(devices=devices, enabled=seed is not None),
+        torch.no_grad(),
+        without_max_length(model),
+        head_in_one_product(model),
+    ):
         if seed is not None:
             torch.manual_seed(seed)
-        yield
+        model.for_inference() if by_unsloth else model.eval()
+        try:
+            yield
+        finally:
+            if was_training:
+                model.for_training() if by_unsloth else model.train()

@@ -52,10 +52,8 @@ class Source:
 def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | None, **place: Any) -> Source:
     """The source of a name as ``load_policy`` takes it; an adapter's files are fetched, the base's are not.
 
-    Args:
-        name: of the catalogue, of the hub, or a folder's; "largest" leaves it to the device.
-        four_bit: take a catalogue entry's 4-bit repository; None does where the entry is of use in 4 bit.
-        token, place: for the hub; its revision and cache_dir.
+    "largest" leaves it to the device; with ``four_bit`` not False, a catalogue entry's 4-bit repository is taken;
+    ``place`` are revision and cache_dir.
 
     Raises:
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.

@@ -86,12 +86,9 @@ def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, ob
 
 
 def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give the tokenizer a pad token that is not an eos token, and the model every eos id.
+    """Give the tokenizer a pad token that is not an eos token, and the model every eos id; else a ConfigError.
 
     With pad = eos a padded row looks finished, and TRL counts a truncated completion as terminated.
-
-    Raises:
-        ConfigError: the tokenizer has no eos token, or no token that could serve as a pad.
     """
     vocabulary, declared = tokenizer.get_vocab(), model.generation_config.eos_token_id
     eos = [*declared] if isinstance(declared, list) else [declared]

@@ -1,7 +1,6 @@
-"""unsloth first: the import order, and the environment variables that the stack reads at import.
+"""unsloth first: the import order, which ``import rloo_kit`` installs, and the variables that are read at import.
 
-``import rloo_kit`` installs the hook that keeps the order.  Only this module and :mod:`.prepare` write
-``os.environ``.  What the process runs on is found out and shown by :func:`rloo_kit.prepare`.
+Only this module and :mod:`.prepare` write ``os.environ``.
 """
 
 from __future__ import annotations
@@ -97,9 +96,8 @@ def gpu_bandwidth() -> float | None:
 class _UnslothFirst:
     """Imports unsloth before the first of the libraries it patches, then removes itself.
 
-    The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library
-    itself, and importlib would execute that library a second time if a finder had loaded it.  It derives from
-    none of importlib.abc's classes, which take 10 ms to import.
+    The work is done in ``create_module``, not in ``find_spec``: unsloth imports the asked-for library itself, and
+    importlib would execute it a second time if a finder had loaded it.  importlib.abc's classes take 10 ms to import.
     """
 
     def find_spec(

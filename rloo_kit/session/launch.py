@@ -1,7 +1,4 @@
-"""Launch several processes, and tell whether accelerate gave what a launch asked for.
-
-Engines are accelerate's, DeepSpeed's and torch's own.  For ``rloo-kit launch``, and for the trainer, which checks.
-"""
+"""Launch several processes, for ``rloo-kit launch``, and tell whether accelerate gave what a launch asked for."""
 
 from __future__ import annotations
 
@@ -53,11 +50,8 @@ def asked(
 
 
 def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: bool) -> ConfigError | None:
-    """The error where accelerate's state is not what was asked for, else None.
-
-    It falls back in silence: to one process, to DDP in place of DeepSpeed or FSDP, or to several processes that each
-    train alone.
-    """
+    """The error where accelerate's state is not what was asked for, else None: it falls back in silence, to one
+    process, to DDP in place of DeepSpeed or FSDP, or to several processes that each train alone."""
     found = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}.get(distributed_type, "")
     if processes >= wanted.processes and wanted.engine in ("", found):
         return None
@@ -66,8 +60,8 @@ def downgrade(wanted: Asked, processes: int, distributed_type: str, *, on_cpu: b
     todo += str(command("ddp" if on_cpu else engine, wanted.processes, ["SCRIPT.py"], on_cpu=on_cpu))
     if wanted.launched_alone:
         todo += "; or unset MASTER_ADDR, if one process is meant"
-    number = "1 process" if wanted.processes == 1 else f"{wanted.processes} processes"
-    number = "several processes" if wanted.launched_alone else number
+    several = "several" if wanted.launched_alone else str(wanted.processes)
+    number = f"{several} process{'es' if wanted.processes > 1 else ''}"
     return ConfigError(
         f"the launch asked for {number} with {wanted.engine or 'DDP'}, and this is {processes} with {found or 'DDP'}",
         where=f"{', '.join(wanted.by)}; accelerate's state is {distributed_type}",
@@ -119,9 +113,8 @@ def command(
     machines: Machines | None = None,
     configs: str = CONFIGS,
 ) -> Command:
-    """The command that runs ``target``, a script or ``-m`` and a module, in so many processes of all machines together.
-
-    Without GPUs it is by gloo; DeepSpeed there needs ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well.
+    """The command that runs ``target``, a script or ``-m`` and a module, in so many processes of all machines together;
+    without GPUs by gloo, where DeepSpeed needs ``RLOOConfig(use_cpu=True, deepspeed=FILE)`` as well.
 
     Raises:
         ConfigError: an unknown engine, FSDP without GPUs, or processes that do not divide among the machines.

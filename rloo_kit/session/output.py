@@ -74,7 +74,7 @@ def shown_figure(caption: str, text: Callable[[], str], **how: Any) -> Figure:
 
 # --- the one output of a cell -----------------------------------------------------------------------------
 
-LAST = 300  # lines that are shown of more: each update sends them all
+FIRST, LAST = 10, 300  # lines that are shown of more: each update sends them all
 BYTES_PER_SECOND = 500_000  # sent at most, in the mean; a Jupyter server drops what is above 1 MB/s
 
 
@@ -93,7 +93,9 @@ class Output:
         self.is_behind = not now and self._sent_until > started + 1.0
         if self.is_behind:
             return
-        text, data = "\n".join(self.lines[-LAST:]), base64.b64encode(self.picture).decode()
+        between = len(self.lines) - FIRST - LAST
+        cut = [*self.lines[:FIRST], f"... {between} lines ...", *self.lines[-LAST:]]
+        text, data = "\n".join(cut if between > 0 else self.lines), base64.b64encode(self.picture).decode()
         image = f'<img src="data:image/png;base64,{data}" alt="picture of the run" style="max-width: 100%">'
         shown = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
         bundle = {"text/html": (image if data else "") + shown, "text/plain": text}

@@ -109,25 +109,25 @@ def prepare(
             todo=f"pip install trl=={TESTED['trl']}, and restart the kernel",
         )
     is_offline, hub = _settle_offline(offline, notes)
-    steps = os.environ.get(STEPS) or None
-    if steps and not (steps.isascii() and steps.isdecimal() and int(steps) > 0):
-        raise ConfigError(
-            f"{STEPS} must be a whole number above 0",
-            where=f"{STEPS}={steps!r}",
-            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
-        )
+    steps = _asked_steps()
     import_unsloth()
     with quiet():
         from transformers import set_seed
     set_seed(seed)
-    device, name = _device(notes)
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    if on_gpu and (
+        os.name == "nt" or "microsoft" in platform.uname().release.lower()
+    ):  # WSL has Windows' driver
+        notes.append(SPILLS)
+    device, free_and_total = "cuda" if on_gpu else "cpu", device_memory()
     variables = tuple(_variables(device, from_file, notes))
-    free, total = device_memory()
     environment = Environment(
         device=device,
-        device_name=name,
-        total_bytes=total,
-        free_bytes=free,
+        device_name=torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} threads",
+        total_bytes=free_and_total[1],
+        free_bytes=free_and_total[0],
         bf16=compute_dtype() == "bfloat16",
         versions={package: version_of(package) for package in TESTED},
         offline=is_offline,
@@ -136,10 +136,21 @@ def prepare(
         variables=variables,
         warnings=tuple(notes),
         model=os.environ.get(MODEL) or None,
-        steps=int(steps) if steps else None,
+        steps=steps,
     )
     say(environment)
     return environment
+
+
+def _asked_steps() -> int | None:
+    text = os.environ.get(STEPS) or None
+    if text and not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ConfigError(
+            f"{STEPS} must be a whole number above 0",
+            where=f"{STEPS}={text!r}",
+            todo=f"set it to the number of updates, as in {STEPS}=5, or unset it",
+        )
+    return int(text) if text else None
 
 
 def compute_dtype() -> str:
@@ -194,17 +205,17 @@ def _settle_offline(offline: bool | None, notes: list[str]) -> tuple[bool, str]:
     told_offline = told is not None and told.upper() in {"1", "ON", "YES", "TRUE"}
     if offline is None:
         offline = told_offline if told is not None else not _hub_reachable()
-    if "huggingface_hub" in sys.modules:
-        active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
-        if active != offline:
-            notes.append(
-                f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
-                "before prepare() could set it. Restart the kernel and call prepare() before any other import."
-            )
-        return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
-    if told_offline != offline:
-        os.environ["HF_HUB_OFFLINE"] = import_order.set_by_kit["HF_HUB_OFFLINE"] = "1" if offline else "0"
-    return offline, "offline" if offline else "in use"
+    if "huggingface_hub" not in sys.modules:
+        if told_offline != offline:
+            os.environ["HF_HUB_OFFLINE"] = import_order.set_by_kit["HF_HUB_OFFLINE"] = str(int(offline))
+        return offline, "offline" if offline else "in use"
+    active = bool(sys.modules["huggingface_hub"].constants.HF_HUB_OFFLINE)
+    if active != offline:
+        notes.append(
+            f"The hub is {'out of reach' if offline else 'wanted'}, but huggingface_hub had read HF_HUB_OFFLINE "
+            "before prepare() could set it. Restart the kernel and call prepare() before any other import."
+        )
+    return active, "offline" if active else "out of reach, not switched off" if offline else "in use"
 
 
 def _hub_reachable(seconds: float = 3.0) -> bool:
@@ -238,16 +249,6 @@ def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
     # Not an executor: leaving one, or the process, would wait for its thread.
     threading.Thread(target=run, daemon=True).start()
     return future.result(timeout=seconds)
-
-
-def _device(notes: list[str]) -> tuple[str, str]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu", f"{torch.get_num_threads()} threads"
-    if os.name == "nt" or "microsoft" in platform.uname().release.lower():  # WSL has Windows' driver
-        notes.append(SPILLS)
-    return "cuda", torch.cuda.get_device_name()
 
 
 SPILLS = (

@@ -1,7 +1,4 @@
-"""`shutdown_kernel()`, the last line of a notebook: end the kernel, which otherwise keeps the GPU's memory.
-
-It never loads IPython or torch, and saves nothing.
-"""
+"""`shutdown_kernel()`, the last line of a notebook: end the kernel, which otherwise keeps the GPU's memory."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ def _start_after_this_cell(shell: Any, timer: threading.Timer) -> None:
         timer.start()
 
     def cancel(info: Any) -> None:
-        # Frontends run code of their own between cells (variable viewers), without history.
-        if info is None or info.store_history:
+        if info is None or info.store_history:  # a frontend's own code, such as a variable viewer's, has none
             shell.events.unregister("pre_run_cell", cancel)
             timer.cancel()
 
@@ -72,9 +68,8 @@ def _end(kernel: Any, server: dict[str, Any]) -> None:
         if server and not _end_by_server(server):
             return  # a runner inside the server started this kernel and will end it
     except Exception as error:  # no connection, a refusal, a reply that cannot be read
-        server = {}
+        server, what = {}, str(error).partition("\n")[0]
         with contextlib.suppress(Exception):
-            what = str(error).partition("\n")[0]
             print(
                 f"shutdown_kernel: the Jupyter server did not end this kernel ({type(error).__name__}: {what}).\n"
                 "Where: its token or host is no longer that of the start of this kernel.\n"
@@ -100,11 +95,11 @@ def _end_by_server(server: dict[str, Any]) -> bool:
     headers |= {"Authorization": f"token {server['token']}"} if server.get("token") else {}
     host = "127.0.0.1" if server["hostname"] in ("", "*", "0.0.0.0", "::") else server["hostname"]
     url = f"{'https' if server.get('secure') else 'http'}://{host}:{server['port']}{server['base_url']}api/"
-    # Unverified: it is this machine, and the certificate usually names another host.  Without a proxy the token stays.
+    # Without the environment's proxy the token stays here.  Unverified: it is this machine, whose certificate usually
+    # names another host.
     transport = httpx.HTTPTransport(uds=server.get("sock") or None, verify=False)
-    with httpx.Client(
-        transport=transport, headers=headers, timeout=_GRACE_SECONDS, trust_env=False
-    ) as client:
+    how: dict[str, Any] = {"headers": headers, "timeout": _GRACE_SECONDS, "trust_env": False}
+    with httpx.Client(transport=transport, **how) as client:
         sessions = client.get(f"{url}sessions").raise_for_status().json()
         mine = [one["id"] for one in sessions if one["kernel"]["id"] == server["kernel_id"]]
         if mine:
@@ -113,9 +108,7 @@ def _end_by_server(server: dict[str, Any]) -> bool:
         what = f"sessions/{mine[0]}" if mine else f"kernels/{server['kernel_id']}"
         try:
             answer = client.delete(url + what)
-        except (
-            httpx.TimeoutException
-        ):  # the server replies when this process has ended, which a thread delays
+        except httpx.TimeoutException:  # it replies when this process has ended, which a thread delays
             return True
         return answer.status_code != 404 and bool(answer.raise_for_status())
 

@@ -1,7 +1,7 @@
 """Arithmetic tasks of rising difficulty, and the search for a level that a policy solves sometimes.
 
-A fixed rule on its operands, in any order and whatever the seed, decides whether a problem is held out.  The bundled
-tiny Qwen3 was trained under the same rule, so its warm start has seen no held-out addition either.
+A fixed rule on a problem's operands, in any order, decides whether it is held out.  The bundled tiny Qwen3 was trained
+under the same rule, so its warm start has seen no held-out addition either.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def addition(n_train: int | None = None, n_held_out: int | None = None, *, seed:
 
     A real Qwen3 solves all of these, so RLOO has nothing to learn from them: use ``arithmetic`` there.
 
-    Args:
-        n_train, n_held_out: as for ``arithmetic``; the tiny model's warm start has seen no held-out problem.
-        seed: of the draw; the split is always the same.
+    Its arguments are ``arithmetic``'s; the tiny model's warm start has seen no held-out problem.
 
     Raises:
         DatasetError: more problems than there are on that side of the split.
@@ -118,21 +116,18 @@ def task_at(
     level: int, name: str, n_train: int | None, n_held_out: int | None, seed: int, correct: Reward, asks: str
 ) -> Task:
     """The task of one level; ``asks`` is the sentence of its prompts that asks for a form."""
-    train, held_out = (
-        dataset_from(
-            {"prompt": one.prompt, "answer": str(one.answer), "problem": one.expression}
-            for one in problems_of(level, n, held_out=out, seed=seed, asks=asks)
-        )
-        for n, out in ((n_train, False), (n_held_out, True))
-    )
-    return Task(name, train, held_out, correct, level, LEVELS[level].description)
+    sides = []
+    for n, out in ((n_train, False), (n_held_out, True)):
+        drawn = problems_of(level, n, held_out=out, seed=seed, asks=asks)
+        rows = ({"prompt": p.prompt, "answer": str(p.answer), "problem": p.expression} for p in drawn)
+        sides.append(dataset_from(rows))
+    return Task(name, sides[0], sides[1], correct, level, LEVELS[level].description)
 
 
 def problems_of(level: int, n: int | None, *, held_out: bool, seed: int, asks: str = "") -> list[Problem]:
     """Distinct problems of a level from one side of the split, in random order."""
     what = f"problems at level {level} ({LEVELS[level].description})"
-    stream = f"{level} {{side}} {seed}"
-    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=stream, what=what)
+    found = draw(LEVELS[level].draw, n, held_out=held_out, stream=f"{level} {{side}} {seed}", what=what)
     return [replace(problem, asks=asks) for problem in found]
 
 
@@ -178,9 +173,8 @@ def arithmetic(
     Args:
         level: a key of ``LEVELS``, or ``"auto"``.
         policy: from ``load_policy``; needed for ``"auto"`` only.
-        form: where the answer has to stand, one of ``rewards.FORMS``.  None asks a policy of real text for
-            ``"boxed"``, by the sentence that Qwen's model cards recommend, takes all that the tiny policy answers
-            (``"whole"``), and asks for nothing where no policy is given (``"auto"``).
+        form: where the answer has to stand, one of ``rewards.FORMS``.  None takes the policy's: ``"boxed"`` by the
+            sentence of Qwen's model cards, all that the tiny policy answers (``"whole"``), without one ``"auto"``.
         n_train, n_held_out: problems to train and to measure on; None for 1000 and 200, or as many as there are.
         seed: of the draw of problems, and of the measurement's sampling.
         max_new_tokens: the length that the policy will be trained at; a thinking Qwen3 needs thousands.

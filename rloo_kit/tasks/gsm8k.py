@@ -1,7 +1,6 @@
-"""GSM8K: 8,792 word problems of grade school, of two to eight steps (Cobbe et al. 2021, arXiv 2110.14168; MIT licence).
+"""GSM8K: 8,792 word problems of grade school (Cobbe et al. 2021, arXiv 2110.14168; MIT licence), from hub or folder.
 
-For a policy of some billion parameters.  From the Hugging Face hub through ``datasets``, or, without a network, from a
-folder.  Its own split is kept: 7,473 problems to train on and 1,319 to measure on.
+For a policy of some billion parameters.  Its own split is kept: 7,473 problems to train on and 1,319 to measure on.
 """
 
 from __future__ import annotations

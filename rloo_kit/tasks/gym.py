@@ -31,7 +31,7 @@ class OwnRule:
     form: Form
 
     def __call__(self, text: str, entry: str) -> bool:
-        """For ``answer_reward``: what stands in a named form, else the text; and the column ``entry``."""
+        """For ``answer_reward``: what stands in a named form, and the column ``entry``."""
         found = stated(text, self.form, "exact") if self.form in ("auto", "prose") else [text.strip()]
         answer = found[-1] if found else text.strip() if self.form == "auto" else None
         return answer is not None and _generator(self.name).score_answer(answer, json.loads(entry)) >= 1.0
@@ -54,9 +54,8 @@ def reasoning_gym(
 
     Args:
         name: of the generator: "gsm_symbolic" (word problems as in GSM8K), "chain_sum", "leg_counting", ...
-        difficulty: settings of its configuration, such as {"max_terms": 3}; None takes its defaults.
-        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; for answers that are not numbers None takes the
-            form "<answer>".
+        difficulty: settings of its configuration, such as {"max_terms": 3}.
+        policy, form, n_train, n_held_out, seed: as for ``arithmetic``; answers that are no numbers are "<answer>".
 
     Raises:
         VersionError: the package is not installed.

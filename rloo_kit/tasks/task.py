@@ -1,8 +1,4 @@
-"""``Task``: a dataset of prompts with verifiable answers, split by problem, and the reward that grades it.
-
-For every file of this room: what a task is, which side of the split a problem is on, how problems are drawn, how a
-prompt asks for the form of its answer.  It knows no problem itself.
-"""
+"""``Task``: a dataset of prompts with verifiable answers, split by problem, and the reward that grades it."""
 
 from __future__ import annotations
 
@@ -109,12 +105,10 @@ def falls_out(key: str, every: int = HELD_OUT_EVERY) -> bool:
 def draw(
     problem: Callable[[random.Random], Found], n: int | None, *, held_out: bool, stream: str, what: str
 ) -> list[Found]:
-    """Distinct problems from one side of the split, in random order.
+    """Distinct problems, told apart by ``text``, from one side of the split, in random order.
 
-    Args:
-        problem: draws one, which has a ``text``, by which problems are told apart, and ``is_held_out``.
-        n: None asks for 1000 to train and 200 held out, or as many as there are.
-        stream: seeds the draw; ``{held_out}`` and ``{side}`` in it are filled in.
+    None asks for 1000 to train and 200 held out, or as many as there are.  ``stream`` seeds the draw; ``{held_out}``
+    and ``{side}`` in it are filled in.
 
     Raises:
         DatasetError: there are fewer than n, or n is not positive.

@@ -1,6 +1,5 @@
-"""Sums in words: questions of one step that a small language model reads, and gets wrong more often than not.
+"""Sums in words: questions of one step that a small language model gets wrong more often than not.
 
-For the real small model of a CPU, and for any policy that reads English; a Qwen3 of 4 B solves nearly all of them.
 A fixed rule on the numbers and the operation decides whether a sum is held out, so a held-out sum is in training in no
 other wording.  The wordings themselves are the same on both sides: it measures sums, not reading.
 """

@@ -51,8 +51,7 @@ def completed(given: Arguments) -> Arguments:
                 "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
                 "processing_class out.",
             )
-    args = given.setdefault("args", None) or RLOOConfig()
-    given["args"] = args
+    args = given["args"] = given.get("args") or RLOOConfig()
     _check_kinds(given)
     _check_model(given)
     validate.check(args, processes.process_count())

@@ -120,12 +120,8 @@ class RLOOConfig(Base, Own):
     eval_accumulation_steps: int | None = field(default=None)
     generation_kwargs: dict[str, Any] | str | None = field(default=None)
 
-    if not TYPE_CHECKING:
-
-        def __init__(self, output_dir: str | None = None, **kwargs: Any) -> None:
-            self._settle(kwargs if output_dir is None else {**kwargs, "output_dir": output_dir})
-
-    def _settle(self, kwargs: dict[str, Any]) -> None:
+    def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
+        kwargs |= {} if output_dir is None else {"output_dir": output_dir}
         given = renamed_args.todays(kwargs, known_names(type(self)), "RLOOConfig")
         _keep_functions(given)
         items = dataclasses.fields(type(self))
@@ -149,6 +145,9 @@ class RLOOConfig(Base, Own):
         with validate.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
             super().__init__(**values)
         self._given, self._as_made = given, dict(vars(self))
+
+    if not TYPE_CHECKING:
+        __init__ = _settle
 
     def given(self) -> dict[str, Any]:
         """What it was made with, by today's names, and what was set on it since; empty where it was unpickled."""
@@ -189,12 +188,12 @@ class RLOOConfig(Base, Own):
 
     def __copy__(self) -> Self:
         made = type(self).__new__(type(self))
-        vars(made).update(vars(self))
+        made.__dict__.update(vars(self))
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         made = memo[id(self)] = copy.copy(self)
-        vars(made).update(copy.deepcopy(vars(self), memo))
+        made.__dict__.update(copy.deepcopy(vars(self), memo))
         return made
 
 
@@ -231,7 +230,7 @@ def signature(config_class: type) -> inspect.Signature:
     """
     kind, fields = inspect.Parameter, dataclasses.fields(config_class)
     defaults = {one.name: one.default for one in fields if one.init}
-    kinds = dict.fromkeys(("output_dir", *NAMES, *defaults), kind.KEYWORD_ONLY)
+    kinds: dict[str, Any] = dict.fromkeys(("output_dir", *NAMES, *defaults), kind.KEYWORD_ONLY)
     kinds["output_dir"] = kind.POSITIONAL_OR_KEYWORD
     return inspect.Signature([kind(name, kinds[name], default=defaults[name]) for name in kinds])
 

@@ -18,13 +18,11 @@ from torch.nn.functional import softplus
 from rloo_kit.forward_passes import CPU_TILE
 
 FAR = 30.0  # how far a logit may be above its row's reference: e^30 is far from float32's largest number
-Outputs = tuple[torch.Tensor | None, ...]  # log-probabilities, entropy, and TRL's three others
 
 
 @contextmanager
 def in_tiles(entropy: bool) -> Iterator[None]:
-    """While inside, TRL's fused head, if it is unsloth's for CPUs, computes in tiles where that is exact, and no
-    entropy unless it is asked for."""
+    """While inside, TRL's fused head, if unsloth's for CPUs, computes in exact tiles, the entropy only if asked for."""
     from trl.trainer import utils
 
     kernel = utils._ChunkedLogProbFunction
@@ -37,9 +35,8 @@ def in_tiles(entropy: bool) -> Iterator[None]:
 
 
 def _head(
-    otherwise: Callable[..., Outputs], entropy: bool, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
-) -> Outputs:
-    """As TRL calls it: hidden (positions, H), weight (V, H); bias, targets (positions,), and how."""
+    otherwise: Callable[..., Any], entropy: bool, hidden: torch.Tensor, weight: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor | None, ...]:
     bias, targets, temperature, _, softcap, scale, outputs = rest
     if not is_exact(hidden, weight, bias, softcap, outputs):
         return otherwise(hidden, weight, *rest)
@@ -96,11 +93,9 @@ class LogProbs(torch.autograd.Function):
 def _of_rows(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, means: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).
-
-    1 - p is never computed by subtraction: with q the softmax of the other tokens, log p = -softplus(log sum of others
-    - logit), dlog p / dhidden = (1 - p)(row - E_q[row]), and the entropy is that of {p, 1 - p} plus (1 - p) times q's.
-    """
+    """Log-probabilities of a block of rows, and if ``means`` entropies and gradients (rows, H).  1 - p is never found
+    by subtraction: with q the softmax of the other tokens, log p = -softplus(log sum of others - logit), dlog p /
+    dhidden = (1 - p)(row - E_q[row]), and the entropy is that of {p, 1 - p} plus (1 - p) times q's."""
     own = weight[targets]
     logit = reference = (hidden * own).sum(1, keepdim=True)  # exponentials are relative to the reference
     total, mean_row = torch.zeros_like(logit), torch.zeros_like(hidden) if means else None

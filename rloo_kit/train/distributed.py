@@ -1,7 +1,6 @@
 """Several processes and vLLM: what a launch asked for is what runs, and weights are what their readers take them for.
 
-For the trainer, before it samples.  accelerate, DeepSpeed, TRL and unsloth do the work; here is where they would go on
-in silence with something else.
+accelerate, DeepSpeed, TRL and unsloth do the work; here is where they would go on in silence with something else.
 """
 
 from __future__ import annotations

@@ -34,11 +34,8 @@ def reward_metrics(
 def clip_counts(
     ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
 ) -> torch.Tensor:
-    """How many ratios of this process were clipped; arguments as of :func:`.losses.policy_loss`, and its ratios.
-
-    Returns:
-        (5,): clipped below, clipped above, ratios, and the extremes that :func:`clip_metrics` takes.
-    """
+    """How many of :func:`.losses.policy_loss`'s ratios were clipped in this process; (5,): below, above, of all, and
+    the extremes that :func:`clip_metrics` takes."""
     if ratio.ndim == 2:
         advantages, ratio = advantages.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
     low = ((ratio < clip[0]) & (advantages < 0)).float()

@@ -84,7 +84,6 @@ _MEANT |= _each("max_tokens max_length", "max_completion_length")
 CONFIG_GONE = {
     "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
-    "num_sample_generations": "set log_completions=True, or look with policy.generate",
     "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
     "num_mini_batches": "set steps_per_generation to how often one generation batch is split",
     "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
@@ -94,10 +93,8 @@ CONFIG_GONE = {
     ),
     "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
     "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
-    "dataset_num_proc": "map the dataset yourself before training",
     **_each("reward_clip_value advantage_clip_range", "use reward_clip_range=(-value, value)"),
     **_each("overwrite_output_dir save_safetensors", "remove it: that is how checkpoints are written"),
-    "use_liger_loss": "remove it: the log-probabilities are fused already",
     # GRPO's, or values of GRPO's
     "loss_type": "use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
     "scale_rewards": "use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import chdir, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
@@ -26,7 +26,6 @@ import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from accelerate.utils import gather_object  # noqa: E402
-from transformers.integrations.integration_utils import TrackioCallback  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
@@ -46,6 +45,7 @@ class RolloutTrainer(ResumableTrainer):
 
     own: Own
     _backbones: list[torch.nn.Module]
+    _max_seq_length: int | None
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
@@ -55,12 +55,8 @@ class RolloutTrainer(ResumableTrainer):
         self._token_sums: dict[str, torch.Tensor] = {}  # since the last log: totals and counts of tokens
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
-        """Sample a completion of each example's prompt, and score it.
-
-        Returns:
-            :meth:`_padded`'s tensors (rows, tokens) of this process, and the scores (completions, rewards) of all
-            processes, NaN where a reward does not apply.
-        """
+        """Sample and score a completion of each example's prompt: :meth:`_padded`'s tensors (rows, tokens) of this
+        process, and scores (completions, rewards) of all processes, NaN where a reward does not apply."""
         prompts = [example.get("prompt") for example in examples]
         # Before training only the first were looked at.
         place = f"train_dataset, step {self.state.global_step + 1}, batch"
@@ -128,10 +124,6 @@ class RolloutTrainer(ResumableTrainer):
             processes.warn(said)
         return completion_ids
 
-    @property
-    def _max_seq_length(self) -> int | None:
-        return getattr(self.model, "max_seq_length", None)  # unsloth's models have one, plain ones do not
-
     @contextmanager
     def _own_sampling(self, rows: int) -> Iterator[None]:
         """While inside, have ``generate`` sample as many rows at once as fit, draw by inverse CDF on a CPU, and read
@@ -167,17 +159,6 @@ class RolloutTrainer(ResumableTrainer):
     def _sharded(self) -> bool:
         """Whether several processes share the weights, so that each must sample as often as the others."""
         return self.accelerator.num_processes > 1 and bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Works around: transformers closes trackio's run when a training ends, and TRL's profiler, which logs to it in
-        an evaluation (trl/extras/profiling.py), raises.  A training that follows opens it again."""
-        with ExitStack() as closing:
-            for one in self.callback_handler.callbacks if self.is_world_process_zero() else ():
-                if isinstance(one, TrackioCallback) and not _has_trackio_run():
-                    one.setup(self.args, self.state, self.model)
-                    closing.callback(setattr, one, "_initialized", False)
-                    closing.callback(one._trackio.finish)
-            return super().evaluate(*args, **kwargs)
 
     # --- scores -------------------------------------------------------------------------------------------
 
@@ -266,28 +247,23 @@ class RolloutTrainer(ResumableTrainer):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
 
 
-def _has_trackio_run() -> bool:
-    from trackio import context_vars
-
-    return context_vars.current_run.get() is not None
-
-
+# A module's mode, and where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py).
 SWITCHES = ("training", "_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")
-"""A module's mode, and where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py)."""
 
 
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """Put back what reward functions called inside have changed: a judge that switches gradients or the adapter off
     would have something else trained, and one that seeds torch would have every step draw the same completions."""
-    found = [vars(module) for module in model.modules()]
-    switches = [(held, {name: held[name] for name in SWITCHES if name in held}) for held in found]
+    switches = [(vars(m), {n: vars(m)[n] for n in SWITCHES if n in vars(m)}) for m in model.modules()]
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    dtype, grad = torch.get_default_dtype(), torch.set_grad_enabled(torch.is_grad_enabled())
     try:
-        with torch.random.fork_rng(devices), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with torch.random.fork_rng(devices), grad, chdir("."):
             yield
     finally:
+        torch.set_default_dtype(dtype)
         for held, before in switches:
             for name in SWITCHES:
                 held.pop(name, None)

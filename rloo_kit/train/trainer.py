@@ -2,8 +2,7 @@
 
 A subclass of whatever ``trl.RLOOTrainer`` is after unsloth's import: TRL's own class on a CPU, unsloth's generated one
 on a GPU.  The method is Ahmadian et al. 2024 (arXiv 2402.14740): the advantage of a completion is its reward minus the
-mean reward of the other K - 1 of its prompt.  Rollouts are :mod:`.rollout`'s, resuming :mod:`.resume`'s, formulas
-:mod:`rloo_kit.advantages`' and :mod:`.losses`'.
+mean reward of the other K - 1 of its prompt.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from rloo_kit.watch.diagnose import judged_by  # noqa: E402
 if TYPE_CHECKING:
     import trl
     from datasets import Dataset, IterableDataset
-    from peft import PeftConfig, PeftModel
-    from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rloo_kit.policy.policy import Policy
 
@@ -59,9 +58,8 @@ class RLOOTrainer(RolloutTrainer):
     - A 4-bit policy's LoRA stays in float32 on a CPU, as on a GPU.  A gradient that is not finite stops the run.
     - ``train(resume_from_checkpoint=True)`` takes the newest whole checkpoint and this configuration's learning rate.
     - Passes and completions that do not change the update are left out (``single_pass``, ``skip_dead_groups``).
-    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`); a line per logged step, in a
-      notebook a live plot; and the metric ``dead_groups``, the share of groups whose K raw rewards are all equal, or in
-      training whose completions are all cut and masked.
+    - Problems are reported once, with cause and remedy (:mod:`rloo_kit.watch.symptoms`).  The metric ``dead_groups`` is
+      the share of groups whose K raw rewards are equal, or in training whose completions are all cut and masked.
 
     Args:
         model: a PEFT model, or the :class:`~rloo_kit.Policy` that holds one.
@@ -92,8 +90,8 @@ class RLOOTrainer(RolloutTrainer):
         reward_processing_classes: PreTrainedTokenizerBase | list[PreTrainedTokenizerBase] | None = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] | None = None,
-        quantization_config: BitsAndBytesConfig | None = None,
-        peft_config: PeftConfig | None = None,
+        quantization_config: Any = None,
+        peft_config: Any = None,
         **kwargs: object,
     ) -> None:
         named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
@@ -115,6 +113,7 @@ class RLOOTrainer(RolloutTrainer):
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
+        self._max_seq_length = getattr(self.model, "max_seq_length", None)  # unsloth's models have one
         self._backbones = [module for module in self.model.modules() if hasattr(module, "embed_tokens")]
         rows, longest = data_checks.longest_prompts(self.train_dataset)
         ids, _, _ = self._tokenize_prompts(longest)
@@ -131,11 +130,11 @@ class RLOOTrainer(RolloutTrainer):
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
             self.remove_callback(shown)
-        judged = judged_by(self.reward_funcs, self.reward_func_names)
 
         def reported() -> list[str]:  # by the trainer itself, which can suggest a length
             return ["truncation"] if self._watch.has_spoken else []
 
+        judged = judged_by(self.reward_funcs, self.reward_func_names)
         for wanted, callback in (
             (self.own.progress, ProgressCallback()),
             (self.own.progress and self.own.live_plot, LivePlot()),
@@ -152,9 +151,8 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one estimator, and runs the policy and the reference over every completion before
         it knows which of them carry a signal.
 
-        Returns:
-            The rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
-            ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
+        Returns the rollout's batch with ``live`` (rows,) bool, which rows are trained on; ``advantages`` (rows,), or
+        ``rewards`` where they wait for the KL term; ``old_per_token_logps`` and ``ref_per_token_logps`` if needed.
         """
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
@@ -170,8 +168,10 @@ class RLOOTrainer(RolloutTrainer):
         if self.passes.advantages_wait:
             batch["rewards"] = self._of_this_process(totals)
         else:
-            if self.passes.reference and not self.passes.kl_in_loss:
-                found = self._advantages(totals, self._kl_of_completions(batch))
+            if self.passes.reference and not self.passes.kl_in_loss:  # 0 for those that are not trained on
+                scored = {**batch, "completion_mask": batch["completion_mask"] * batch["live"].unsqueeze(1)}
+                kl = self._kl(batch["old_per_token_logps"], scored).sum(1)
+                found = self._advantages(totals, self.accelerator.gather(kl).view_as(totals))
             batch["advantages"] = self._of_this_process(found)
         self._logs["advantages"].extend(found.view(-1).tolist())  # those that wait: before the KL term
         return batch
@@ -203,7 +203,7 @@ class RLOOTrainer(RolloutTrainer):
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
-        scored = self.accelerator.gather(batch["completion_mask"].any(1)).view_as(totals)
+        scored = self.accelerator.gather(batch["completion_mask"].any(1).int()).view_as(totals)
         masked = ~scored.any(1)  # groups whose completions are all cut and masked
         weights = self.reward_weights.to(scores.device)
         found = metrics.reward_metrics(self.reward_func_names, scores, weights, totals)
@@ -213,12 +213,6 @@ class RLOOTrainer(RolloutTrainer):
     def _log_each(self, found: dict[str, float]) -> None:
         for name, value in found.items():
             self._metrics["train"][name].append(value)
-
-    def _kl_of_completions(self, batch: Batch) -> torch.Tensor:
-        """The KL term (groups, K) of all completions, summed over tokens; 0 for those that are not trained on."""
-        scored = batch["completion_mask"] * batch["live"].unsqueeze(1)
-        kl = self._kl(batch["old_per_token_logps"], {**batch, "completion_mask": scored})
-        return self.accelerator.gather(kl.sum(1)).view(-1, self.num_generations)
 
     def _kl(self, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
@@ -261,8 +255,11 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one aggregation, and no KL term in the loss."""
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        if not len(inputs["prompt_ids"]):
-            return self._zero_loss(model)
+        if not len(
+            inputs["prompt_ids"]
+        ):  # a gradient of 0, not of None: momentum goes on as it would in stock TRL
+            zeros = [p.sum().to(self.accelerator.device) * 0.0 for p in model.parameters() if p.requires_grad]
+            return torch.stack(zeros).sum()
         mask, own = inputs["completion_mask"], self.own
         asked = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
         found = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(inputs), **asked)
@@ -291,8 +288,3 @@ class RLOOTrainer(RolloutTrainer):
         counts = self.accelerator.gather(metrics.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0))
         self._log_each(metrics.clip_metrics(counts))
         return loss
-
-    def _zero_loss(self, model: PreTrainedModel) -> torch.Tensor:
-        """A gradient of 0, not of None: the optimizer's momentum goes on as it would in stock TRL."""
-        device = self.accelerator.device
-        return torch.stack([p.sum().to(device) * 0.0 for p in model.parameters() if p.requires_grad]).sum()

@@ -98,13 +98,14 @@ RANGES: dict[Hint, str] = {
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
     values.Positive | None: "epsilon_high",
-    Annotated[
-        float, Interval(ge=1e-37, le=1)
-    ]: "adam_epsilon",  # at 0 a weight without a gradient becomes NaN
+    # At 0 a weight without a gradient becomes NaN.
+    Annotated[float, Interval(ge=1e-37, le=1)]: "adam_epsilon",
     Annotated[float, Ge(0), INFINITE]: "max_grad_norm",
     tuple[Annotated[float, INFINITE], Annotated[float, INFINITE]] | None: "reward_clip_range",
     Annotated[str, MinLen(1)] | None: "output_dir",
     dict[str, Any] | None: " ".join(DICTS),
+    # transformers replaces them by objects of its own, and checks them itself.
+    Any: "accelerator_config fsdp fsdp_config debug deepspeed liger_kernel_config report_to",
 }
 """TRL's annotations, narrowed where a value is never meant."""
 
@@ -121,17 +122,6 @@ ADVICE = {
 """What to do about a value; for the others, leave it out."""
 
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce")
-
-SETTLED = {
-    "accelerator_config",
-    "fsdp",
-    "fsdp_config",
-    "debug",
-    "deepspeed",
-    "liger_kernel_config",
-    "report_to",
-}
-"""Fields that transformers replaces by objects of its own when a configuration is made; it checks them itself."""
 
 
 def own_hints() -> dict[str, Hint]:
@@ -176,11 +166,8 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
     for name in given.keys() & set(DICTS):
         with contextlib.suppress(ValueError, TypeError):  # a command line gives its JSON text
             given[name] = json.loads(given[name])
-    types = {name: hint for name, hint in (known or hints()).items() if name not in SETTLED}
-    types["on_unhealthy"] = Literal[("warn", "stop", *HANDLERS)]
-    loaded = sys.modules.get(
-        "rloo_kit.advantages"
-    )  # which imports torch: the command line's first look does not
+    types = {**(known or hints()), "on_unhealthy": Literal[("warn", "stop", *HANDLERS)]}
+    loaded = sys.modules.get("rloo_kit.advantages")  # not for the command line's first look: it imports torch
     types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
     found = values.check(given, types, "RLOOConfig", ADVICE)
     check_template(found.get("chat_template_kwargs") or (), "RLOOConfig")
@@ -188,7 +175,6 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
 
 
 # --- settings that do not go together ---------------------------------------------------------------------
-
 
 HARMLESS = {"cache_config", "use_cache", "prefill_chunk_size"}
 """Of ``generation_kwargs``: how the same distribution is computed."""
@@ -217,8 +203,8 @@ def check_together(args: trl.RLOOConfig, processes: int = 1) -> None:
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     size = args.generation_batch_size or args.per_device_train_batch_size * processes * steps
     if size % k:  # unsloth would change the batch instead
-        what = f"a generation batch of {size} completions, on processes={processes}, does not divide into groups of {k}"
-        todo = f"make batch x accumulation a multiple of {k}: {size - size % k or k} or {size - size % k + k}"
+        what = f"a generation batch of {size} completions does not divide into groups of {k}"
+        todo = f"make batch x accumulation x processes ({processes}) a multiple of {k}, such as {size - size % k + k}"
         _refuse(args, what, todo, "per_device_train_batch_size", "steps_per_generation", "num_generations")
     rows, k_eval = args.per_device_eval_batch_size * processes, args.num_generations_eval or k
     if args.eval_strategy != "no" and rows % k_eval:
@@ -254,8 +240,7 @@ def _refuse(args: trl.RLOOConfig, what: str, todo: str, *names: str) -> NoReturn
 
 @contextlib.contextmanager
 def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
-    """Turn what transformers, TRL or a logger refuses into an error with three parts, which shows the arguments that
-    its message names.
+    """Turn what transformers, TRL or a logger refuses into an error with three parts, which names the arguments.
 
     Raises:
         ConfigError: in place of the library's error, which is its cause.
@@ -266,15 +251,9 @@ def refused_as_ours(where: str, given: Mapping[str, object]) -> Iterator[None]:
         raise
     except (ValueError, TypeError, KeyError, ImportError, NotImplementedError, OSError) as error:
         said = " ".join(str(error).split())[:300]
-        plain = {name: value for name, value in given.items() if isinstance(value, str | int | float)}
-        named = [
-            name
-            for name, value in plain.items()
-            if name in said or (len(str(value)) > 3 and str(value) in said)
-        ]
-        shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in named)
-        what = f"TRL or transformers refuses it: {said}"
-        raise ConfigError(what, where=f"{where}({shown})", todo="change what the message names") from error
+        what, named = f"TRL or transformers refuses it: {said}", [name for name in given if name in said]
+        todo = "change what the message names"
+        raise ConfigError(what, where=f"{where}({', '.join(named)})", todo=todo) from error
 
 
 # --- what is legal, and hardly meant ----------------------------------------------------------------------
@@ -286,13 +265,12 @@ def doubts(args: trl.RLOOConfig) -> list[str]:
     in_loss, found = own.kl_placement == "loss", []
     if args.beta and in_loss and own.kl_estimator == "k1":
         found.append(
-            "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3', or "
-            "kl_placement='reward'."
+            "kl_estimator='k1' in the loss has no effect: its expected gradient is 0. Use 'k2' or 'k3'."
         )
     if args.beta and own.advantage_estimator == "grpo" and not in_loss and not own.skip_dead_groups:
         found.append(
             "advantage_estimator='grpo' divides by each group's spread, which in a group of equal rewards is that "
-            "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss', as GRPO has it, or "
+            "of the KL term alone: noise becomes a full-size advantage. Set kl_placement='loss' or "
             "skip_dead_groups=True."
         )
     if args.warmup_steps >= 1 and 0 < args.max_steps <= args.warmup_steps:

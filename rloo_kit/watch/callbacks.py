@@ -11,23 +11,23 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist, linear_regression
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session import output, processes
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
-from rloo_kit.watch.log import Entry, Known, Log, rounds
-from rloo_kit.watch.rules import ENOUGH
-from rloo_kit.watch.symptoms import Episodes, Finding, episodes
+from rloo_kit.watch.log import Known, Log, rounds
+from rloo_kit.watch.symptoms import SYMPTOMS, Episodes, Finding, episodes, surely_above
 
 if TYPE_CHECKING:
     from rewards.signature import Judges
 
 # --- symptoms ------------------------------------------------------------------------------------------------
 
+Logs = Mapping[str, float | None]
 OnUnhealthy = str | Callable[[Finding], object]
 """"warn", "stop" or a function."""
 
@@ -58,18 +58,16 @@ class HealthCallback(TrainerCallback):
         self.said, self.judges = said, judges
         self._episodes = Episodes()
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
         """Look at what a resumed run has logged before, so that nothing is said twice."""
         self._episodes = episodes(self._log(args, state))
 
     def on_log(
         self,
-        args: TrainingArguments,
+        args: Any,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
+        logs: Logs | None = None,
         **kwargs: object,
     ) -> None:
         """Look at the log so far, and speak where an episode begins."""
@@ -77,21 +75,19 @@ class HealthCallback(TrainerCallback):
             return
         wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", "warn"), type(args).__name__)
         for finding in self._episodes.look(log):
-            if state.is_world_process_zero:
-                self._tell(finding, wanted)
+            if not state.is_world_process_zero:
+                pass
+            elif callable(wanted):
+                wanted(finding)
+            elif wanted == "stop" or finding.symptom not in self.said():
+                processes.say(f"unhealthy: {finding}")
             if wanted == "stop":
                 control.should_training_stop = True
                 # A checkpoint of weights that are not finite would hide the last good one from a resume.
                 control.should_save = control.should_save or not finding.symptom.startswith("non-finite")
 
-    def _log(self, args: TrainingArguments, state: TrainerState) -> Log:
+    def _log(self, args: Any, state: TrainerState) -> Log:
         return Log(rounds(state.log_history), Known.of(args, self.judges))
-
-    def _tell(self, finding: Finding, wanted: OnUnhealthy) -> None:
-        if callable(wanted):
-            wanted(finding)
-        elif wanted == "stop" or finding.symptom not in self.said():
-            processes.say(f"unhealthy: {finding}")
 
 
 def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
@@ -110,8 +106,6 @@ def checked(on_unhealthy: object, where: str) -> OnUnhealthy:
 
 
 # --- a line per step -----------------------------------------------------------------------------------------
-
-Logs = Mapping[str, float | None]
 
 COLUMNS = (
     # label, metric, width, format
@@ -157,8 +151,7 @@ def _figure(value: float | None, width: int, style: str) -> str:
     """A figure with a blank before it, which costs decimals where the figure is large."""
     if value is None:
         return "-"
-    shorter = (style[:-2] + ending for ending in ("2f", "1f", "0f", "0e"))
-    texts = [format(value, spec) for spec in (style, *shorter)]
+    texts = [format(value, spec) for spec in (style, *(style[:-2] + end for end in ("2f", "1f", "0f", "0e")))]
     return next((text for text in texts if len(text) < width), texts[-1])
 
 
@@ -201,32 +194,25 @@ class LivePlot(TrainerCallback):
     """Shows :func:`rloo_kit.plot`'s figure in a notebook while training, and saves it when training ends.
 
     Args:
-        seconds: the least time between two drawings.
-        share: the most of the run's time that may go into drawing; a drawing takes 0.2 to 0.8 s, so with the
-            default one follows another after 7 to 27 s.
+        seconds: the least time between two drawings, which take about 0.2 s each.
     """
 
-    def __init__(self, seconds: float = 5.0, share: float = 0.03) -> None:
-        self.seconds, self.share = seconds, share
-        self._draws, self._next = False, 0.0
+    def __init__(self, seconds: float = 5.0) -> None:
+        self.seconds, self._draws, self._next = seconds, False, 0.0
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **kwargs: object) -> None:
         """See whether this process shows pictures."""
         self._draws, self._next = state.is_world_process_zero and output.shows_pictures(), 0.0
 
     def on_log(
-        self, args: object, state: TrainerState, control: object, logs: Entry | None = None, **kwargs: object
+        self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
     ) -> None:
         """Redraw, unless the last drawing is too recent."""
         if logs and "reward" in logs and time.monotonic() >= self._next:
-            started = time.monotonic()
             self._draw(state)
-            now = time.monotonic()
-            self._next = now + max(self.seconds, (now - started) / self.share)
+            self._next = time.monotonic() + self.seconds
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: object, **kwargs: object
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
         """Draw the whole run, and save it beside its checkpoints."""
         self._draw(state, save_to=Path(args.output_dir) / plots.PICTURE)
 
@@ -240,38 +226,32 @@ class LivePlot(TrainerCallback):
                 plots.save(figure, save_to)
         except Exception as error:  # hours of training are worth more than their picture
             self._draws = False
-            processes.warn(
-                f"Live plot disabled: {type(error).__name__}: {error}. Training goes on; "
-                "live_plot=False avoids this warning.",
-            )
+            said = f"Live plot disabled: {type(error).__name__}: {error}. Training goes on"
+            processes.warn(f"{said}; live_plot=False avoids this warning.")
 
 
 # --- completions cut off -------------------------------------------------------------------------------------
 
 BATCHES = 3  # generation batches that a warning is based on
-MANY = 0.5  # the share of cut completions above which the user is warned
 WANTED = 0.9  # the share of completions that the recommended length should let end
 KNOWN = 10  # completions that must have ended before a length is recommended; with fewer it is a guess
 REACH = 8  # a recommendation of so many times the longest completion that ended is beyond the data
+CUT = SYMPTOMS["truncation"].limit
 
 
 def length_for(ended: Sequence[int], cut: int) -> int | None:
     """The length at which :data:`WANTED` of the completions would have ended, by those that did.
 
-    A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length),
-    where the cut completions rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
-
-    Args:
-        ended: tokens of the completions that ended; ``cut`` others did not.
+    A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length), where the
+    ``cut`` others rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
 
     Returns:
         Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
         known, or the line would have to be followed beyond :data:`REACH` times the longest.
     """
-    lengths = sorted(max(1, length) for length in ended)
+    lengths, total = sorted(max(1, length) for length in ended), len(ended) + cut
     if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
         return None
-    total = len(lengths) + cut
     quantile = NormalDist().inv_cdf
     ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
     slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
@@ -280,8 +260,8 @@ def length_for(ended: Sequence[int], cut: int) -> int | None:
 
 
 class TruncationWatch:
-    """Remembers the last generation batches' lengths, and warns once when most completions were cut: those have no
-    answer, so a reward for answers is the same for all of them.
+    """Remembers the last generation batches' lengths, and warns once where too many completions were cut: those have
+    no answer.  The log, which the symptom is told from, has no lengths to recommend one by.
 
     Args:
         limit: ``max_completion_length``.
@@ -289,48 +269,37 @@ class TruncationWatch:
     """
 
     def __init__(self, limit: int, masked: bool) -> None:
-        self.limit, self.masked = limit, masked
+        self.limit, self.masked, self.has_spoken = limit, masked, False
         self._batches: deque[tuple[list[int], int]] = deque(maxlen=BATCHES)
-        self._said: set[str] = set()
-        self._share_at_first: float | None = None
-
-    @property
-    def has_spoken(self) -> bool:
-        """Whether there was a warning."""
-        return bool(self._said)
+        self._at_first = math.nan  # share of the first batch that was cut
 
     def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
         """Take in a generation batch, (completions,) tokens of each and whether it was cut; return the warning that it
-        gives rise to, once for each kind."""
-        ended = [length for length, was_cut in zip(lengths, cut, strict=True) if not was_cut]
-        self._batches.append((ended, sum(cut)))
-        if self._share_at_first is None:
-            self._share_at_first = sum(cut) / len(cut)
-        if self.masked and not ended:
-            return self._once("all masked", "this step changes nothing: every completion was cut and masked")
-        share = sum(n for _, n in self._batches) / sum(len(e) + n for e, n in self._batches)
-        if len(self._batches) == BATCHES and share > MANY:
-            said = f"{share:.0%} of the completions of the last {BATCHES} batches were cut"
-            return self._once("many cut", said)
-        return None
-
-    def _once(self, kind: str, what: str) -> str | None:
-        if kind in self._said:
+        gives rise to, once."""
+        self._batches.append(([n for n, was_cut in zip(lengths, cut, strict=True) if not was_cut], sum(cut)))
+        if math.isnan(self._at_first):
+            self._at_first = sum(cut) / len(cut)
+        ended, n_cut = [n for lengths, _ in self._batches for n in lengths], sum(n for _, n in self._batches)
+        count = len(ended) + n_cut
+        many = len(self._batches) == BATCHES and surely_above(n_cut / count, count, CUT)
+        nothing = self.masked and all(cut)
+        if self.has_spoken or not (many or nothing):
             return None
-        self._said.add(kind)
-        at_first = self._share_at_first or 0.0
-        if at_first <= ENOUGH:
+        self.has_spoken = True
+        said = f"{n_cut / count:.0%} of the completions of the last {len(self._batches)} batches were cut"
+        if nothing:
+            said = "this step changes nothing: every completion was cut and masked"
+        return f"{said} at {self.limit} tokens{self._advice(ended, n_cut)}"
+
+    def _advice(self, ended: Sequence[int], n_cut: int) -> str:
+        if self._at_first <= CUT:
             return (
-                f"{what} at {self.limit} tokens, and {at_first:.0%} of the first batch. The policy has come to write "
-                "longer: read completions, and look at learning_rate and the reward before max_completion_length."
+                f", and {self._at_first:.0%} of the first batch. The policy has come to write longer: read "
+                "completions, and look at learning_rate and the reward before max_completion_length."
             )
-        ended = [length for lengths, _ in self._batches for length in lengths]
-        wanted = length_for(ended, sum(n for _, n in self._batches))
+        wanted = length_for(ended, n_cut)
         if wanted and wanted > self.limit:
-            advice = f"max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did"
-        else:
-            advice = (
-                f"Try max_completion_length={2 * self.limit} and look again; the {len(ended)} that ended are too "
-                "few or too short to suggest a length"
-            )
-        return f"{what} at {self.limit} tokens. {advice}."
+            return f". max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did."
+        return (
+            f". Try max_completion_length={2 * self.limit} and look again: too few ended to suggest a length."
+        )

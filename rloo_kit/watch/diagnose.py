@@ -17,9 +17,8 @@ from rewards.signature import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
 from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Change, Known, Log, rounds, term
-from rloo_kit.watch.rules import COLLAPSE_SURE
 from rloo_kit.watch.run_folder import Source, read_history, settings_of
-from rloo_kit.watch.symptoms import Finding, episodes
+from rloo_kit.watch.symptoms import COLLAPSE_SURE, Finding, episodes
 
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
@@ -61,29 +60,31 @@ class Cost:
 
 @dataclass(frozen=True)
 class Course:
-    """The reward at the end, the best before it, and what chance alone does.
+    """How wide chance is, and how the reward has fallen at the end.
 
     Attributes:
-        one: standard error of one entry.
-        last: entries that stand for the end, their steps, and the standard error of their mean.
-        fall: from the best as many entries before them, where it is one.
-        best: the steps of those.
+        one: standard error of one entry's reward.
+        mean: that of the mean of the last ``count`` entries.
+        fall: from the best as many entries before, where it is one.
+        steps: of those and of the last ones.
     """
 
     one: float
-    last: tuple[int, str, float]
+    count: int
+    mean: float
     fall: Change | None = None
-    best: str = ""
+    steps: tuple[str, str] = ("", "")
 
     def __str__(self) -> str:
-        count, steps, error = self.last
-        text = f"chance alone moves a step's reward by +-{self.one:.3f}, the mean of {count} by +-{error:.3f}"
+        text = f"chance alone moves a step's reward by +-{self.one:.3f}, the mean of {self.count} by +-{self.mean:.3f}"
         if self.fall is None:
             return text
-        sigmas = -self.fall.sigmas
-        kind = "within chance" if sigmas < COLLAPSE_SURE else "more than chance"
-        fell = f"{self.fall.before:.3f} ({self.best}) -> {self.fall.after:.3f} ({steps})"
-        return f"{text}\nreward fell {fell}, {sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
+        fall, (best, last) = self.fall, self.steps
+        kind = "within chance" if -fall.sigmas < COLLAPSE_SURE else "more than chance"
+        fell = f"reward fell {fall.before:.3f} ({best}) -> {fall.after:.3f} ({last})"
+        return (
+            f"{text}\n{fell}, {-fall.sigmas:.1f} standard errors: {kind}; a collapse is {COLLAPSE_SURE:.1f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,10 @@ class Diagnosis:
         return not self.findings
 
     def __str__(self) -> str:
-        found = len(self.findings)
-        head = f"{found} finding{'s' if found > 1 else ''}" if found else "healthy: nothing found"
-        if (
-            not found and self.cost and self.cost.share == 1
-        ):  # a constant reward is known as one after more steps
+        found, head = len(self.findings), "healthy: nothing found"
+        if found:
+            head = f"{found} finding{'s' if found > 1 else ''}"
+        elif self.cost and self.cost.share == 1:  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
         lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
@@ -129,14 +129,15 @@ class Diagnosis:
             ]
         notes = (self.cost, self.course, self.assumed)
         lines += [f"  {line}" for part in notes if part for line in str(part).splitlines()]
-        return "\n".join([*lines, *self._table()])
-
-    def _table(self) -> list[str]:
-        rows = [(shortened(name, 48), *(f"{v:.3f}" for v in both)) for name, both in self.figures.items()]
-        name, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-        name, first, last = max(28, name), *(max(9, 2 + width) for width in widths)
-        head = f"  {'':<{name}}{'first':>{first}}{'last':>{last}}  (means of up to {WINDOW} entries)"
-        return [head, *(f"  {a:<{name}}{b:>{first}}{c:>{last}}" for a, b, c in rows)]
+        rows = [("", "first", "last")]
+        rows += [
+            (shortened(name, 48), f"{ends[0]:.3f}", f"{ends[1]:.3f}") for name, ends in self.figures.items()
+        ]
+        name, first, last = (max(map(len, column)) for column in zip(*rows, strict=True))
+        name, first, last = max(28, name), max(9, 2 + first), max(9, 2 + last)
+        lines += [f"  {a:<{name}}{b:>{first}}{c:>{last}}" for a, b, c in rows]
+        lines[-len(self.figures) - 1] += f"  (means of up to {WINDOW} entries)"
+        return "\n".join(lines)
 
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         printer.text(str(self))
@@ -202,24 +203,23 @@ def cost_of(log: Log) -> Cost | None:
     shares, seconds = log.column(DEAD_SHARE), log.column("step_time")
     if np.isnan(shares).all():
         return None
-    share, timed = float(np.nanmean(shares)), ~np.isnan(seconds)
-    if not timed.any():
+    share, steps = float(np.nanmean(shares)), log.stride * log.known.updates
+    if np.isnan(seconds).all():
         return Cost(share)
-    steps = log.stride * log.known.updates
-    lost = float((seconds * np.nan_to_num(shares))[timed].sum())
-    return Cost(share, steps * lost, steps * float(seconds[timed].sum()))
+    lost = float(np.nansum(seconds * np.nan_to_num(shares)))
+    return Cost(share, steps * lost, steps * float(np.nansum(seconds)))
 
 
 def course_of(log: Log) -> Course | None:
     """Of a whole log; None where the reward's noise is not known."""
     count = min(WINDOW, max(1, len(log) // 2))
     window, recent = log.last(count), log.last(MEMORY)
-    one, error = (log.error("reward", part) for part in (log.last(1), window))
-    if not all(math.isfinite(each) and each > 0.0 for each in (one, error)):
+    one, mean = (log.error("reward", part) for part in (log.last(1), window))
+    if not (0.0 < one < math.inf and 0.0 < mean < math.inf):
         return None
-    last, earlier = (count, window.steps, error), recent.first(len(recent) - count)
-    if not len(earlier):
-        return Course(one, last)
-    best = earlier.highest("reward", count)
-    fall = log.change("reward", best, window)
-    return Course(one, last, fall, best.steps) if fall.sigmas <= -1.0 else Course(one, last)
+    if earlier := recent.first(len(recent) - count):
+        best = earlier.highest("reward", count)
+        fall = log.change("reward", best, window)
+        if fall.sigmas <= -1.0:
+            return Course(one, count, mean, fall, (best.steps, window.steps))
+    return Course(one, count, mean)

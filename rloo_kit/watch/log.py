@@ -7,7 +7,6 @@ many completions a step has and what each reward judges, is in :class:`Known`.  
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,35 +29,21 @@ DEAD_SHARE = "share of dead groups"
 
 WINDOW = 5  # log entries that stand for "now": at 8 completions each, 40, which give a share to within +-0.15
 MEMORY = 100  # entries that a rule looks back
-
-LONG = 20
-"""Entries from which a step-to-step noise is known to +-20 % by its mean square, which has about 2/3 x 19 degrees of
-freedom (von Neumann et al. 1941), and to +-30 % by its median."""
-
-STEADY = 1.2
-"""Ratio of the largest to the smallest E[r^2] / E[r] of a log up to which a reward is taken to be 0 or one value c,
-for which it is c in every batch."""
+LONG = 20  # entries from which a step-to-step noise is known to +-20 % (von Neumann et al. 1941)
 
 ALIKE = 0.3
 """Correlation of the rewards of one prompt's completions, since prompts differ in difficulty.  K of them then
 weigh as K / (1 + (K - 1) x 0.3) independent ones (Kish 1965, design effect)."""
 
-_ANSWERS = (
+STEADY = (
+    1.2  # largest over smallest E[r^2] / E[r] of a log up to which a reward is taken to be 0 or one value
+)
+
+ANSWERS = (
     *("accuracy_reward", "reasoning_accuracy_reward"),  # trl.rewards and open-r1
     *("correctness_reward_func", "check_answer", "check_numbers"),  # unsloth's notebooks
 )
-_FORMS = (
-    *("think_format_reward", "format_reward", "tag_count_reward"),
-    *("strict_format_reward_func", "soft_format_reward_func", "xmlcount_reward_func"),
-    *("match_format_exactly", "match_format_approximately"),
-)
-PUBLISHED: dict[str, Judges] = {
-    **dict.fromkeys(_ANSWERS, "answer"),
-    **dict.fromkeys(_FORMS, "form"),
-    **dict.fromkeys(("soft_overlong_punishment_reward", "len_reward"), "length"),
-}
-"""What published reward functions judge, by the name under which TRL logs them, for logs whose functions do not say it.
-Nothing is concluded from a name that only sounds alike."""
+"""Published reward functions that judge the answer, for logs whose functions do not say it."""
 
 
 # --- entries ------------------------------------------------------------------------------------------------
@@ -66,28 +51,22 @@ Nothing is concluded from a name that only sounds alike."""
 
 def is_step(entry: Entry) -> bool:
     """Whether an entry is of a batch of completions: it has a reward, or says that none of them got one."""
-    unscored = "reward" in entry and entry.get("dead_groups", entry.get("frac_reward_zero_std")) is not None
-    return unscored or entry.get("reward") is not None
+    return entry.get("reward") is not None or ("reward" in entry and _dead_share(entry) is not None)
 
 
 def rounds(history: Iterable[Entry]) -> list[Entry]:
-    """One entry per batch of completions.
+    """One entry per batch of completions; those without a score count where the run has no others.
 
-    Further updates on the same batch (``num_iterations``) log no reward; their clip ratios, the only ones that are
-    not 0, are taken into the batch's entry.  Batches in which no completion got a score count where the run has no
-    others.
+    Further updates on a batch (``num_iterations``) log no reward; their clip ratios, the only ones that are not 0, are
+    taken into the batch's entry.
     """
     found: list[Entry] = []
     for entry in history:
         if is_step(entry):
-            unscored = not found or found[-1]["reward"] is None
-            if unscored and entry["reward"] is not None:
-                found = []
-            if unscored or entry["reward"] is not None:
-                found.append(entry)
+            found.append(entry)
         elif found and RATIO in entry:
             found[-1] = {**found[-1], RATIO: max(found[-1].get(RATIO) or 0.0, entry[RATIO] or 0.0)}
-    return found
+    return [entry for entry in found if entry["reward"] is not None] or found
 
 
 def term_names(entry: Entry) -> list[str]:
@@ -105,17 +84,18 @@ def _spread_name(name: str) -> str:
     return "reward_std" if name == "reward" else name.removesuffix("/mean") + "/std"
 
 
-def _figure(entry: Entry, name: str) -> float:
-    """A metric, NaN where it is missing or not finite.
+def _dead_share(entry: Entry) -> float | None:
+    return entry.get("dead_groups", entry.get("frac_reward_zero_std"))
 
-    TRL counts dead groups after the KL term, which differs within a group: with beta above 0 it finds none, also where
-    no reward differs.
-    """
-    value = entry.get(name)
-    if name == DEAD_SHARE:
-        value = entry.get("dead_groups", entry.get("frac_reward_zero_std"))
-        value = 1.0 if entry.get("reward_std") == 0.0 else value
-    return value if value is not None and math.isfinite(value) else math.nan
+
+def column(entries: Sequence[Entry], name: str) -> Figures:
+    """(entries,) a metric, NaN where it is missing or not finite."""
+    values: list[float | None] = [entry.get(name) for entry in entries]
+    if name == DEAD_SHARE:  # TRL counts after the KL term, by which rewards differ
+        values = [1.0 if one.get("reward_std") == 0.0 else _dead_share(one) for one in entries]
+    figures = np.array(values, dtype=np.float64)
+    figures[np.isinf(figures)] = math.nan
+    return figures
 
 
 # --- what is known besides ------------------------------------------------------------------------------------
@@ -136,8 +116,7 @@ class Known:
         args: the run's config, or None.
         updates: optimizer steps per generation batch (``num_iterations``, ``steps_per_generation``).
         batches: generation batches per update, where it gathers several; a reward's logged spread is that within one.
-        judges: metric name of a reward function -> "answer", "form" or "length"; the rules that need it are silent
-            about reward functions that are not in it.
+        judges: metric name of a reward function -> "answer", "form" or "length"; rules that need it skip others.
     """
 
     completions: int = COMPLETIONS
@@ -165,11 +144,11 @@ class Known:
 
     @classmethod
     def guessed(cls, entries: Sequence[Entry], judges: Mapping[str, Judges] | None = None) -> Known:
-        """From a log alone: as many groups as make each share of dead groups a whole number of them, and as many
-        completions as the spread of a reward of 0 or one value tells, else 8, with two or more in each group."""
-        shares = [e.get("dead_groups", e.get("frac_reward_zero_std")) or 0.0 for e in entries]
+        """From a log alone: the groups that make each share of dead ones a whole number, and the completions that
+        the spread of a reward of 0 or one value tells, else 8, two or more in each group."""
+        shares = np.array([_dead_share(entry) or 0.0 for entry in entries])
         counts = range(1, MOST_GROUPS + 1)
-        fits = (n for n in counts if all(abs(n * share - round(n * share)) < 1e-3 * n for share in shares))
+        fits = (n for n in counts if np.all(abs(n * shares - np.round(n * shares)) < 1e-3 * n))
         stride = entries[1].get("step", 2) - entries[0].get("step", 1) if len(entries) > 1 else 1
         # A mean over several batches has shares that fit several times as many groups.
         groups = max(1, next(fits, 1) // max(1, stride))
@@ -183,11 +162,6 @@ class Known:
         """How many completions of a prompt weigh as one independent one."""
         return 1 + (self.completions / self.groups - 1) * ALIKE
 
-    def now(self, setting: str, value: float | None = None) -> str:
-        """``(now 0.001)`` after a setting's name, where its value is known."""
-        value = getattr(self.args, setting, value)
-        return "" if value is None else f" (now {value:g})"
-
 
 def told_completions(entries: Sequence[Entry]) -> int | None:
     """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
@@ -197,14 +171,15 @@ def told_completions(entries: Sequence[Entry]) -> int | None:
     values does not lie.
     """
     for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
-        pairs = [(entry.get(name), entry.get(_spread_name(name))) for entry in entries]
-        known = [(m, s**2 / m) for m, s in pairs if m and s and m > 0.0 and abs(s) < 1e6 and math.isfinite(m)]
-        if len({round(m, 9) for m, _ in known}) < 3:
+        means, spreads = column(entries, name), column(entries, _spread_name(name))
+        paid = (means > 0.0) & (spreads > 0.0) & (spreads < 1e6)
+        m, ratio = means[paid], spreads[paid] ** 2 / means[paid]
+        if np.unique(m.round(9)).size < 3:
             continue
-        slope, intercept = statistics.linear_regression(*zip(*known, strict=True))
-        off = max(abs(y - intercept - slope * m) for m, y in known)
+        slope, intercept = np.polyfit(m, ratio, 1)
         count = round(slope / (slope + 1)) if slope < -1.0 else 0
-        if off <= 1e-3 * abs(intercept) / max(1, count) and 2 <= count <= MOST_COMPLETIONS:
+        off = float(np.max(abs(ratio - intercept - slope * m)))
+        if 2 <= count <= MOST_COMPLETIONS and off <= 1e-3 * abs(intercept) / count:
             return count
     return None
 
@@ -221,36 +196,23 @@ class Change:
     error: float
 
     @property
-    def gain(self) -> float:
-        """After - before."""
-        return self.after - self.before
-
-    @property
     def sigmas(self) -> float:
-        """The gain in standard errors: infinite without any noise, and 0 where the gain is a rounding error."""
+        """After - before in standard errors: infinite without any noise, and 0 where it is a rounding error."""
         if math.isclose(self.before, self.after, abs_tol=1e-9):
             return 0.0
-        return self.gain / self.error if self.error else math.copysign(math.inf, self.gain)
+        gain = self.after - self.before
+        return gain / self.error if self.error else math.copysign(math.inf, gain)
 
     def __str__(self) -> str:
         return f"{self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f})"
 
 
-def share_of_hits(mean: float, spread: float) -> float:
-    """Share p of completions that got a reward which is 0 or some c > 0: mean p c, variance p (1 - p) c^2.
-
-    >>> share_of_hits(0.2 * 0.9, 0.2 * 0.3)
-    0.9
-    """
-    return round(mean**2 / (mean**2 + spread**2), 6) if mean > 0 else 0.0
-
-
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Entries of training steps, oldest first, as TRL logs them; a window of a run's log is a ``Log`` too.
+    """Entries of training steps, oldest first; a window of a run's log is a ``Log`` too.
 
     Attributes:
-        run: the whole run's, one per batch of completions (:func:`rounds`).
+        run: the whole run's entries, one per batch of completions (:func:`rounds`).
         start, stop: of the window in it.
     """
 
@@ -287,8 +249,7 @@ class Log:
         """The ``count`` consecutive entries (all if there are fewer) with the highest mean of a metric."""
         count = min(count, len(self))
         windows = np.lib.stride_tricks.sliding_window_view(self.column(name), count)
-        known = ~np.isnan(windows)
-        sums, counts = np.where(known, windows, 0.0).sum(axis=1), known.sum(axis=1)
+        sums, counts = np.nansum(windows, axis=1), (~np.isnan(windows)).sum(axis=1)
         best = int(np.argmax(np.where(counts > 0, sums / np.maximum(counts, 1), -math.inf)))
         return self._part(best, best + count)
 
@@ -322,13 +283,13 @@ class Log:
     def column(self, name: str) -> Figures:
         """(entries,) a metric, NaN where an entry has no finite one; each is read from the run once."""
         if name not in self._columns:
-            self._columns[name] = np.array([_figure(entry, name) for entry in self.run], dtype=np.float64)
+            self._columns[name] = column(self.run, name)
         return self._columns[name][self.start : self.stop]
 
     def values(self, name: str) -> Figures:
         """A metric's finite values."""
-        column = self.column(name)
-        return column[~np.isnan(column)]
+        figures = self.column(name)
+        return figures[~np.isnan(figures)]
 
     def mean(self, name: str) -> float:
         """A metric's mean; NaN where it was not logged, which is neither above nor below any threshold."""
@@ -336,37 +297,36 @@ class Log:
         return float(values.mean()) if values.size else math.nan
 
     def spread(self, name: str) -> float:
-        """Standard deviation of a reward's single completions within a generation batch, as the root of the mean
-        square.  Where an entry is the mean of several batches (``logging_steps``), TRL has averaged the deviations
-        themselves, so this is somewhat too low.
-        """
+        """Standard deviation of a reward's single completions within a generation batch, as the root mean square;
+        NaN where none is logged.  Where an entry is the mean of several batches it is somewhat too low."""
         values = self.values(_spread_name(name))
         return math.sqrt(values.dot(values) / values.size) if values.size else math.nan
-
-    def noise(self, name: str) -> float:
-        """Standard deviation of one entry about the metric's course.  Taken from the differences of neighbours, which
-        a trend does not change, and from their median, which a single jump does not change."""
-        steps = np.abs(np.diff(self.values(name)))
-        return 1.4826 * float(np.median(steps)) / math.sqrt(2) if steps.size else 0.0
 
     def error(self, name: str, window: Log) -> float:
         """Standard error of a metric's mean over a window: the larger one of that by the spread of completions, where
         it is logged, and that by the noise from entry to entry.
 
-        The spread is this log's where the window's is smaller: a reward that is low by chance has a low spread too,
-        and would look surer than it is.  It is that within a batch, which leaves out how the batch's prompts differ
-        from others: of n completions that weigh as n / a independent ones, (n - a) / (n - 1) of the variance is left.
+        The spread is this log's where the window's is smaller: a reward that is low by chance has a low spread too.
+        It is that within a batch: of n completions that weigh as n / a, (n - a) / (n - 1) of the variance is in it.
+        The noise is the median difference of neighbours, which no trend and no single jump changes.
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))
-        spread = whole * max(window.spread(name), self.last(MEMORY).spread(name))
-        sampled = 0.0 if math.isnan(spread) else spread / math.sqrt(window.independent)
-        return max(sampled, self.last(LONG).noise(name) / math.sqrt(len(window)))
+        spread = whole * np.nan_to_num(max(window.spread(name), self.last(MEMORY).spread(name)))
+        jumps = np.abs(np.diff(self.last(LONG).values(name)))
+        noise = 1.4826 * float(np.median(jumps)) / math.sqrt(2) if jumps.size else 0.0
+        return max(float(spread) / math.sqrt(window.independent), noise / math.sqrt(len(window)))
 
     def change(self, name: str, before: Log, after: Log) -> Change:
         """A metric's mean in two windows of this log."""
         error = math.hypot(self.error(name, before), self.error(name, after))
         return Change(before.mean(name), after.mean(name), error)
+
+    def now(self, setting: str) -> str:
+        """``(now 0.001)`` after a setting's name, where its value is known."""
+        rate = self.run[self.stop - 1].get("learning_rate") if setting == "learning_rate" else None
+        value = rate if rate is not None else getattr(self.known.args, setting, None)
+        return "" if value is None else f" (now {value:g})"
 
     # --- its rewards
 
@@ -375,27 +335,28 @@ class Log:
         """The reward functions' names."""
         return term_names(self.run[self.stop - 1])
 
-    def judging(self, what: Judges, published: bool = False) -> list[str]:
-        """The reward functions that are known to judge this, by what is said of them or else by :data:`PUBLISHED`."""
-        judges = {**(PUBLISHED if published else {}), **self.known.judges}
+    def judging(self, what: Judges) -> list[str]:
+        """The reward functions that are known to judge this, by what is said of them or by :data:`ANSWERS`."""
+        judges = {**dict.fromkeys(ANSWERS, "answer"), **self.known.judges}
         return [name for name in self.names if judges.get(name) == what]
 
-    def best(self, names: Iterable[str], window: Log) -> tuple[float, str] | None:
-        """Of these reward functions the one that pays most completions of a window, after its share.
+    def best(self, what: Judges, window: Log) -> tuple[float, str] | None:
+        """Of the reward functions that judge this, the one that pays most completions of a window, after its share.
 
-        Only those count that pay 0 or one value, by all of this log: of others, -1 and 1 for instance, mean and
-        spread do not tell the share.
+        Only those count that pay 0 or one value, by all of this log: of others mean and spread do not tell it.
         """
-        terms = [(term(name), name) for name in names if self.is_all_or_nothing(term(name))]
-        shares = [(share_of_hits(window.mean(metric), window.spread(metric)), name) for metric, name in terms]
-        return max(shares, default=None)
+        found = []
+        for name in self.judging(what):
+            largest = self.largest(term(name))
+            steady = not largest.size or largest.max() <= STEADY * largest.min()
+            if steady and np.all(self.values(term(name)) >= 0.0):
+                found.append((window.share_paid(term(name)), name))
+        return max(found, default=None)
 
-    def is_all_or_nothing(self, name: str) -> bool:
-        """Whether a reward seems to be 0 or one value c: never negative on average, and E[r^2] / E[r] steady, as it
-        is c then.  True where no spread is logged."""
-        largest = self.largest(name)
-        steady = not largest.size or largest.max() <= STEADY * largest.min()
-        return bool(steady and np.all(self.values(name) >= 0.0))
+    def share_paid(self, name: str) -> float:
+        """Share p of completions that got a reward which is 0 or some c: mean p c, variance p (1 - p) c^2."""
+        mean, spread = self.mean(name), self.spread(name)
+        return round(mean**2 / (mean**2 + spread**2), 6) if mean else 0.0
 
     def largest(self, name: str) -> Figures:
         """E[r^2] / E[r] of each entry with a positive mean: never above the largest value of a reward that is not
@@ -407,34 +368,24 @@ class Log:
         return found[np.isfinite(found)]
 
     def terms(self) -> dict[str, float]:
-        """The reward functions' names with their weights; empty where the weights are not known.
-
-        Without a config they are taken for 1 if the terms then add up to the reward.
-        """
+        """The reward functions' names with their weights; without a config these are taken for 1 if the terms then
+        add up to the reward, else it is empty."""
         names, entry = self.names, self.run[self.stop - 1]
-        weights = self.known.weights or (1.0,) * len(names)
-        if len(weights) != len(names):
-            return {}
-        found = dict(zip(names, weights, strict=True))
-        total = sum(weight * (entry[term(name)] or 0.0) for name, weight in found.items())
+        if self.known.weights:
+            return dict(zip(names, self.known.weights, strict=False))
+        total = sum(entry[term(name)] or 0.0 for name in names)
         adds_up = math.isclose(total, entry["reward"], rel_tol=1e-2, abs_tol=1e-3)
-        return found if self.known.weights or adds_up else {}
+        return dict.fromkeys(names, 1.0) if adds_up else {}
 
-    def height(self, now: Log | None = None) -> float:
-        """How good the policy is in a window, the last one by default: where its mean reward lies between the
-        lowest, 0, and the highest, 1, that a completion can get; at most the share of right answers, where a
-        reward function judges the answer.
+    def height(self, window: Log | None = None) -> float:
+        """How good the policy is in a window, by default now: where its mean reward lies between the lowest, 0, and
+        the highest, 1, that a completion can get; at most the share of right answers, where that is judged.
 
         Rewards are taken to run from 0 to 1 unless the log shows otherwise.
         """
-        now, means = now or self.last(WINDOW), self.values("reward")
+        now, means = window or self.last(WINDOW), self.values("reward")
         low, high = means.min(initial=0.0), means.max(initial=1.0)
         if low == 0.0:
             high = self.largest("reward").max(initial=high)
-        right = self.best(self.judging("answer", published=True), now)
+        right = self.best("answer", now)
         return min(float((now.mean("reward") - low) / (high - low)), right[0] if right else 1.0)
-
-    @property
-    def rate(self) -> float | None:
-        """The learning rate of the last entry."""
-        return self.run[self.stop - 1].get("learning_rate")

@@ -1,7 +1,7 @@
-"""Pictures of a run: one figure that reads in grey and on a small screen, and its ends as lines of text.
+"""Pictures of a run: three panels that read in grey and on a small screen, and every curve's ends as lines of text.
 
-It draws panels of curves, read off the log of a trainer, ours, TRL's or unsloth's; one whose metric is missing is left
-out, and what the curves show is not judged.
+The log is that of a trainer, ours, TRL's or unsloth's; a curve whose metric is missing is left out, and what the curves
+show is not judged.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, repeat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened, shown_figure
-from rloo_kit.watch.log import Entry, Figures, term, term_names
+from rloo_kit.watch.log import Entry, Figures, column, term, term_names
 from rloo_kit.watch.run_folder import Source, read_history, training_steps
 
 if TYPE_CHECKING:
@@ -29,15 +28,37 @@ PICTURE = "training.png"
 CAPTION = "<picture of a run>"
 """What a figure is as plain text.  It never changes, so that a stored notebook compares equal."""
 
-WIDTH_INCHES, TALL_INCHES, ROW_INCHES = 7.0, 2.2, 1.75
+WIDTH_INCHES, HEIGHT_INCHES = 7.0, 2.1  # of the figure, and of a panel
+
+COLOURS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Black and, by Okabe and Ito (2002), Color Universal Design, what all common kinds of colour blindness tell apart."""
+
+DASHES = ("-", "--", ":", "-.")
+
+PANELS = (
+    # title, unit, curves: label, metric, scale
+    ("Reward", "reward", [("mean reward", "reward", 1)]),
+    (
+        "Lost samples",
+        "%",
+        [
+            ("dead groups: all K rewards equal", "dead_groups", 100),
+            ("cut at the length limit", "completions/clipped_ratio", 100),
+        ],
+    ),
+    ("Policy", "nats per token", [("entropy", "entropy", 1), ("KL to the reference", "kl", 1)]),
+)
+AS_TEXT = (("Length", "tokens", [("length", "completions/mean_length", 1)]),)  # besides
+
+_styles: dict[str, int] = {}
 
 
 def plot(source: Source, path: str | os.PathLike[str] | None = None) -> Figure:
-    """Draw a run in one figure: reward and its terms, dead groups, KL, entropy, length, truncation.
+    """Draw a run in one figure: reward and its terms, dead groups and truncation, entropy and KL.
 
     Where a run has at least 20 logged steps, a light line gives each of them and a dark one their running
     mean.  A reward function has the same colour and dash in every figure of a notebook.  ``print(plot(...))`` gives
-    the same as text.
+    the ends of each curve as text, and the length's.
 
     Args:
         source: a trainer (ours, TRL's or unsloth's), its log history, a ``trainer_state.json``, or the folder
@@ -65,22 +86,18 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def as_text(source: Source) -> str:
-    """What :func:`plot` draws, as a line per curve: its first and its last figure, and their unit."""
+    """What :func:`plot` draws, and the length, as a line per curve: its first and its last figure, and their unit."""
     history, _ = read_history(source, "plot")
-    rows = [(panel, curve) for panel in panels(history) for curve in (*panel.curves, *panel.spread)]
+    rows = [(panel.unit, curve) for panel in panels(history, PANELS + AS_TEXT) for curve in panel.curves]
     width = max(len(shortened(curve.label)) for _, curve in rows)
     lines = []
-    for panel, curve in rows:
-        ends = curve.values[~np.isnan(curve.values)][[0, -1]]
-        first, last = (f"{value:.{panel.decimals}f}" for value in ends)
-        lines.append(f"{shortened(curve.label):<{width}}{first:>10} -> {last:<10}{panel.unit}")
+    for unit, curve in rows:
+        first, last = (f"{value:.{3 if abs(value) < 10 else 0}f}" for value in curve.ends)
+        lines.append(f"{shortened(curve.label):<{width}}{first:>10} -> {last:<10}{unit}")
     return "\n".join(lines)
 
 
 # --- what is shown -------------------------------------------------------------------------------------------
-
-APART = 10  # how many times as large a reward term has to be for a panel of its own
-PERCENT = (-4, 104)  # a line at 0 or 100 stays clear of the frame
 
 
 @dataclass(frozen=True)
@@ -90,131 +107,77 @@ class Curve:
     label: str
     steps: Sequence[int]
     values: Figures
+    spread: Figures | None = None  # half the height of a grey band
     is_reward: bool = False  # one reward function's, which has a style of its own
+
+    @property
+    def ends(self) -> Figures:
+        """The first and the last finite figure."""
+        return self.values[~np.isnan(self.values)][[0, -1]]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        band: lower and upper edge of a grey area, and what it means.
-        points: drawn as marks; the held-out rewards of a run that evaluates.
-        spread: only as text: the reward's standard deviation, half the height of its band.
-        limits: of the vertical axis; None takes what the figures need.
-        wide: whether it has the figure's full width and a legend.
-        decimals: of its figures as text.
-    """
+    """One pair of axes; ``points`` are drawn as marks: the held-out rewards of a run that evaluates."""
 
     title: str
     unit: str
-    curves: Sequence[Curve] = ()
-    band: tuple[Curve, Curve, str] | None = None
+    curves: Sequence[Curve]
     points: Curve | None = None
-    spread: Sequence[Curve] = ()
-    limits: tuple[float | None, float | None] = (None, None)
-    wide: bool = False
-    decimals: int = 3
 
 
-def panels(history: Sequence[Entry]) -> list[Panel]:
+def panels(history: Sequence[Entry], table: Sequence[Any] = PANELS) -> list[Panel]:
     """What a ``trainer.state.log_history`` has to show, in reading order.
 
     Raises:
         ConfigError: it has nothing that could be drawn.
     """
-    log = training_steps(history)
-    dead = Panel("Dead groups: all K rewards equal", "% of groups", limits=PERCENT, decimals=0)
-    trls = replace(dead, title="Dead groups, as TRL counts them")  # after the KL term
-    cut = Panel("Cut at the length limit", "% of completions", limits=PERCENT, decimals=0)
-    found = [
-        _reward_panel(log, history),
-        *_terms_panels(log),
-        _panel(log, "dead_groups", "dead groups", dead, scale=100)
-        or _panel(log, "frac_reward_zero_std", "dead groups", trls, scale=100),
-        _panel(log, "kl", "KL", Panel("KL to the reference", "nats per token")),
-        _panel(log, "entropy", "entropy", Panel("Entropy of the policy", "nats per token", limits=(0, None))),
-        _length_panel(log),
-        _panel(log, "completions/clipped_ratio", "cut", cut, scale=100),
-    ]
-    shown = [panel for panel in found if panel]
-    if not shown:
-        raise ConfigError(
-            "there is no training step with a finite figure",
-            where=f"plot, a log of {len(history)} entries",
-            todo="call trainer.train() first, and look at the rewards if they are not finite",
-        )
-    return shown
+    log, held_out = training_steps(history), [entry for entry in history if "eval_reward" in entry]
+    shown = []
+    for title, unit, wanted in table:
+        curves = [curve for one in wanted if (curve := _curve(log, *one))]
+        points = None
+        if title == "Reward" and curves:
+            curves += _terms(log, curves[0])
+            points = _curve(held_out, "held out", "eval_reward")
+        if curves:
+            shown.append(Panel(title, unit, curves, points))
+    if shown:
+        return shown
+    raise ConfigError(
+        "there is no training step with a finite figure",
+        where=f"plot, a log of {len(history)} entries",
+        todo="call trainer.train() first, and look at the rewards if they are not finite",
+    )
 
 
-def _reward_panel(log: Sequence[Entry], history: Sequence[Entry]) -> Panel | None:
-    held_out = _curve([entry for entry in history if "eval_reward" in entry], "eval_reward", "held out")
-    panel = _panel(log, "reward", "mean reward", Panel("Reward", "reward", points=held_out, wide=True))
-    spread = _curve(log, "reward_std", "  spread")
-    if panel is None or spread is None:
-        return panel
-    mean = panel.curves[0].values
-    low, high = (replace(spread, values=mean + sign * spread.values) for sign in (-1, 1))
-    return replace(panel, band=(low, high, "± 1 standard deviation"), spread=(spread,))
+def _terms(log: Sequence[Entry], total: Curve) -> list[Curve]:
+    """Each reward function's mean, unweighted; none for a single one that is the reward.
 
-
-def _terms_panels(log: Sequence[Entry]) -> list[Panel]:
-    """Each reward function's mean, apart where their sizes are; none for a single one that is the reward."""
-    curves = [_curve(log, term(name), name) for name in _reward_names(log)]
-    terms = [replace(curve, is_reward=True) for curve in curves if curve]
-    total = _curve(log, "reward", "mean reward")
-    if (
-        len(terms) == 1
-        and total
-        and np.allclose(terms[0].values, total.values, atol=1e-6, rtol=0, equal_nan=True)
-    ):
+    One of another size, such as a length that is only measured, is divided by a power of ten.
+    """
+    names = dict.fromkeys(name for entry in log for name in term_names(entry))
+    terms = {name: curve for name in names if (curve := _curve(log, name, term(name)))}
+    found = [*terms.values()]
+    if len(found) == 1 and np.allclose(found[0].values, total.values, atol=1e-6, equal_nan=True):
         return []
-    titles = chain(["Reward terms"], repeat("Reward terms, larger ones"))
-    both = zip(titles, _by_size(terms), strict=False)
-    return [Panel(title, "mean, unweighted", group, wide=True) for title, group in both]
+    scaled, most = [], max(1.0, float(np.nanmax(abs(total.values))))
+    for curve in found:
+        size = float(np.nanmax(abs(curve.values))) / most
+        power = 10 ** math.ceil(math.log10(size)) if size > 3 else 1
+        label = curve.label if power == 1 else f"{shortened(curve.label, 20)} / {power}"
+        scaled.append(Curve(label, curve.steps, curve.values / power, is_reward=True))
+    return scaled
 
 
-def _reward_names(log: Sequence[Entry]) -> list[str]:
-    """The reward functions of a log, in their order there."""
-    return list(dict.fromkeys(name for entry in log for name in term_names(entry)))
-
-
-def _by_size(terms: Sequence[Curve]) -> list[list[Curve]]:
-    """Groups within which no term is more than ten times another, so that each can be read."""
-    groups: list[list[Curve]] = []
-    smallest = math.inf
-    for size, one in sorted(
-        ((float(np.nanmax(abs(one.values))), one) for one in terms), key=lambda pair: pair[0]
-    ):
-        if not groups or size > APART * smallest:
-            groups.append([])
-            smallest = math.inf
-        groups[-1].append(one)
-        smallest = min(smallest, size or math.inf)
-    return groups
-
-
-def _length_panel(log: Sequence[Entry]) -> Panel | None:
-    low, high = (_curve(log, f"completions/{edge}_length", edge) for edge in ("min", "max"))
-    panel = Panel("Length", "tokens", limits=(0, None), decimals=0)
-    if low and high:
-        meaning = "shortest to longest"
-        panel = replace(panel, title=f"Length, grey: {meaning}", band=(low, high, meaning))
-    return _panel(log, "completions/mean_length", "length", panel)
-
-
-def _panel(log: Sequence[Entry], metric: str, label: str, panel: Panel, scale: float = 1) -> Panel | None:
-    """The panel with a metric's curve, or None where it has no finite figure."""
-    curve = _curve(log, metric, label, scale)
-    return replace(panel, curves=(curve,)) if curve else None
-
-
-def _curve(log: Sequence[Entry], metric: str, label: str, scale: float = 1) -> Curve | None:
-    values = scale * np.array([entry.get(metric) for entry in log], dtype=np.float64)
-    values[np.isinf(values)] = math.nan
+def _curve(log: Sequence[Entry], label: str, metric: str, scale: float = 1) -> Curve | None:
+    if metric == "dead_groups" and not any(metric in entry for entry in log):
+        label, metric = "dead groups, as TRL counts them", "frac_reward_zero_std"  # after the KL term
+    values = scale * column(log, metric)
     if np.isnan(values).all():
         return None
-    return Curve(label, [entry.get("step", index) for index, entry in enumerate(log, 1)], values)
+    spread = column(log, "reward_std") if metric == "reward" else None
+    return Curve(label, [entry.get("step", i) for i, entry in enumerate(log, 1)], values, spread)
 
 
 # --- drawing -------------------------------------------------------------------------------------------------
@@ -223,96 +186,47 @@ def _curve(log: Sequence[Entry], metric: str, label: str, scale: float = 1) -> C
 def draw(history: Sequence[Entry]) -> Figure:
     """The figure of a log history, saved nowhere."""
     found = panels(history)
-    log = training_steps(history)
-    for name in _reward_names(log):
-        style_of(name)  # in the log's order, which does not change as figures do
-    narrow = [panel for panel in found if not panel.wide]
-    rows = [[panel] for panel in found if panel.wide] + [narrow[i : i + 2] for i in range(0, len(narrow), 2)]
-    heights = [TALL_INCHES if row[0].wide else ROW_INCHES for row in rows]
-    size = (WIDTH_INCHES, sum(heights))
+    size = (WIDTH_INCHES, HEIGHT_INCHES * len(found))
     figure = shown_figure(CAPTION, lambda: as_text(history), figsize=size, layout="constrained")
-    grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
-    window = window_of(len(log))
-    for index, row in enumerate(rows):
-        for column, panel in enumerate(row):
-            place = grid[index, :] if len(row) == 1 else grid[index, column]
-            shared = figure.axes[0] if figure.axes else None
-            _draw_panel(figure.add_subplot(place, sharex=shared), panel, window)
-    curves = [curve for panel in found for curve in (*panel.curves, panel.points) if curve]
-    first, last = (end(step for curve in curves for step in curve.steps) for end in (min, max))
-    figure.axes[0].set_xlim(*((first, last) if first < last else (first - 0.5, last + 0.5)))
+    axes = figure.subplots(len(found), sharex=True, squeeze=False)[:, 0]
+    for axis, panel in zip(axes, found, strict=True):
+        _draw_panel(axis, panel)
+    axes[-1].set_xlabel("step", fontsize=8, labelpad=1)
     return figure
 
 
-def _draw_panel(axis: Axes, panel: Panel, window: int) -> None:
-    if panel.band:
-        _draw_band(axis, *panel.band, window)
-    for curve in panel.curves:
-        _draw_curve(axis, curve, window, alone=len(panel.curves) == 1)
-    if panel.points:
-        _draw_line(axis, panel.points.steps, panel.points.values, HELD_OUT, 1, label="held out")
-    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
-    axis.set_xlabel("step", fontsize=8, labelpad=1)
-    axis.set_ylabel(panel.unit, fontsize=8)
-    axis.set_ylim(*panel.limits)
-    _tidy(axis)
-    if panel.limits == PERCENT:
-        axis.set_yticks((0, 25, 50, 75, 100))
-    if panel.wide:  # a legend beside the title, where no curve can run under it
-        _, labels = axis.get_legend_handles_labels()
-        columns = 3 if max(map(len, labels)) <= 18 else 2
-        ncols = min(4, len(labels)) if sum(map(len, labels)) < 50 else columns
-        space = {"borderpad": 0.1, "borderaxespad": 0.2, "handlelength": 2.6, "columnspacing": 1.2}
-        axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=ncols, frameon=False, fontsize=8, **space)
-
-
-def _draw_band(axis: Axes, low: Curve, high: Curve, meaning: str, window: int) -> None:
-    bottom, top = running_mean(low.values, window), running_mean(high.values, window)
-    axis.fill_between(low.steps, bottom, top, color="0.86", linewidth=0, label=meaning)
-    if lone := _isolated(bottom):
-        places = ([edge[i] for i in lone] for edge in (low.steps, bottom, top))
-        axis.vlines(*places, color="0.86", linewidth=3, zorder=1)
-
-
-def _draw_curve(axis: Axes, curve: Curve, window: int, alone: bool) -> None:
-    """The running mean; alone in its panel, with each step as a light line behind it."""
-    style = style_of(curve.label) if curve.is_reward else PLAIN
-    label = shortened(curve.label)
-    if alone and window > 1:
-        _draw_line(axis, curve.steps, curve.values, EACH_STEP, 0, label="each step", linewidth=0.8)
-        label = f"mean of {window}"
-    means, every = running_mean(curve.values, window), max(1, len(curve.steps) // 10)
-    # A wide solid line shows under a dashed one.
-    wide = {"linewidth": 2.6, "zorder": 1.9} if style.dash == "-" and not alone else {"linewidth": 1.5}
-    _draw_line(axis, curve.steps, means, style, every, label=label, **wide)
-
-
-def _draw_line(
-    axis: Axes, steps: Sequence[int], values: Figures, style: Style, every: int, **how: Any
-) -> None:
-    """A curve with its mark at ``every`` so many figures, and at each that has no neighbour to be joined with."""
-    marked = {*_isolated(values), *(range(0, len(values), every) if style.marked else ())}
-    (line,) = axis.plot(steps, values, linestyle=style.dash, color=style.colour, **how)
-    if marked:  # also at the frame, where the last step is
-        line.set(marker=style.mark, markerfacecolor="white", markevery=sorted(marked), clip_on=False)
-        line.set_markersize(6 if style is HELD_OUT else 4)
-
-
-def _tidy(axis: Axes) -> None:
+def _draw_panel(axis: Axes, panel: Panel) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    for number, curve in enumerate(panel.curves):
+        place = 1 + _styles.setdefault(curve.label, len(_styles)) if curve.is_reward else number
+        window = window_of(len(curve.values))
+        means = running_mean(curve.values, window)
+        look: dict[str, Any] = {
+            "color": COLOURS[place % len(COLOURS)],
+            "linestyle": DASHES[place % len(DASHES)],
+        }
+        if curve.spread is not None:
+            half = running_mean(curve.spread, window)
+            label = "± 1 standard deviation"
+            axis.fill_between(curve.steps, means - half, means + half, color="0.86", linewidth=0, label=label)
+        if window > 1 and len(panel.curves) < 3:
+            axis.plot(curve.steps, curve.values, color=look["color"], linewidth=0.8, alpha=0.35)
+        # The dots show a figure that no line leads to.
+        axis.plot(curve.steps, means, marker=".", markersize=3, label=shortened(curve.label, 34), **look)
+    if panel.points:
+        axis.plot(panel.points.steps, panel.points.values, "D", color="black", mfc="white", label="held out")
+    axis.set_title(panel.title, loc="left", fontsize=9, fontweight="bold")
+    axis.set_ylabel(panel.unit, fontsize=8)
+    if panel.unit == "%":
+        axis.set_ylim(-4, 104)  # a line at 0 or 100 stays clear of the frame
     axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=4))
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="0.92", linewidth=0.6)
-    axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def _isolated(values: Figures) -> list[int]:
-    """The places of finite figures between two that are not: a line does not show them."""
-    finite = [False, *~np.isnan(values), False]
-    return [i for i in range(len(values)) if finite[i + 1] and not (finite[i] or finite[i + 2])]
+    # Beside the title, where no curve can run under it.
+    columns = 4 if len(panel.curves) < 3 else 3
+    axis.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=columns, frameon=False, fontsize=7)
 
 
 def running_mean(values: Figures, window: int) -> Figures:
@@ -326,41 +240,3 @@ def running_mean(values: Figures, window: int) -> Figures:
 def window_of(n_logs: int) -> int:
     """How many logs one point of a thick line is the mean of: a tenth of the run, odd; 1 in a short run."""
     return n_logs // 20 * 2 + 1
-
-
-# --- how a curve looks ---------------------------------------------------------------------------------------
-
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito (2002), Color Universal Design: told apart in all common kinds of colour blindness.  Without black,
-which is the total's, and without yellow, which is hard to see on white."""
-
-DASHES = ("-", "--", ":", "-.")
-MARKS = ("o", "s", "^", "D", "v", "<", ">")
-
-
-@dataclass(frozen=True)
-class Style:
-    """What matplotlib draws a curve with; dash and mark alone tell two apart, as in grey.
-
-    Attributes:
-        mark: of a figure that no line leads to.
-        marked: whether the line has its mark all along.
-    """
-
-    colour: str = "black"
-    dash: str = "-"
-    mark: str = "o"
-    marked: bool = False
-
-
-PLAIN, EACH_STEP = Style(), Style("0.62")
-HELD_OUT = Style(dash="none", mark="D", marked=True)
-
-_given: dict[str, Style] = {}
-
-
-def style_of(name: str) -> Style:
-    """The style of a reward function's curve; it keeps the one that it was given first."""
-    n = len(_given)
-    style = Style(COLOURS[n % len(COLOURS)], DASHES[n % len(DASHES)], MARKS[n % len(MARKS)], n >= len(DASHES))
-    return _given.setdefault(name, style)

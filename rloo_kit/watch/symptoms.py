@@ -1,163 +1,135 @@
-"""The table of symptoms, which one hides which, and how long one lasts; with the rules for lost sampling.
+"""What is looked for in a run: a rule for each symptom of symptoms.toml, which has thresholds, causes and advice.
 
-The other rules are in :mod:`.rules`.  Shares are judged twice: against what chance does to so many completions, and,
-over many entries, against how much the share itself varies.  Standing still is told where a rise that is worth having
-would have been seen, and not earlier.  Nothing here changes a setting; the user decides.
+A rule is a function from the log so far, and a threshold, to what it saw or None.  It compares windows of steps, never
+two steps, and a difference counts against its standard error.  No rule reads the loss, which is about 0 in every
+on-policy run of RLOO, since advantages sum to 0.  Nothing here changes a setting; the user decides.
+
+How often chance alone passes the thresholds together: benchmarks/results/health_alarms.md.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
-from rloo_kit.watch import rules
-from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, WINDOW, Change, Log, term
-from rloo_kit.watch.rules import ENOUGH, FEW, REACHED, SURE, Sign, lower, surely_above, worsened
+import numpy as np
 
-Rule = Callable[[Log], Sign | None]
-LENGTH = "completions/mean_length"
+from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, RATIO, WINDOW, Change, Log, term
 
-DEAD = 0.5
-"""Share of dead groups: more than half of what is sampled then teaches nothing.  With few completions per prompt chance
-alone leads there, and :func:`dead_by_chance` takes its place."""
+SURE = 3.0  # standard errors for a change to count: one look in 700 errs by chance, and a run has about 100
 
-DEAD_MARGIN = 0.15
-"""Share by which what chance does must be passed: :data:`.log.ALIKE` is assumed, and many entries would find out that
-it is not quite so."""
+COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
+"""Standard errors, 4.8, where the best window of many is compared with the last: it was lucky too, and is compared
+again at every entry.  All pairs of windows, of two sizes, in MEMORY entries err in one run of 100 (Bonferroni)."""
 
-CUT = 0.2  # share of truncated completions; healthy runs of tests/data/health stay below 0.13 in every step
+SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WINDOW would waste steps
+FEW = 3  # the fewest entries that anything else is told from
+QUIET = 5  # entries without the symptom after which an episode is over, and the next one is reported again
+GOOD = 2 / 3  # how high a reward is, of what it can pay, from where on nothing has to be better
 
-EQUAL = 1e-6  # difference of two means of one constant, as float32 sums it
-
+ALL_CUT = 0.9  # share that explains by itself why none is right
 LEAST = 40  # completions of a constant reward: of a policy right once in ten none is right with a chance of 1 in 70
-
-ALL_CUT = 0.9  # share of truncated completions that explains by itself why none is right
-
-PATIENCE = 100
-"""Entries after which a rise, of :data:`WORTH` from the first third to the last, should have been seen: of one more
-right answer in 100 every five steps."""
-
-WORTH = 0.25  # a rise worth having, in standard deviations of single completions: Cohen's (1988) small effect
-
-STILL, STILL_SURE = 60, 2.5
-"""Entries in which what has risen no longer does, and the standard errors by which its gain must be below what is worth
-having, now and LONG entries ago: for the reward :data:`WORTH` in MEMORY entries, and so much less in fewer."""
-
-RATE_LEFT = (
-    0.1  # share of its highest value below which the learning rate explains that nothing more is learned
-)
-
-LONGER_ALONE = (
-    1.5  # growth of the mean length, without a better reward, that is more than drift: half the time again
-)
-
-LOWEST_RATE = (
-    1e-9  # Adam moves a weight by about the rate, and float32 keeps of a weight of 0.01 steps of 6e-10
-)
+DEAD_MARGIN = 0.15  # share by which dead groups must pass what chance does, since ALIKE is an assumption
+LIKELY = 1.5  # standard errors for high variance: fewer than SURE, since more completions do no harm
+FORMED = 0.8  # share of completions that have the form
+IN_PLAY = (0.1, 0.9)  # shares of completions that a reward pays, between which it has something left to teach
+LENGTH = "completions/mean_length"
+PATIENCE = 100  # entries after which a rise from the first third to the last should have been seen
+OVERFLOWS = 17  # as often as fp16's loss scaler halves torch's first scale, 65536, until it is below 1
 
 
-# --- sampled for nothing ----------------------------------------------------------------------------------
+class Seen(NamedTuple):
+    """What a rule has seen: in which entries, the figures, and words for the placeholders of its row."""
+
+    window: Log
+    evidence: str
+    words: Mapping[str, str] = {}
 
 
-def unscored(log: Log) -> Sign | None:
-    """No completion has got a reward since the start: each function returned None for all."""
-    if len(log) < FEW or log.last(MEMORY).values("reward").size:
-        return None
-    return Sign(
-        f"no completion has a reward, of {log.completions} ({log.steps})",
-        f"{' and '.join(log.names) or 'the reward'} returned None for every one: a column that the dataset does not "
-        "have, an answer that is never found, or a condition that is never met",
-        "reward_funcs",
-        "print what the reward reads, or try rewards.audit(reward, rows=dataset)",
-        log,
+Rule = Callable[[Log, float], Seen | None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One symptom over the steps at which it was seen.
+
+    Attributes:
+        symptom: its name in :data:`SYMPTOMS`.
+        evidence: figures and the steps they are from, when it was first seen.
+        cause: the likely one.
+        setting: what to change first: an argument of ``RLOOConfig`` or of the trainer.
+        change: how to change it.
+        first_step, last_step: of the episode.
+    """
+
+    symptom: str
+    evidence: str
+    cause: str
+    setting: str
+    change: str
+    first_step: int
+    last_step: int
+
+    def __str__(self) -> str:
+        return f"{self.symptom}: {self.evidence}. Likely: {self.cause}. Change first: {self.setting}, {self.change}."
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One row of the table; called with a log, it gives its finding at the last entry, or None.
+
+    Attributes:
+        limit: the threshold, in the unit of what ``rule`` reads.
+        cause, setting, change: of the finding; ``{name}`` stands for a word of the rule's, or for the value that a
+            setting has now.
+        tier: symptoms of a lower one explain those of a higher one.
+        unless: those of the same tier that explain what it sees better than it does.
+    """
+
+    name: str
+    rule: Rule
+    limit: float
+    cause: str
+    setting: str
+    change: str
+    tier: int = 2
+    unless: tuple[str, ...] = ()
+
+    def __call__(self, log: Log) -> Finding | None:
+        """Ask its rule."""
+        if (seen := self.rule(log, self.limit)) is None:
+            return None
+
+        def filled(text: str) -> str:
+            return re.sub(r"\{(\w+)\}", lambda word: seen.words.get(word[1]) or log.now(word[1]), text)
+
+        cause, setting, change = map(filled, (self.cause, self.setting, self.change))
+        first, last = (seen.window.entries[place]["step"] for place in (0, -1))
+        return Finding(self.name, seen.evidence, cause, setting, change, first, last)
+
+
+# --- how sure a figure is ---------------------------------------------------------------------------------
+
+
+def surely_above(share: float, count: float, threshold: float) -> bool:
+    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the true one is the
+    threshold, by the exact binomial tail: rewards of 0 and 1 in small batches are far from normal."""
+    if not share > threshold:  # NaN is not
+        return False
+    trials = round(count)
+    whole, yes, no = math.lgamma(trials + 1), math.log(threshold), math.log1p(-threshold)
+    tail = sum(
+        math.exp(whole - math.lgamma(n + 1) - math.lgamma(trials - n + 1) + n * yes + (trials - n) * no)
+        for n in range(round(share * trials), trials + 1)
     )
-
-
-def constant_reward(log: Log) -> Sign | None:
-    """Every reward has been equal since the start, whatever was written; and not because nearly all was cut."""
-    values, shares = log.values("reward"), log.values(DEAD_SHARE)
-    if len(log) < WINDOW or log.completions < LEAST or not values.size or values.max() - values.min() > EQUAL:
-        return None
-    if log.values("reward_std").any() or (shares < 1.0).any() or log.mean(CUT_SHARE) >= ALL_CUT:
-        return None
-    return Sign(
-        f"every reward is {values[0]:.3f}, of {log.completions} completions ({log.steps})",
-        "the reward pays the same whatever is written: a constant, a text compared with a list, the wrong column; or "
-        f"all problems are too {'easy' if log.height() >= 2 / 3 else 'hard'}",
-        "reward_funcs",
-        "try rewards.audit(reward, rows=dataset); if it tells right from wrong, other problems",
-        log,
-    )
-
-
-def truncation(log: Log, kind: str) -> Sign | None:
-    """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
-    window = _surely(log, CUT_SHARE, CUT, CUT, lambda part: part.independent) if len(log) >= FEW else None
-    if window is None:
-        return None
-    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= ENOUGH else None
-    if (kind == "policy worsened") != bool(fall):
-        return None
-    limit = window.values("completions/max_length")
-    share, at = window.mean(CUT_SHARE), f" at {limit.max():.0f} tokens" if limit.size else ""
-    evidence = f"{share:.0%} of the completions cut{at} ({window.steps})"
-    if fall:
-        cause = f"completions that ended at first no longer do: reward {fall}"
-        return Sign(evidence, cause, "learning_rate", lower(log, 10), window)
-    cause = "the limit is shorter than what the policy has to say, and what is cut cannot be right"
-    change = (
-        "double it; or where thoughts are not needed switch them off, "
-        "chat_template_kwargs={'enable_thinking': False}; or pay for ending with rewards.overlong_reward"
-    )
-    return Sign(evidence, cause, "max_completion_length", change, window)
-
-
-def dead_groups(log: Log, kind: str) -> Sign | None:
-    """Too many dead groups, for this one cause: a group's K rewards are all equal, so its advantages are 0.  (In
-    training the count includes groups that are cut and masked whole, which truncation reports.)"""
-    if len(log) < WINDOW:
-        return None
-    window = _surely(log, DEAD_SHARE, *_too_many(log), lambda part: part.groups)
-    if window is None:
-        return None
-    found, cause, setting, change = _why_dead(log)
-    if found != kind:
-        return None
-    share = window.mean(DEAD_SHARE)
-    evidence = (
-        f"{share:.0%} of the groups without spread, reward {window.mean('reward'):.3f} ({window.steps})"
-    )
-    return Sign(evidence, cause, setting, change, window)
-
-
-def _why_dead(log: Log) -> tuple[str, str, str, str]:
-    """The kind, cause, setting and change, by how high the reward is: in the upper third, the lower one, or between."""
-    height, known = log.height(), log.known
-    if height >= 2 / 3:
-        cause = "the policy solves nearly every prompt, or has learned to"
-        return "too easy", cause, "train_dataset", "harder problems; or stop here"
-    if fall := worsened(log):
-        cause = f"prompts that were solved at first no longer are: reward {fall}"
-        return "policy worsened", cause, "learning_rate", lower(log, 10)
-    if height <= 1 / 3:
-        cause = "the policy solves nearly no prompt, so the completions of a group do not differ in reward"
-        return "too hard", cause, "train_dataset", "easier problems, or a reward with steps on the way"
-    cause = "the completions of a prompt are all right or all wrong"
-    if getattr(known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
-        change = f"to 1{known.now('temperature')}; then num_generations, up"
-        return "completions alike", cause, "temperature", change
-    return "completions alike", cause, "num_generations", f"double it{known.now('num_generations')}"
-
-
-def _too_many(log: Log) -> tuple[float, float]:
-    """Shares of dead groups that are too many, in few entries and in many: half, or what chance does to K completions
-    where that is more, as it is for pairs."""
-    k, height = log.known.completions // log.known.groups, log.height()
-    usual = dead_by_chance(k, min(2 / 3, max(1 / 3, height)))
-    here = dead_by_chance(k, min(0.8, max(0.2, height))) + DEAD_MARGIN
-    return (DEAD if usual <= DEAD else here), max(DEAD, here)
+    return tail < NormalDist().cdf(-SURE)
 
 
 def dead_by_chance(k: int, right: float) -> float:
@@ -173,248 +145,314 @@ def dead_by_chance(k: int, right: float) -> float:
     return sum(math.prod((chance * size + i) / (size + i) for i in range(k)) for chance in (right, 1 - right))
 
 
+def worsened(log: Log) -> Change | None:
+    """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
+    any update."""
+    windows = [(log.first(a), log.last(b)) for a in (1, FEW) for b in (WINDOW, 2 * WINDOW)]
+    fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
+    return fall if fall.sigmas <= -2.0 else None
+
+
+def median_norm(log: Log) -> float:
+    """Of the gradients that are not 0, which a step of dead groups has; NaN for fewer than FEW."""
+    norms = log.values("grad_norm")
+    norms = norms[norms != 0]
+    return float(np.median(norms)) if norms.size >= FEW else math.nan
+
+
+# --- updates that are too large ---------------------------------------------------------------------------
+
+
+def non_finite(log: Log, limit: float) -> Seen | None:
+    """A metric that is NaN or infinite.  The gradient's norm counts only where it is so for ``limit`` entries in a row:
+    in fp16 the loss scaler finds its scale by overflowing, and skips those steps."""
+    few = OVERFLOWS if getattr(log.known.args, "fp16", False) else int(limit)
+    is_bad = lambda value: isinstance(value, float) and not math.isfinite(value)  # noqa: E731
+    bad = [name for name, value in log.entries[-1].items() if name != "grad_norm" and is_bad(value)]
+    window = log.last(few)
+    if gradient := len(window) == few and all(is_bad(one.get("grad_norm")) for one in window.entries):
+        bad.append("grad_norm")
+    if not bad:
+        return None
+    window = window if gradient else log.last(1)
+    words = {
+        "cause": "weights or activations have overflowed",
+        "setting": "learning_rate",
+        "change": f"a tenth of it{log.now('learning_rate')}, from the last good checkpoint",
+    }
+    if any(name.startswith("reward") for name in bad):
+        change = "bound it with rewards.clipped, and go back to the last good checkpoint"
+        words = {"cause": "a reward function returned it", "setting": "reward_funcs", "change": change}
+    return Seen(window, f"{', '.join(bad)} ({window.steps})", words)
+
+
+def explosion(log: Log, limit: float, kind: str) -> Seen | None:
+    """A KL, or an entropy beside its first value, that no policy has which still writes text."""
+    start, window = next(iter(log.first(MEMORY).values(kind)), math.nan), log.last(SHORT)
+    now = window.mean(kind)
+    if not now >= (limit if kind == "kl" else max(1.0, limit * start)):
+        return None
+    evidence = f"{kind} {start:.3f} -> {now:.2f} nats per token ({window.steps})"
+    return Seen(window, f"{evidence}, reward now {window.mean('reward'):.3f}")
+
+
+def clipped_ratios(log: Log, limit: float) -> Seen | None:
+    """Too many completions leave the clip range between two updates on one batch."""
+    window = log.last(WINDOW)
+    share = window.mean(RATIO)
+    if len(window) < FEW or not surely_above(share, window.completions, limit):
+        return None
+    return Seen(window, f"{share:.0%} of the ratios clipped ({window.steps})")
+
+
+def growing_gradient(log: Log, limit: float) -> Seen | None:
+    """The gradient's norm grows and the reward does not."""
+    before, window = log.first(WINDOW), log.last(WINDOW)
+    start, now = median_norm(before), median_norm(window)
+    if len(log) < 2 * WINDOW or not now >= limit * start:
+        return None
+    if (rise := log.change("reward", before, window)).sigmas >= 1.0:
+        return None
+    return Seen(window, f"median grad_norm {start:.2g} -> {now:.2g}, reward {rise} ({window.steps})")
+
+
+def reward_collapse(log: Log, limit: float) -> Seen | None:
+    """The reward has fallen from its best by more than noise, and by ``limit`` of that and of its spread.
+
+    A learning rate that wrecks the policy at once leaves nothing before the fall but the first entry, which is of the
+    policy before any update; it is taken until there are two windows to compare.
+    """
+    recent = log.last(MEMORY)
+    lowest = float(recent.values("reward").min(initial=0.0))
+    for size in (WINDOW, 2 * WINDOW):
+        window = log.last(min(size, len(recent) // 2))
+        if len(window) < FEW:
+            continue
+        earlier = recent.first(len(recent) - len(window))
+        pairs = [(earlier.highest("reward", size), COLLAPSE_SURE)]
+        pairs += [(log.first(1), SURE)] if len(earlier) <= WINDOW else []
+        for before, sure in pairs:
+            fall = log.change("reward", before, window)
+            lost = limit * max(fall.before - lowest, float(np.nan_to_num(before.spread("reward"))))
+            if -fall.sigmas >= sure and fall.before - fall.after >= lost:
+                return Seen(window, f"reward {fall}, {before.steps} against {window.steps}")
+    return None
+
+
+# --- sampled for nothing ----------------------------------------------------------------------------------
+
+
+def unscored(log: Log, limit: float) -> Seen | None:
+    """No completion has got a reward since the start: each function returned None for all."""
+    if len(log) < limit or log.last(MEMORY).values("reward").size:
+        return None
+    words = {"functions": " and ".join(log.names) or "the reward"}
+    return Seen(log, f"no completion has a reward, of {log.completions} ({log.steps})", words)
+
+
+def constant_reward(log: Log, limit: float) -> Seen | None:
+    """Every reward has been equal since the start, whatever was written; and not because nearly all was cut."""
+    values = log.values("reward")
+    if len(log) < WINDOW or log.completions < LEAST or not values.size or np.ptp(values) > limit:
+        return None
+    if log.values("reward_std").any() or (log.values(DEAD_SHARE) < 1.0).any():
+        return None
+    if log.mean(CUT_SHARE) >= ALL_CUT:
+        return None
+    evidence = f"every reward is {values[0]:.3f}, of {log.completions} completions ({log.steps})"
+    return Seen(log, evidence, {"height": "easy" if log.height() >= GOOD else "hard"})
+
+
+def kl_negative(log: Log, limit: float) -> Seen | None:
+    """A KL that is negative beyond chance, which no divergence can be."""
+    window = log.last(2 * WINDOW)
+    mean = window.mean("kl")
+    if len(window) < 2 * WINDOW or not mean <= limit:
+        return None
+    if not mean + SURE * (error := log.error("kl", window)) < 0:
+        return None
+    evidence = (
+        f"kl {mean:.3f} +-{error:.3f} nats per token ({window.steps}), and a divergence is never below 0"
+    )
+    return Seen(window, evidence)
+
+
+def truncation(log: Log, limit: float, kind: str) -> Seen | None:
+    """Too many completions are cut at the length limit: it is too short, or the policy has got worse."""
+    window = _surely(log, CUT_SHARE, limit, limit, lambda part: part.independent)
+    if window is None or len(log) < FEW:
+        return None
+    fall = worsened(log) if log.first(1).mean(CUT_SHARE) <= limit else None
+    if (kind == "policy worsened") != bool(fall):
+        return None
+    longest = window.values("completions/max_length")
+    at = f" at {longest.max():.0f} tokens" if longest.size else ""
+    evidence = f"{window.mean(CUT_SHARE):.0%} of the completions cut{at} ({window.steps})"
+    return Seen(window, evidence, {"fall": str(fall)})
+
+
+def dead_groups(log: Log, limit: float, kind: str) -> Seen | None:
+    """Too many groups whose K rewards are all equal, so that their advantages are 0, for this one cause: by how high
+    the reward is, in the upper third, the lower one, or between.
+
+    Too many is more than ``limit``, or than what chance does to K completions where that is more, as it is for pairs.
+    """
+    height, k = log.height(), log.known.completions // log.known.groups
+    many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + DEAD_MARGIN)
+    few = limit if dead_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
+    window = _surely(log, DEAD_SHARE, few, many, lambda part: part.groups)
+    if window is None or len(log) < WINDOW:
+        return None
+    if height >= GOOD:
+        found, fall = "too easy", None
+    elif fall := worsened(log):
+        found = "policy worsened"
+    else:
+        found = "too hard" if height <= 1 / 3 else "completions alike"
+    if found != kind:
+        return None
+    words = {
+        "fall": str(fall),
+        "setting": "num_generations",
+        "change": f"double it{log.now('num_generations')}",
+    }
+    if getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
+        change = f"to 1{log.now('temperature')}; then num_generations, up"
+        words |= {"setting": "temperature", "change": change}
+    share, reward = window.mean(DEAD_SHARE), window.mean("reward")
+    evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
+    return Seen(window, evidence, words)
+
+
 def _surely(log: Log, metric: str, few: float, many: float, count: Callable[[Log], float]) -> Log | None:
-    """The entries in which a share is surely above a threshold: the last ones (``few``), or more of them where it stays
-    (``many``); None where there are none.  ``count``: how many independent ones the entries describe."""
-    for size, threshold in ((2 * WINDOW, few), (MEMORY, many)):
-        window = log.last(size)
-        values, share = window.values(metric), window.mean(metric)
-        if surely_above(share, count(window), threshold) or rules.surely_above_by_entries(values, threshold):
+    """The entries in which a share is surely above a limit: the last ones, or more of them where it stays there."""
+    for window, limit in ((log.last(2 * WINDOW), few), (log.last(MEMORY), many)):
+        if surely_above(window.mean(metric), count(window), limit):
             return window
     return None
 
 
-# --- standing still ---------------------------------------------------------------------------------------
+# --- completions and rewards that teach little ------------------------------------------------------------
 
 
-def learning_rate_zero(log: Log) -> Sign | None:
-    """The learning rate is 0, or less than a weight can keep; the end of a schedule, which is 0 for one entry, is not
-    meant."""
-    window = log.last(FEW)
-    rates = window.values("learning_rate")
-    if rates.size < FEW or rates.max() >= LOWEST_RATE:
+def format_only(log: Log, limit: float) -> Seen | None:
+    """The format is there and the answers are not."""
+    window = log.last(2 * WINDOW)
+    formed, right = log.best("form", log.last(WINDOW)), log.best("answer", window)
+    if len(window) < WINDOW or formed is None or right is None or formed[0] < FORMED:
         return None
-    if rates.any() and log.values("learning_rate").max() >= LOWEST_RATE:
-        return None  # the end of a cosine
-    return Sign(
-        f"learning_rate {rates[-1]:g} ({window.steps})",
-        "with it no update changes a weight; a setting of 0, or a schedule that has ended or not begun",
-        "learning_rate",
-        "to 1e-5 with LoRA, or 1e-6 without; and see lr_scheduler_type, warmup_steps and max_steps",
-        window,
+    if not surely_above(1 - right[0], window.independent, 1 - limit):
+        return None
+    shares = f"{formed[1]} in {formed[0]:.0%} of the completions, {right[1]} in {right[0]:.0%}"
+    return Seen(window, f"{shares} ({window.steps})")
+
+
+def entropy_collapse(log: Log, limit: float) -> Seen | None:
+    """The policy has become certain before it has become good."""
+    window = log.last(WINDOW)
+    start, now = log.first(FEW).mean("entropy"), window.mean("entropy")
+    if len(log) < 2 * WINDOW or not now <= limit * start or log.height() >= GOOD:
+        return None
+    entropy = f"entropy {start:.3f} -> {now:.3f} nats per token"
+    return Seen(window, f"{entropy}, reward {window.mean('reward'):.3f} ({window.steps})")
+
+
+def length_hacking(log: Log, limit: float) -> Seen | None:
+    """The reward rises with the length, and the answers get no better."""
+    answers, before, window = log.judging("answer"), log.first(WINDOW), log.last(WINDOW)
+    if len(log) < 2 * WINDOW or not answers or not window.mean(LENGTH) >= limit * before.mean(LENGTH):
+        return None
+    length, paid = log.change(LENGTH, before, window), log.change("reward", before, window)
+    changes = {name: log.change(term(name), before, window) for name in answers}
+    name = max(answers, key=lambda name: changes[name].sigmas)
+    if length.sigmas < SURE or paid.sigmas < 2.0 or changes[name].sigmas >= 1.0:
+        return None
+    lengths = f"length {length.before:.1f} -> {length.after:.1f}"
+    return Seen(
+        window, f"{lengths}, reward {paid}, {name} {changes[name]} ({window.steps})", {"answer": name}
     )
 
 
-def nothing_learned(log: Log) -> Sign | None:
-    """No rise after many steps, in a log that would have shown one."""
-    if len(log) < PATIENCE:
+def drowned_term(log: Log, limit: float) -> Seen | None:
+    """One reward function's spread hides another's."""
+    window = log.last(WINDOW)
+    weighted = {name: abs(w) * window.spread(term(name)) for name, w in log.terms().items() if w}
+    spreads = {name: spread for name, spread in weighted.items() if spread > 0.0}
+    learning = [name for name in spreads if IN_PLAY[0] <= window.share_paid(term(name)) <= IN_PLAY[1]]
+    if len(window) < FEW or not learning:
         return None
-    third = min(MEMORY, len(log) // 3)
-    rise = log.change("reward", before := log.first(third), after := log.last(third))
-    if rise.sigmas >= 2.0 or rise.gain + 2.0 * rise.error >= WORTH * before.spread("reward"):
+    large, small = max(spreads, key=spreads.__getitem__), min(learning, key=spreads.__getitem__)
+    if spreads[large] < limit * spreads[small]:
         return None
-    if log.height(after) >= 2 / 3 or log.change("reward", log.first(WINDOW), after).sigmas >= 2.0:
-        return None  # good, or better than at first: most is learned early
-    return Sign(
-        f"reward {rise}, {before.steps} against {after.steps}",
-        "the updates are too small to be seen",
-        "learning_rate",
-        f"ten times as much{log.known.now('learning_rate', log.rate)}",
-        log,
-    )
+    both = f"{spreads[large]:.3g} of {large}, {spreads[small]:.3g} of {small}"
+    words = {"large": large, "small": small, "times": f"{spreads[large] / spreads[small]:.0f}"}
+    return Seen(window, f"weighted spread {both} ({window.steps})", words)
 
 
-def plateau(log: Log) -> Sign | None:
-    """It has learned something, and no longer does, well below what the reward can pay."""
-    if (found := _still(log, "reward", {STILL: WORTH * STILL / MEMORY, MEMORY: WORTH})) is None:
-        return None
-    change, window = found
-    risen = log.change("reward", log.first(2 * WINDOW), window)
-    if risen.sigmas < SURE or log.height(window) >= 2 / 3:
-        return None
-    rates = log.values("learning_rate")
-    if rates.size and window.mean("learning_rate") < RATE_LEFT * rates.max():
-        setting, advice = "lr_scheduler_type", "to constant: the schedule has taken the learning rate away"
-    else:
-        now = log.known.now("num_generations")
-        setting, advice = "num_generations", f"double it{now}; or stop here"
-    return Sign(
-        f"reward {risen.before:.3f} at first, then {change} within {window.steps}",
-        "what can be learned with this rate and so many completions is learned: the gradient is small beside its noise",
-        setting,
-        advice,
-        window,
-    )
+def high_variance(log: Log, limit: float) -> Seen | None:
+    """A step's mean reward moves by which prompts were drawn, more than by what is learned.
 
-
-def one_reward_still(log: Log) -> Sign | None:
-    """One reward function is earned, and another stands still where it is seldom earned."""
-    weights = log.terms() if len(log.names) > 1 else {}
-    paying = [name for name, weight in weights.items() if weight > 0]
-    for name in paying:
-        recent = log.last(STILL)
-        top = recent.largest(term(name))
-        if not top.size or recent.mean(term(name)) > top.max() / 3:
-            continue
-        found = _still(log, term(name), dict.fromkeys((STILL, MEMORY), WORTH))
-        earned = log.best([one for one in paying if one != name], log.last(WINDOW)) if found else None
-        if found is None or earned is None or earned[0] < REACHED:
-            continue
-        change, window = found
-        return Sign(
-            f"{earned[1]} in {earned[0]:.0%} of the completions, and {name} {change} within {window.steps}",
-            f"{earned[1]} is learned and pays no more, and {name} is too seldom earned to be learned from",
-            "train_dataset",
-            f"easier problems, or a reward with steps on the way to {name}",
-            window,
-        )
-    return None
-
-
-def _still(log: Log, metric: str, sizes: Mapping[int, float]) -> tuple[Change, Log] | None:
-    """A metric that has not risen in its last entries, though a rise worth having would have been seen, neither now nor
-    LONG entries ago: the change between their first and last third, and these entries.
-
-    ``sizes``: how many entries, and what a rise within them is worth, in standard deviations of single completions.
+    If a step were n independent completions of variance v, its mean would have the variance v / n.  That of the
+    mean is taken from neighbouring steps, between which learning changes little, and v = (variance within a generation
+    batch) + (variance of its mean, which is that of a step's mean times the batches of a step).  By von Neumann et al.
+    1941 the mean square of n successive differences is known to a share of sqrt(3 / n).
     """
-    for size, worth in sizes.items():
-        if len(log) < size + LONG:
-            break
-        found = _still_now(log, metric, size, worth)
-        if found and _still_now(log.first(len(log) - LONG), metric, size, worth):
-            return found
-    return None
+    recent, known = log.last(MEMORY), log.known
+    values, spread = recent.values("reward"), recent.spread("reward")
+    # Where an entry is the mean of several batches, their spread cannot be had from it.
+    if values.size < LONG or not spread > 0.0 or recent.stride > 1:
+        return None
+    noise = math.sqrt(np.mean(np.diff(values) ** 2) / 2)
+    within = (1 - known.batches / known.completions) * spread**2
+    at_most = math.exp(LIKELY * math.sqrt(3 / values.size))
+    if noise == 0.0 or known.batches + at_most * within / noise**2 >= limit:
+        return None
+    worth = known.batches + within / noise**2
+    evidence = (
+        f"reward {recent.mean('reward'):.3f} moves by {noise:.3f} from step to step, completions spread by "
+        f"{spread:.3f}: a step is worth about {worth:.1f} independent ones ({recent.steps})"
+    )
+    return Seen(recent, evidence)
 
 
-def _still_now(log: Log, metric: str, size: int, worth: float) -> tuple[Change, Log] | None:
-    window = log.last(size)
-    change = log.change(metric, window.first(size // 3), window.last(size // 3))
-    least = worth * window.spread(metric)
-    seen = change.sigmas < 1.0 and change.gain + STILL_SURE * change.error < least
-    return (change, window) if seen else None
-
-
-def length_grows(log: Log) -> Sign | None:
-    """Completions get longer and longer, and the reward no better."""
-    for size in (LONG + WINDOW * 2, MEMORY):
-        window = log.last(size)
-        before, after = window.first(size // 3), window.last(size // 3)
-        if len(log) < size or not after.mean(LENGTH) >= LONGER_ALONE * before.mean(LENGTH):
-            continue
-        length, paid = log.change(LENGTH, before, after), log.change("reward", before, after)
-        if length.sigmas >= SURE and paid.sigmas < 1.0:
-            return Sign(
-                f"length {length.before:.0f} -> {length.after:.0f} tokens, reward {paid}, {before.steps} against "
-                f"{after.steps}",
-                "longer completions are not paid better, and cost time; the policy drifts",
-                "beta",
-                f"up{log.known.now('beta')}; or pay for ending with rewards.overlong_reward",
-                after,
-            )
-    return None
+def nothing_learned(log: Log, limit: float) -> Seen | None:
+    """No rise after many steps, in a log that would have shown one worth having."""
+    third = min(MEMORY, len(log) // 3)
+    before, after = log.first(third), log.last(third)
+    if len(log) < PATIENCE or log.height(after) >= GOOD:
+        return None
+    rise = log.change("reward", before, after)
+    if rise.sigmas >= 2.0 or rise.after - rise.before + 2.0 * rise.error >= limit * before.spread("reward"):
+        return None
+    if log.change("reward", log.first(WINDOW), after).sigmas >= 2.0:  # most is learned early
+        return None
+    return Seen(log, f"reward {rise}, {before.steps} against {after.steps}")
 
 
 # --- the table --------------------------------------------------------------------------------------------
 
-TIERS: tuple[dict[str, Rule], ...] = (
-    {"non-finite figures": rules.non_finite},
-    {
-        "KL explosion": rules.kl_explosion,
-        "entropy explosion": rules.entropy_explosion,
-        "learning rate too high, ratios clipped": rules.clipped_ratios,
-        "learning rate too high, gradient grows": rules.growing_gradient,
-        "gradient spikes": rules.gradient_spikes,
-        "reward collapse": rules.reward_collapse,
-    },
-    {
-        "unscored completions": unscored,
-        "constant reward": constant_reward,
-        "KL negative": rules.kl_negative,
-        "truncation": partial(truncation, kind="too short"),
-        "truncation, policy worsened": partial(truncation, kind="policy worsened"),
-        "format without answers": rules.format_only,
-        "dead groups, too easy": partial(dead_groups, kind="too easy"),
-        "dead groups, too hard": partial(dead_groups, kind="too hard"),
-        "dead groups, policy worsened": partial(dead_groups, kind="policy worsened"),
-        "dead groups, completions alike": partial(dead_groups, kind="completions alike"),
-        "entropy collapse": rules.entropy_collapse,
-        "length hacking": rules.length_hacking,
-        "length grows": length_grows,
-        "learning rate 0": learning_rate_zero,
-        "drowned reward": rules.drowned_term,
-        "high variance": rules.high_variance,
-    },
-    {
-        "nothing learned": nothing_learned,
-        "one reward stands still": one_reward_still,
-        "plateau": plateau,
-    },
-)
-"""Name -> rule, causes before their effects: nothing can be told from NaN; a policy that has been wrecked is also cut
-off, wrong, and without spread; and each of these explains why nothing was learned."""
 
-SYMPTOMS: dict[str, Rule] = {name: rule for tier in TIERS for name, rule in tier.items()}
-
-SELDOM = {"length grows", "high variance", *TIERS[-1]}
-"""Looked for at every fifth entry (WINDOW): the more looks, the more false alarms, and these take 30 entries to see."""
-
-CUT_OFF = ("truncation", "truncation, policy worsened")
-BETTER = {
-    **dict.fromkeys(
-        (name for name in SYMPTOMS if name.startswith("dead groups")),
-        (*CUT_OFF, "constant reward", "format without answers"),
-    ),
-    "format without answers": ("constant reward",),
-    "length grows": ("length hacking", *CUT_OFF),
-    "plateau": ("one reward stands still",),
-}
-"""Symptom -> those of the same tier that explain what it sees better than it does."""
-
-QUIET = (
-    5  # entries without the symptom after which an episode is over, so that the next one is reported again
-)
+def _symptom(name: str, row: dict[str, Any]) -> Symptom:
+    rule, kind = globals()[row.pop("rule")], row.pop("kind", None)
+    return Symptom(name, partial(rule, kind=kind) if kind else rule, **row)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One symptom over the steps at which it was seen.
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SYMPTOMS: dict[str, Symptom] = {name: _symptom(name, row) for name, row in _TABLE.items()}
+"""Name -> symptom, in the table's order."""
 
-    Attributes:
-        symptom: its name in :data:`SYMPTOMS`.
-        evidence, cause, setting, change: as in :class:`~rloo_kit.watch.rules.Sign`, when it was first seen.
-        first_step, last_step: of the episode.
-    """
 
-    symptom: str
-    evidence: str
-    cause: str
-    setting: str
-    change: str
-    first_step: int
-    last_step: int
-
-    @classmethod
-    def of(cls, symptom: str, sign: Sign) -> Finding:
-        """A sign under its symptom's name, over the steps of its window."""
-        steps = sign.window.entries[0]["step"], sign.window.entries[-1]["step"]
-        return cls(symptom, sign.evidence, sign.cause, sign.setting, sign.change, *steps)
-
-    def __str__(self) -> str:
-        return f"{self.symptom}: {self.evidence}. Likely: {self.cause}. Change first: {self.setting}, {self.change}."
+# --- one run ----------------------------------------------------------------------------------------------
 
 
 def judged(log: Log) -> list[Finding]:
     """The findings at a log's last entry, from the first tier that has any."""
     if log.entries[-1].get("reward") is None:  # so of the whole run: other rules compare rewards
-        tiers: tuple[dict[str, Rule], ...] = ({"unscored completions": unscored},)
-    else:
-        tiers = TIERS
-    for tier in tiers:
-        asked = {name: rule for name, rule in tier.items() if name not in SELDOM or not len(log) % WINDOW}
-        signs = {name: sign for name, rule in asked.items() if (sign := rule(log))}
-        if signs:
-            told = [name for name in signs if not signs.keys() & {*BETTER.get(name, ())}]
-            return [Finding.of(name, signs[name]) for name in told]
+        return [found for found in [SYMPTOMS["unscored completions"](log)] if found]
+    for tier in range(4):
+        found = {one.name: seen for one in SYMPTOMS.values() if one.tier == tier and (seen := one(log))}
+        if found:
+            return [seen for name, seen in found.items() if not found.keys() & {*SYMPTOMS[name].unless}]
     return []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from rloo_kit.cli import assemble, callables, document
 from rloo_kit.cli import config as configuration
 from rloo_kit.errors import ConfigError
 from rloo_kit.evaluation.evaluate import SAMPLING
-from rloo_kit.train import validate
 from tests.cli.conftest import CONFIG, MINE, Command
 from tests.conftest import Script
 
@@ -55,54 +53,36 @@ def test_what_holds_has_the_trainers_settings_and_resolves_to_what_holds(folder:
 
 WRONG = {
     "trainer.learning_rte=1": ("learning_rte is no argument", "did you mean learning_rate?"),
-    "trainer.batch_size=4": ("batch_size is no argument", "did you mean per_device_train_batch_size?"),
     "trainer.total_episodes=9": ("total_episodes has no equal", "set max_steps"),
-    "trainer.loss_type=cispo": ("loss_type='cispo': GRPO's", "loss_aggregation='token-mean'"),
     "trainer.kl_placement=los": ("kl_placement must be", "did you mean kl_placement='loss'?"),
     "trainer.max_steps='5'": ("max_steps must be", "write max_steps=5"),
     "trainer.optim=adamw_trch": ("optim must be 'adamw_torch'", "did you mean optim='adamw_torch'?"),
-    "trainer.lr_scheduler_type=cosin": ("cosin", ""),
     "trainer.num_generations=3": ("", "a multiple of 3"),
     "trainer.advantage_estimator=mine.py:nope": ("mine.py itself defines no nope", "one of in_time"),
     "trainer.advantage_estimator=thirds": ("advantage_estimator must be", "FILE.py:NAME"),
     "policy.lora_rnk=4": ("load_policy takes no lora_rnk", "did you mean lora_rank?"),
-    "policy.lora_dropout=0.1": ("load_policy takes no lora_dropout", "dropout makes"),
-    "policy.lora_rank=many": ("lora_rank must be", "16 is the default"),
+    "policy.lora_rank=many": ("lora_rank must be", ""),
     "policy=0": ("policy is a section", "leave it out for none"),
     "task={adition: {}}": ("there is no task adition", "did you mean addition?"),
     "task={addition: {n_trin: 3}}": ("tasks.addition takes no n_trin", "did you mean n_train?"),
     "task={addition: {n_train: x}}": ("n_train must be a valid integer", "leave n_train out"),
-    "task={reasoning_gym: {}}": (
-        "tasks.reasoning_gym: missing a required argument: 'name'",
-        "write tasks.reasoning_gym",
-    ),
+    "task={reasoning_gym: {}}": ("missing a required argument: 'name'", "write tasks.reasoning_gym"),
     "task=[addition]": ("a task is one name with its arguments", "write"),
     "rewards=task.correct": ("rewards are a list", "begin each with '- '"),
     "rewards=[]": ("the configuration names no rewards", "add a section 'rewards:'"),
-    "rewards=[answer_reward]": ("there is no reward answer_reward", "name a factory"),
-    "rewards=[rewards.answer_reward]": (
-        "rewards.answer_reward makes rewards",
-        "write 'rewards.answer_reward: {}'",
-    ),
+    "rewards=[rewards.answer_reward]": ("answer_reward makes rewards", "write 'rewards.answer_reward: {}'"),
     "rewards=[{rewards.answer_reward: {form: box}}]": ("form must be", "did you mean form='boxed'?"),
-    "rewards=[{rewards.gated: {by: task.correct, reward: mine.py:in_tim}}]": (
-        "defines no in_tim",
-        "mean in_time?",
-    ),
+    "rewards=[{rewards.gated: {by: task.correct, reward: mine.py:in_tim}}]": ("no in_tim", "mean in_time?"),
     "rewards=[nowhere.reward]": ("there is no reward", "a file's function: FILE.py:NAME"),
     "rewards=[your.py:in_time]": ("is no file your.py", "one of mine.py"),
     "rewards=[{a: 1, b: 2}]": ("there is no reward", "name a factory"),
-    "rewards=[rewards.audit]": ("there is no reward rewards.audit", "name a factory of 'rewards'"),
     "evaluate={sample: 3}": ("evaluate takes no sample", "did you mean samples?"),
-    "evaluate=3": ("evaluate is a section", "write them under"),
     "evaluate={n: many}": ("n must be a valid integer", "leave n out"),
     "evaluate={samples: 8}": ("so 8 samples of a prompt would be one", "greedy=False"),
-    "evaluate={temperature: 0.6}": ("temperature would have no effect", "greedy=False"),
     "evalute.n=4": ("there is no section evalute", "did you mean evaluate?"),
     "save=3": ("save is a folder", "write save: out/adapter"),
     "trainer.max_steps": ("there is no place for this setting", "SECTION.NAME=VALUE"),
     "rewards.7=task.correct": ("there is no place for this setting", "an entry's number"),
-    "policy.name.y=3": ("there is no place for this setting", "SECTION.NAME=VALUE"),
     "x=[1": ("this is no YAML", "indent with spaces"),
 }
 
@@ -113,8 +93,7 @@ def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting
     (said,) = faults(Path("mine.yaml"), setting)
     lines = said.splitlines()
     assert len(lines) <= 3
-    assert what in lines[0]
-    assert todo in lines[-1]
+    assert (what in lines[0], todo in lines[-1]) == (True, True), said
     assert f"--set {setting}" in lines[1] or "mine.yaml, line" in lines[1]
 
 
@@ -218,14 +197,10 @@ def test_a_configuration_alone_runs_no_code(
 
 HONEST = """\
 import functools
-import math as maths
 import rewards
 
 def in_time(completion_ids, **kwargs):
     return [float(len(ids) < 8) for ids in completion_ids]
-
-async def asks(completion_ids, **kwargs):
-    return [0.0 for ids in completion_ids]
 
 def made(least, other=in_time):
     def longer(completion_ids, **kwargs):
@@ -237,38 +212,20 @@ class Scored:
     def __call__(self, completion_ids, **kwargs):
         return [1.0 for ids in completion_ids]
 
-@functools.lru_cache
-def wrapped(least): return made(least)
-
 scored, exact, again = Scored(), rewards.answer_reward("exact"), in_time
 partly = functools.partial(in_time, limit=3)
-if maths.pi > 3:
+if functools:
     def chosen(completion_ids, **kwargs):
         return in_time(completion_ids)
-try:
-    tried = in_time
-except NameError:
-    tried = None
 """
 
+REWARDS = ["task.correct", *(f"mine.py:{name}" for name in ("in_time", "scored", "exact", "again", "partly"))]
+REWARDS += ["mine.py:chosen", "{mine.py:made: {least: 3, other: mine.py:chosen}}"]
+REWARDS += ["{rewards.gated: {by: task.correct, reward: {mine.py:made: {least: 3}}}}"]
+REWARDS += ["{rewards.weighted: {rewards: [mine.py:scored, {rewards.repetition_reward: {}}]}}"]
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        *(
-            "task.correct",
-            "mine.py:in_time",
-            "mine.py:asks",
-            "mine.py:scored",
-            "mine.py:exact",
-            "mine.py:again",
-        ),
-        *("mine.py:partly", "mine.py:chosen", "mine.py:tried", "{mine.py:made: {least: 3}}"),
-        "{mine.py:made: {least: 3, other: mine.py:chosen}}",
-        "{rewards.gated: {by: task.correct, reward: {mine.py:made: {least: 3}}}}",
-        "{rewards.weighted: {rewards: [mine.py:scored, {rewards.repetition_reward: {}}]}}",
-    ],
-)
+
+@pytest.mark.parametrize("entry", REWARDS)
 def test_what_a_file_defines_is_a_reward(entry: str, folder: Path, shared: rloo_kit.Policy) -> None:
     Path("mine.py").write_text(HONEST)
     settings = [f"rewards=[{entry}]", "trainer.reward_weights=[1]"]
@@ -276,21 +233,10 @@ def test_what_a_file_defines_is_a_reward(entry: str, folder: Path, shared: rloo_
     assert callable(made.rewards[0])
 
 
-OF_OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "max_prompt_length=512": ({}, "max_prompt_length=512 is left out"),
-    "kl_coef=0.1": ({"beta": 0.1}, "kl_coef is now beta"),
-    "kl_in_reward=false": ({"kl_placement": "loss"}, "kl_in_reward=False is kl_placement='loss'"),
-}
-
-
-@pytest.mark.parametrize("setting", OF_OTHERS)
-def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(setting: str, folder: Path) -> None:
-    name, _, value = setting.partition("=")
-    text = CONFIG.replace("  beta: 0\n", f"  {name}: {value}\n")
-    Path("mine.yaml").write_text(text)
-    with pytest.warns(FutureWarning, match=re.escape(OF_OTHERS[setting][1])):
-        made = configuration.load_config("mine.yaml").trainer
-    assert {name: getattr(made, name) for name in OF_OTHERS[setting][0]} == OF_OTHERS[setting][0]
+def test_names_of_other_recipes_are_taken_in_a_file_as_in_python(folder: Path) -> None:
+    Path("mine.yaml").write_text(CONFIG.replace("  beta: 0\n", "  kl_coef: 0.1\n"))
+    with pytest.warns(FutureWarning, match="kl_coef is now beta"):
+        assert configuration.load_config("mine.yaml").trainer.beta == 0.1
 
 
 @pytest.mark.filterwarnings("ignore:.*noise becomes:UserWarning")
@@ -310,8 +256,8 @@ def test_an_estimator_of_a_file_is_trained_with(folder: Path, shared: rloo_kit.P
 def test_a_fault_is_said_before_the_stack_is_imported_and_before_a_file_is_run(
     folder: Path, script: Script
 ) -> None:
-    text = CONFIG.replace("max_steps", "max_step").replace("beta: 0", "lr: 1e-5\n  optim: adamw_trch")
-    Path("mine.yaml").write_text(f"{text}  advantage_estimator: rlooo\n")
+    text = CONFIG.replace("max_steps", "max_step").replace("beta: 0", "lr: 1e-5")
+    Path("mine.yaml").write_text(text)
     Path("mine.py").write_text("import torch\n" + MINE)
     code = """
         import sys, typer.testing
@@ -320,14 +266,7 @@ def test_a_fault_is_said_before_the_stack_is_imported_and_before_a_file_is_run(
         heavy = {"torch", "unsloth", "trl", "transformers", "datasets", "huggingface_hub"} & set(sys.modules)
         print(done.exit_code, len(done.stderr.split("\\n\\n")), heavy)
     """
-    assert script(textwrap.dedent(code)).stdout.strip() == "2 4 set()"
-
-
-def test_the_estimators_names_are_known_without_torch() -> None:
-    own = [
-        name for name, one in advantages.ESTIMATORS.items() if one.function.__module__ == advantages.__name__
-    ]
-    assert tuple(own) == validate.ESTIMATORS
+    assert script(textwrap.dedent(code)).stdout.strip() == "2 3 set()"
 
 
 def test_what_evaluate_takes_of_a_configuration_is_what_evaluate_takes() -> None:

@@ -72,22 +72,14 @@ def log_of(run: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
-    folder: Path,
-    command: Command,
-    cell: dict[str, Any],
-    loaded_once: Any,
-    shared: rloo_kit.Policy,
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, command: Command, cell: Any, loaded_once: Any, shared: rloo_kit.Policy, monkeypatch: Any
 ) -> None:
     problems = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(7) for b in range(5)]
     Path("sums.jsonl").write_text("\n".join(map(json.dumps, problems)))
     task = rloo_kit.tasks.from_file("sums.jsonl", system="Add.", policy=shared, max_new_tokens=8)
-    both = [
-        task.correct,
-        cell["in_time"],
-        rewards.gated(by=cell["long_enough"], reward=cell["in_time"], above=-1),
-    ]
-    reward = rewards.weighted(both, [0.5, 0.5, 0.25], name="right_in_time")
+    gated = rewards.gated(by=cell["long_enough"], reward=cell["in_time"], above=-1)
+    three = [task.correct, cell["in_time"], gated]
+    reward = rewards.weighted(three, [0.5, 0.5, 0.25], name="right_in_time")
     settings = {
         **SMALL,
         "max_steps": 2,
@@ -97,9 +89,7 @@ def test_a_run_of_notebook_07_is_exported_and_repeated_to_the_same_rewards(
         "output_dir": "first",
     }
     config = rloo_kit.RLOOConfig(**settings)
-    rloo_kit.RLOOTrainer(
-        model=shared, reward_funcs=[reward, task.correct], args=config, train_dataset=task.train
-    ).train()
+    rloo_kit.RLOOTrainer(shared, [reward, task.correct], config, task.train).train()
     as_loaded(loaded_once)
 
     monkeypatch.chdir(folder.parent)  # where the command is called from does not matter
@@ -233,25 +223,16 @@ def test_a_reward_of_an_installed_package_is_named_in_a_file_since_a_configurati
     assert len(written.rewards) == 2
 
 
-@pytest.mark.parametrize("given", ["nowhere", "."])
-def test_a_folder_of_no_run_is_refused(given: str, folder: Path, command: Command) -> None:
-    result = command("export", given)
+def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(
+    folder: Path, command: Command
+) -> None:
+    result = command("export", "nowhere")
     assert result.exit_code == 2
     assert "this is no folder of a run that can be exported" in result.stderr
-    assert "What to do: name the output_dir of a run" in result.stderr
-
-
-def test_a_file_that_is_there_is_kept_unless_force(folder: Path, command: Command) -> None:
     Path("ran").mkdir()
-    config = {
-        "policy": {"name": "tiny"},
-        "task": {"addition": {}},
-        "rewards": ["task.correct"],
-        "trainer": {},
-    }
-    Path("ran", RECIPE).write_text(
-        json.dumps({"config": config, "cannot": [], "notes": ["a callback"], "functions": ""})
-    )
+    config = {"task": {"addition": {}}, "rewards": ["task.correct"], "trainer": {}}
+    recipe = {"config": config, "cannot": [], "notes": ["a callback"], "functions": ""}
+    Path("ran", RECIPE).write_text(json.dumps(recipe))
     Path("ran.yaml").write_text("mine")
     assert "the file is there already" in command("export", "ran").stderr
     assert command("export", "ran", "--force").exit_code == 0

@@ -30,16 +30,8 @@ def said(*arguments: str) -> Any:
 
 
 def test_it_prints_the_command_and_gives_its_status(ran: list[launch.Command]) -> None:
-    done = said(
-        "run.yaml",
-        "--resume",
-        "--processes",
-        "4",
-        "--set",
-        "trainer.seed=1",
-        "--configs",
-        str(ROOT / launch.CONFIGS),
-    )
+    words = f"run.yaml --resume --processes 4 --set trainer.seed=1 --configs {ROOT / launch.CONFIGS}"
+    done = said(*words.split())
     assert done.exit_code == 7
     assert str(ran[0]) == done.output.strip()
     assert done.output.startswith("accelerate launch --config_file")

@@ -43,7 +43,6 @@ OVERRIDDEN = {
 RESUMING = {
     "_maybe_log_save_evaluate": "068f29bd532e",
     "_evaluate": "e62790501f59",
-    "evaluate": "3cfa04eb9ee9",
     "_get_output_dir": "e0a60ec91cf6",
     "_push_from_checkpoint": "06d230c57503",
     "_finalize_training": "4cd4f292f058",

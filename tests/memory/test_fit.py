@@ -11,7 +11,6 @@ from rloo_kit.memory.fit import first_run, longest_completion
 from rloo_kit.memory.plan import Plan
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
-from tests.memory.conftest import fake_cuda
 
 
 @pytest.mark.parametrize(
@@ -49,14 +48,6 @@ def test_fit_takes_no_larger_model_at_the_price_of_slices() -> None:
     assert (best.model.checkpoint.name, best.sampled_rows) == ("qwen3-1.7b", best.settings.batch_rows)
     larger = rloo_kit.plan("qwen3-4b", config, 6 * GIB)
     assert (larger.fits, larger.sampled_rows) == ("fits", 4)
-
-
-def test_what_load_policy_takes_without_a_name_is_the_largest_that_fits_the_card(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake_cuda(monkeypatch, mem_get_info=(int(11.5 * GIB), 12 * GIB))
-    assert rloo_kit.fit(load_in_4bit=True).model.checkpoint.name == "qwen3-8b"
-    assert rloo_kit.fit(load_in_4bit=False).model.checkpoint.name == "qwen3-4b"
 
 
 def test_the_longest_completion_fits_and_a_longer_one_does_not() -> None:

@@ -13,7 +13,7 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import formulas, specs
 from rloo_kit.memory.specs import Settings
-from rloo_kit.models import CATALOGUE, nf4_bytes
+from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
 
@@ -83,26 +83,13 @@ def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling
     assert specs.settings_of(sampling).processors == ("top_k",)
 
 
-@pytest.mark.parametrize(
-    ("longest", "prompt", "why"),
-    [(1024, 124, "what the completion leaves"), (32768, 512, "no more than usual"), (800, 1, "never less")],
-)
-def test_a_prompt_of_unknown_length_has_room_left(longest: int, prompt: int, why: str) -> None:
+@pytest.mark.parametrize(("longest", "prompt"), [(1024, 124), (32768, 512), (800, 1)])
+def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longest: int, prompt: int) -> None:
     config = SimpleNamespace(max_completion_length=900)
-    assert specs.settings_of(config, None, longest).prompt_tokens == prompt, why
+    assert specs.settings_of(config, None, longest).prompt_tokens == prompt
 
 
-@pytest.fixture
-def folder(tmp_path: Path, qwen3_config: Any) -> Path:
-    """A checkpoint's config.json alone, which leaves some projections unquantised."""
-    skipped = ["lm_head", "model.layers.3.mlp", "model.layers.5.self_attn.q_proj"]
-    config = json.loads(qwen3_config(CATALOGUE["qwen3-0.6b"]).to_json_string())
-    config["quantization_config"] = {"llm_int8_skip_modules": skipped}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return tmp_path
-
-
-@pytest.mark.parametrize("base", ["qwen3-4b", "Qwen/Qwen3-4B", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
+@pytest.mark.parametrize("base", ["qwen3-4b", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
 def test_a_saved_adapter_is_planned_from_its_base_with_a_copy_as_reference(tmp_path: Path, base: str) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 32}))
     planned = rloo_kit.plan(tmp_path, card="8GB")
@@ -116,18 +103,11 @@ def test_a_configuration_in_the_policys_place_is_named() -> None:
         rloo_kit.plan(rloo_kit.RLOOConfig(), "tiny")
 
 
-def test_layers_kept_in_16_bit_are_counted_where_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_kept_in_16_bit_are_estimated_before_a_policy_is_loaded() -> None:
     card = CATALOGUE["qwen3-0.6b"]
-    plain = card.linear_bytes()
-    unknown = specs.model_of(card, 16, four_bit=True)
-    assert unknown.linear_bytes == plain
-    assert unknown.kept_bytes == int(specs.KEPT_SHARE * (plain + unknown.rest_bytes))
-
-    monkeypatch.setattr(specs, "_config_file", lambda name: folder / "config.json")
-    known = specs.model_of(card, 16, four_bit=True)
-    kept = [card.projections[name] for name in ("gate_proj", "up_proj", "down_proj", "q_proj")]
-    extra = sum(2 * rows * columns - nf4_bytes(rows * columns) for rows, columns in kept)
-    assert (known.linear_bytes, known.kept_bytes) == (plain + extra, 0)
+    model = specs.model_of(card, 16, four_bit=True)
+    assert model.linear_bytes == card.linear_bytes()
+    assert model.kept_bytes == int(specs.KEPT_SHARE * (model.linear_bytes + model.rest_bytes))
 
 
 @pytest.mark.parametrize(
@@ -146,3 +126,31 @@ def test_a_plan_counts_the_passes_that_the_trainer_runs(
     batch = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05} | given
     config = rloo_kit.RLOOConfig(str(tmp_path), **batch)
     assert specs.settings_of(config).passes.single is single
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_experts": 128}, "a mixture of experts"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
+    ],
+)
+def test_a_shape_without_a_formula_is_refused_by_name(
+    fields: dict[str, Any], named: str, qwen3_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = qwen3_config(CATALOGUE["qwen3-0.6b"])
+    config.save_pretrained(tmp_path)
+    monkeypatch.setattr(
+        "transformers.AutoConfig.from_pretrained",
+        lambda *args, **kwargs: SimpleNamespace(
+            get_text_config=lambda: SimpleNamespace(**{**config.to_dict(), **fields}),
+            tie_word_embeddings=True,
+        ),
+    )
+    with pytest.raises(ConfigError, match=f"the plan cannot count {named}"):
+        rloo_kit.plan(tmp_path, card=CPU)
+
+
+def test_the_catalogues_shapes_are_all_counted(qwen3_config: Any) -> None:
+    for known in CATALOGUE.values():
+        assert not checkpoint_from_config("x", qwen3_config(known), None).uncounted

@@ -11,6 +11,7 @@ import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 
 from rloo_kit.errors import PolicyNotFoundError
 from rloo_kit.models import CATALOGUE
@@ -59,13 +60,6 @@ def test_a_wrong_name_gets_the_nearest_and_says_what_it_was_taken_for(
     name = name.format(tmp_path) if isinstance(name, str) else name
     with pytest.raises(PolicyNotFoundError, match=says.format(tmp_path)):
         resolve(name)
-
-
-def test_a_folder_in_the_users_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged" / "config.json").touch()
-    assert resolve("~/merged").path == str(tmp_path / "merged")
 
 
 # --- the hub, and its cache -------------------------------------------------------------------------------
@@ -120,6 +114,45 @@ def test_a_hub_that_does_not_answer_cannot_be_reached_and_another_error_is_raise
     online(KeyError("a fault of its own"))
     with pytest.raises(KeyError):
         resolve("somebody/something")
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError]
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_what_the_hub_refuses_is_said_in_its_words_in_three_lines(kind: Any, wrapped: bool) -> None:
+    """transformers raises an OSError of its own from the hub's, where a file is refused and not the whole."""
+    fault = kind(
+        "Access is\nrestricted", response=httpx.Response(403, request=httpx.Request("GET", "http://x"))
+    )
+    error = OSError("a long text of transformers'")
+    error.__cause__ = fault
+    says = r"Access is restricted[\s\S]*HF_TOKEN in \.env"
+    with pytest.raises(PolicyNotFoundError, match=says) as raised, names.explained("somebody/model"):
+        raise error if wrapped else fault
+    assert len(str(raised.value).splitlines()) == 3
+
+
+def test_an_adapter_on_the_hub_is_fetched_without_its_run_and_checked(
+    adapter: Any, online: Any, monkeypatch: Any
+) -> None:
+    online(
+        lambda *args, **kwargs: SimpleNamespace(siblings=[SimpleNamespace(rfilename=names.ADAPTER_CONFIG)])
+    )
+    fetch = Mock(return_value=str(adapter(ELSEWHERE)))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    found = resolve("me/adapter", revision="v2")
+    assert (found.is_adapter, found.checkpoint, found.path) == (True, CATALOGUE["tiny"], fetch.return_value)
+    asked = fetch.call_args.kwargs
+    assert asked["revision"] == "v2"
+    files = (
+        "adapter_model.safetensors",
+        "tokenizer.json",
+        "optimizer.pt",
+        "checkpoint-5/adapter_config.json",
+    )
+    patterns = {name: asked[name] for name in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(files, **patterns)) == [*files[:2]]
 
 
 # --- adapters and their bases -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The audit: its verdicts, its report, and what it says of well-known rewards."""
+"""The audit: what it finds, its report, and what it says of well-known rewards."""
 
 import itertools
 
@@ -190,7 +190,7 @@ def bytes_tokenizer(*added):
     return tokenizer
 
 
-def test_a_real_tokenizer_gives_the_same_verdicts():
+def test_with_a_real_tokenizer_it_is_so_too():
     tokenizer = bytes_tokenizer("<think>", "</think>")
     reward = rewards.answer_reward(tokens=ThinkTokens.from_tokenizer(tokenizer), tokenizer=tokenizer)
     families = ("honest", "typed boundary", "many boundaries", "only in the thought", "look-alike")

@@ -212,7 +212,6 @@ SIGNATURES = [
     (needs_solution, None, None),
     (needs_solution, ["solution"], None),
     (needs_solution, [], "no column besides the prompts"),
-    (needs_solution, ["solutions"], r"rename_column\('solutions', 'solution'\)"),
     (functools.partial(needs_solution), ["answer"], "requires 'solution'"),
     (rewards.weighted([needs_solution]), ["answer"], "requires 'solution'"),
     (rewards.gated(by=needs_solution, reward=len), ["answer"], "requires 'solution'"),

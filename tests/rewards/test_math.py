@@ -31,8 +31,9 @@ def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
 
 def test_a_server_that_dies_is_replaced_and_what_was_found_is_remembered(monkeypatch):
     assert math.equal("a+b", "b+a")
-    math._server().kill()
-    math._server().wait()
+    server = math._server()
+    server.kill()
+    server.wait()
     assert math.equal("a+b+c", "c+b+a")
     monkeypatch.setattr(math, "_graded", lambda pairs, timeout: pytest.fail("asked again"))
     assert math.equal("a+b", "b+a")

@@ -5,7 +5,6 @@
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -41,8 +40,6 @@ def reward(
     step = trainer_state.global_step + 1
     seen.extend((step, text, list(ids)) for text, ids in zip(problem, completion_ids, strict=True))
     if dies and rank == dies["rank"] and step == dies["step"]:
-        if dies["how"] == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
         raise ZeroDivisionError("the reward broke")
     return [sum(ids) % 97 / 97 for ids in completion_ids]
 

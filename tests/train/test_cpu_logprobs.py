@@ -135,19 +135,13 @@ def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[
         assert mine is None or torch.equal(mine, theirs)
 
 
-def test_no_entropy_is_computed_where_none_is_asked_for_and_no_gradient_without_grad() -> None:
-    hidden, weight, targets = drawn(4, 700)
-    with in_tiles(entropy=False), torch.no_grad():
+def test_no_entropy_nor_gradient_is_computed_where_none_is_asked_for_and_trls_head_comes_back() -> None:
+    before, (hidden, weight, targets) = utils._ChunkedLogProbFunction, drawn(4, 700)
+    with pytest.raises(KeyError), in_tiles(entropy=False), torch.no_grad():  # noqa: PT012
         log_probs, entropy, *_ = fused(hidden, weight, targets)
-    close(log_probs, in_float64(hidden, weight, targets)[0].detach())
-    assert entropy is None
-    assert not log_probs.requires_grad
-
-
-def test_trls_head_is_as_it_was_afterwards_also_after_an_error() -> None:
-    before = utils._ChunkedLogProbFunction
-    with pytest.raises(KeyError), in_tiles(entropy=True):  # noqa: PT012
-        assert utils._ChunkedLogProbFunction is not before
+        close(log_probs, in_float64(hidden, weight, targets)[0])
+        assert entropy is None
+        assert not log_probs.requires_grad
         raise KeyError
     assert utils._ChunkedLogProbFunction is before
 

@@ -1,8 +1,5 @@
 """Several processes and vLLM: what would go on in silence with something else is refused; precision stays."""
 
-import importlib.util
-import inspect
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,35 +48,17 @@ def with_engine(standby: bool) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("standby", [True, False])
-def test_the_trainers_settings_are_those_of_the_policys_own_engine(standby: bool) -> None:
-    args: Any = SimpleNamespace(
-        use_vllm=False, vllm_mode="colocate", vllm_enable_sleep_mode=not standby, fsdp=[]
-    )
-    distributed.check_vllm(args, with_engine(standby))
-    assert vars(args) == {**COLOCATE, "vllm_enable_sleep_mode": standby, "fsdp": []}
+def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused() -> None:
+    def checked(standby: bool = False, **settings: Any) -> dict[str, Any]:
+        args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
+        distributed.check_vllm(args, with_engine(standby))
+        return vars(args)
 
-
-@pytest.mark.parametrize("settings", [{"fsdp": ["full_shard"]}, SERVER])
-def test_what_unsloths_vllm_cannot_do_is_refused(settings: dict[str, Any]) -> None:
-    args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
-    with pytest.raises(ValueError, match=r"neither a server nor FSDP2[\s\S]*fast_inference=False"):
-        distributed.check_vllm(args, with_engine(standby=False))
-
-
-def test_trl_sends_weights_as_stored_and_unsloth_aligns_sleeping_for_grpo_alone() -> None:
-    """Pinned: it switches vLLM on for any trainer, and TRL wakes an engine only where it knows that it sleeps."""
-    from trl.generation.vllm_generation import VLLMGeneration
-
-    origin = getattr(importlib.util.find_spec("unsloth"), "origin", None)
-    source = (Path(str(origin)).parent / "models" / "rl.py").read_text(encoding="utf-8")
-    on, sleep = map(source.index, ('"args.use_vllm = True\\n"', '"args.vllm_enable_sleep_mode=True\\n"'))
-    assert on < source.index('if "grpo" in trainer_file and trl_version >= Version("0.18.0"):', on) < sleep
-    generate = inspect.getsource(inspect.unwrap(VLLMGeneration.generate))
-    assert "self.enable_sleep_mode and self._llm_weights_sleeping" in generate
-    sent = inspect.getsource(VLLMGeneration._iter_named_params)
-    assert "yield name, param.data" in sent
-    assert "quant" not in sent
+    for standby in (True, False):
+        assert checked(standby) == {**COLOCATE, "vllm_enable_sleep_mode": standby, "fsdp": []}
+    for cannot in ({"fsdp": ["full_shard"]}, SERVER):
+        with pytest.raises(ValueError, match=r"neither a server nor FSDP2[\s\S]*fast_inference=False"):
+            checked(**cannot)
 
 
 def test_a_step_of_a_small_learning_rate_moves_nearly_every_weight(make_trainer: Any, policy: Any) -> None:

@@ -16,27 +16,17 @@ CLIP = (0.8, 1.2)
 class Batch:
     """Four completions, right-padded, of which the policy has moved since it sampled them."""
 
-    def __init__(self, moved: float = 0.3, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, moved: float = 0.3) -> None:
         generator = torch.Generator().manual_seed(0)
         shape = (len(LENGTHS), max(LENGTHS))
-        self.old = -torch.rand(shape, generator=generator, dtype=dtype) * 3
-        self.logps = self.old + moved * torch.randn(shape, generator=generator, dtype=dtype)
+        self.old = -torch.rand(shape, generator=generator, dtype=torch.float64) * 3
+        self.logps = self.old + moved * torch.randn(shape, generator=generator, dtype=torch.float64)
         self.logps.requires_grad_()
-        self.mask = torch.tensor([[1.0] * n + [0.0] * (max(LENGTHS) - n) for n in LENGTHS], dtype=dtype)
-        self.advantages = torch.tensor(ADVANTAGES, dtype=dtype)
+        self.mask = torch.tensor([[1.0] * n + [0.0] * (max(LENGTHS) - n) for n in LENGTHS]).double()
+        self.advantages = torch.tensor(ADVANTAGES).double()
 
-    @property
-    def tokens(self) -> torch.Tensor:
-        return self.mask.sum(1)
-
-    def losses(self, level: str, clip: tuple[float, float] = CLIP) -> torch.Tensor:
-        return policy_loss(self.logps, self.old, self.advantages, self.mask, level, clip)[0]
-
-    def weights(self, aggregation: str, rows: slice = slice(None)) -> torch.Tensor:
-        return row_weights(aggregation, self.tokens[rows], len(LENGTHS), sum(LENGTHS), LONGEST)
-
-
-# --- aggregations -----------------------------------------------------------------------------------------
+    def loss(self, level: str) -> tuple[torch.Tensor, torch.Tensor]:
+        return policy_loss(self.logps, self.old, self.advantages, self.mask, level, CLIP)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +49,12 @@ def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: st
     assert row_weights(aggregation, torch.tensor([0, 0]), 2, 0, LONGEST).isfinite().all()
 
 
-# --- the ratio and its clipping ---------------------------------------------------------------------------
-
-
 def test_the_ratios_are_those_of_the_completion_of_each_token_or_of_its_mean() -> None:
     batch = Batch()
     moved = (batch.logps - batch.old) * batch.mask
-    arguments = (batch.logps, batch.old, batch.advantages, batch.mask)
-    torch.testing.assert_close(policy_loss(*arguments, "completion", CLIP)[1], moved.sum(1).exp())
-    torch.testing.assert_close(policy_loss(*arguments, "token", CLIP)[1], moved.exp())
-    mean = moved.sum(1) / batch.tokens
-    torch.testing.assert_close(policy_loss(*arguments, "sequence", CLIP)[1], mean.exp())
+    torch.testing.assert_close(batch.loss("completion")[1], moved.sum(1).exp())
+    torch.testing.assert_close(batch.loss("token")[1], moved.exp())
+    torch.testing.assert_close(batch.loss("sequence")[1], (moved.sum(1) / batch.mask.sum(1)).exp())
 
 
 @pytest.mark.parametrize(
@@ -106,19 +91,15 @@ def test_the_ratio_is_clipped_on_the_side_where_the_step_has_gone_far_enough(
 def test_one_ratio_for_the_sequence_is_clipped_where_no_token_is() -> None:
     # five tokens, each 10 % likelier: within the range one by one, 61 % together
     logps, old, mask = torch.full((1, 5), math.log(1.1)), torch.zeros(1, 5), torch.ones(1, 5)
-    assert policy_loss(logps, old, torch.ones(1), mask, "completion", CLIP)[0].item() == pytest.approx(-1.2)
-    assert policy_loss(logps, old, torch.ones(1), mask, "token", CLIP)[0].item() == pytest.approx(-5.5)
-    assert policy_loss(logps, old, torch.ones(1), mask, "sequence", CLIP)[0].item() == pytest.approx(-5.5)
+    for level, loss in (("completion", -1.2), ("token", -5.5), ("sequence", -5.5)):
+        assert policy_loss(logps, old, torch.ones(1), mask, level, CLIP)[0].item() == pytest.approx(loss)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_on_policy_the_gradient_is_minus_the_advantage_for_each_token(level: str) -> None:
     batch = Batch(moved=0.0)
-    batch.losses(level).sum().backward()
+    batch.loss(level)[0].sum().backward()
     torch.testing.assert_close(batch.logps.grad, -batch.advantages.unsqueeze(1) * batch.mask)
-
-
-# --- what does not count ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -129,8 +110,8 @@ def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level: str
         soiled.logps[soiled.mask == 0] = junk
         soiled.old[soiled.mask == 0] = junk
     for batch in (clean, soiled):
-        batch.losses(level).sum().backward()
-    assert torch.equal(soiled.losses(level), clean.losses(level))
+        batch.loss(level)[0].sum().backward()
+    assert torch.equal(soiled.loss(level)[0], clean.loss(level)[0])
     assert torch.equal(soiled.logps.grad, clean.logps.grad)
 
 

@@ -1,7 +1,9 @@
 """A rollout: padding, references, and scores that are checked."""
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,34 +18,25 @@ from rloo_kit.train.rollout import undisturbed
 from tests.conftest import random_rewards
 from tests.train.bad_inputs.functions import returns
 
-# --- log-probabilities and the reference ------------------------------------------------------------------
-
 
 def test_left_padding_is_kept_from_attention_in_training_mode(make_trainer: Any, policy: Any) -> None:
     """On a CPU this is transformers' forward; unsloth's on a GPU needs the flag that is asserted here."""
-    trainer = make_trainer()
-    rows = policy.tokenize(
-        [[{"role": "user", "content": text}] for text in ("What is 1 + 2?", "What is 31 + 42 + 5?")]
-    )
-    answer = [17, 151645]
+    trainer, pad_id, answer = make_trainer(), policy.tokenizer.pad_token_id, [17, 151645]
+    asked = ("What is 1 + 2?", "What is 31 + 42 + 5?")
+    rows = policy.tokenize([[{"role": "user", "content": text}] for text in asked])
     policy.model.train()
 
-    def log_probs(*pads: tuple[int, list[int]]) -> torch.Tensor:
+    def log_probs(rows: list[list[int]]) -> torch.Tensor:
         width = max(map(len, rows))
-        ids = [
-            [policy.tokenizer.pad_token_id] * (pad and width - len(row)) + row + answer for pad, row in pads
-        ]
-        mask = [[0] * (pad and width - len(row)) + [1] * (len(row) + 2) for pad, row in pads]
-        scored, _, _ = trainer._get_per_token_logps_and_entropies(
-            policy.model, torch.tensor(ids), torch.tensor(mask), 2
-        )
-        return scored
+        ids = torch.tensor([[pad_id] * (width - len(row)) + row + answer for row in rows])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * (len(row) + 2) for row in rows])
+        return trainer._get_per_token_logps_and_entropies(policy.model, ids, mask, 2)[0]
 
     (backbone,) = (module for module in policy.model.modules() if hasattr(module, "embed_tokens"))
-    together = log_probs((1, rows[0]), (1, rows[1]))
+    together = log_probs(rows)
     assert backbone._unsloth_keep_padding_mask
     for index, row in enumerate(rows):
-        torch.testing.assert_close(together[index], log_probs((0, row))[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(together[index], log_probs([row])[0], atol=1e-4, rtol=1e-4)
         assert not backbone._unsloth_keep_padding_mask, "causal attention alone says the same, faster"
 
 
@@ -69,36 +62,12 @@ def test_a_trained_policy_is_its_own_reference(fresh_policy: Any, make_trainer: 
     assert first["kl"] == pytest.approx(0.0, abs=1e-3), "the reference is the policy before the step"
 
 
-def plain_model() -> Any:
-    """All of the tiny policy, to be trained in float32: no LoRA, no quantization."""
-    return AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=torch.float32)
-
-
-def logged_kl(trainer: Any) -> list[float]:
-    return [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
-
-
-def test_without_a_lora_the_reference_is_the_model_as_it_was_loaded(make_trainer: Any, policy: Any) -> None:
-    trainer = make_trainer(
-        model=plain_model(),
-        processing_class=policy.tokenizer,
-        reward_funcs=random_rewards,
-        beta=0.05,
-        max_steps=2,
-        learning_rate=1e-3,
-    )
-    trainer.train()
-    kl = logged_kl(trainer)
-    assert kl[0] == pytest.approx(0.0, abs=1e-5), "before the first step they are the same"
-    assert kl[1] > 1e-3
-
-
 def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_reference(
     make_trainer: Any, policy: Any
 ) -> None:
     """PEFT's ``modules_to_save``: the base model, with the adapter switched off, would have the untrained ones."""
     lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM")
-    model = get_peft_model(plain_model(), lora)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(TINY.checkpoint(), dtype=torch.float32), lora)
     trained = [p for name, p in model.named_parameters() if p.requires_grad and "lora_" not in name]
     with torch.no_grad():
         for parameter in trained:
@@ -108,23 +77,20 @@ def test_a_policy_whose_lora_is_zero_but_whose_norms_were_trained_is_its_own_ref
     )
     assert list(model.peft_config) == ["default", "ref"]
     trainer.train()
-    assert logged_kl(trainer) == pytest.approx([0.0], abs=1e-5)
+    logged = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    assert logged == pytest.approx([0.0], abs=1e-5)
 
 
-# --- scores -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("score", [math.nan, math.inf])
 def test_a_score_of_a_reward_model_that_is_not_finite_is_refused_by_its_name(
-    score: float, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, scores = make_trainer(), torch.tensor([[0.5], [1.0]])
     trainer.reward_funcs, trainer.reward_func_names = [torch.nn.Identity()], ["judge"]
     monkeypatch.setattr(trl.RLOOTrainer, "_calculate_rewards", lambda self, inputs: scores)
     assert trainer._calculate_rewards([]) is scores
-    scores[1] = score
-    with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
-        trainer._calculate_rewards([])
+    for scores[1] in (math.nan, math.inf):
+        with pytest.raises(RewardError, match="judge, 1 of 2 completions"):
+            trainer._calculate_rewards([])
 
 
 def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_trainer: Any) -> None:
@@ -134,19 +100,6 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     with pytest.warns(UserWarning, match="'never' has returned None for every sample of 3 batches") as caught:
         make_trainer(reward_funcs=[never, returns([0.0, 1.0, 0.0, 1.0])], max_steps=5).train()
     assert sum("returned None" in str(item.message) for item in caught) == 1
-
-
-def test_where_no_reward_scores_anything_the_health_check_alone_speaks(
-    make_trainer: Any, recwarn: Any
-) -> None:
-    def never(completions: Any, **kwargs: Any) -> Any:
-        return [None] * len(completions)
-
-    make_trainer(reward_funcs=[never], max_steps=4).train()
-    assert sum("None for every" in str(item.message) for item in recwarn) <= 1
-
-
-# --- what rewards leave as it is --------------------------------------------------------------------------
 
 
 def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers() -> None:
@@ -171,6 +124,8 @@ def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers()
         lambda model: model.set_adapter("judge"),
         lambda model: model.requires_grad_(False),
         lambda model: torch.set_grad_enabled(False),
+        lambda model: torch.set_default_dtype(torch.float64),
+        lambda model: os.chdir("/"),
     ],
 )
 def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callable[[Any], object]) -> None:
@@ -184,7 +139,8 @@ def test_what_a_reward_switches_is_switched_back_also_where_it_fails(act: Callab
             (m.training, getattr(m, "active_adapters", ""), getattr(m, "disable_adapters", ""))
             for m in model.modules()
         ]
-        return [*modules, *(p.requires_grad for p in model.parameters()), torch.is_grad_enabled()]
+        torchs = torch.is_grad_enabled(), torch.get_default_dtype(), Path.cwd()
+        return [*modules, *(p.requires_grad for p in model.parameters()), *torchs]
 
     before, answer = state(), model(torch.ones(4))
     with pytest.raises(KeyError), undisturbed(model):  # noqa: PT012

@@ -19,7 +19,7 @@ class Notebook:
     """A notebook that counts the pictures it is shown, and a clock that stands still."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.draw_seconds = 1000.0, 0.0
+        self.now = 1000.0
         self.pictures: list[Any] = []
         monkeypatch.setattr(callbacks.output, "shows_pictures", lambda: True)
         monkeypatch.setattr(callbacks.output, "show", self.show)
@@ -27,7 +27,6 @@ class Notebook:
 
     def show(self, picture: Any) -> None:
         self.pictures.append(picture)
-        self.now += self.draw_seconds
 
 
 @pytest.fixture

@@ -116,12 +116,3 @@ def step(number: int, **more: Any) -> Entry:
 
 
 LOG = [step(number) for number in range(1, 11)] + [{"step": 10, "train_runtime": 1.0}]
-TITLES = [
-    "Reward",
-    "Reward terms",
-    "Dead groups: all K rewards equal",
-    "KL to the reference",
-    "Entropy of the policy",
-    "Length, grey: shortest to longest",
-    "Cut at the length limit",
-]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rloo_kit.watch.log import Known, Log
-from rloo_kit.watch.rules import surely_above
+from rloo_kit.watch.symptoms import surely_above
 from tests.watch.logs import chance_rewards, trl_config
 
 

@@ -7,15 +7,11 @@ import pytest
 
 from benchmarks.health_runs import ROOT, file_of, read
 from rloo_kit.watch.log import WINDOW, Known, Log
-from rloo_kit.watch.rules import median_norm
-from rloo_kit.watch.symptoms import SYMPTOMS, episodes
+from rloo_kit.watch.symptoms import SYMPTOMS, episodes, median_norm
 from tests.watch.logs import CALM, KNOWN, from_step, history, symptoms
 
 LIVE = {"non-finite figures"}
 """Provoked and mended in test_health.py, with plain TRL: the kit's trainer refuses such a reward."""
-
-FOREIGN = {"gradient spikes", "length grows", "learning rate 0", "one reward stands still", "plateau"}
-"""On simulated logs of plain TRL's shape: test_foreign.py."""
 
 WORDS = {
     "level": "train_dataset",
@@ -28,7 +24,7 @@ WORDS = {
 FACTORS = {"ten times as much": 10, "a tenth of it": 1 / 10, "a third of it": 1 / 3}
 
 
-@pytest.mark.parametrize("symptom", sorted(SYMPTOMS.keys() - LIVE - FOREIGN))
+@pytest.mark.parametrize("symptom", sorted(SYMPTOMS.keys() - LIVE))
 def test_a_run_that_has_a_symptom_is_diagnosed_with_it_and_mended_by_the_setting_named(symptom: str) -> None:
     ill, mended = file_of(f"{symptom}.ill"), file_of(f"{symptom}.mended")
     finding = next(finding for finding in episodes(read(ill)).found if finding.symptom == symptom)

@@ -15,30 +15,21 @@ from tests.conftest import random_rewards
 MEDIAN = 500
 
 
-def log_normal(count: int, sigma: float, seed: int) -> list[int]:
-    draw = random.Random(seed)
-    return [round(math.exp(draw.gauss(math.log(MEDIAN), sigma))) for _ in range(count)]
-
-
 def quantile(sigma: float, share: float) -> float:
     return math.exp(math.log(MEDIAN) + sigma * NormalDist().inv_cdf(share))
 
 
-@pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0])
-@pytest.mark.parametrize(("ended", "most"), [(0.95, 1.25), (0.5, 1.5), (0.3, 2.0)])
+@pytest.mark.parametrize(("sigma", "ended", "most"), [(0.3, 0.95, 1.25), (0.7, 0.5, 1.5), (0.7, 0.3, 2.0)])
 def test_the_length_that_lets_nine_of_ten_end_is_found(sigma: float, ended: float, most: float) -> None:
-    """Of 200 times 128 completions, nine tenths of the answers lie within a factor of ``most``.
-
-    Where the right answer is 6 times what was seen, a good part of the fits pass REACH, and no answer is given.
-    """
-    limit, right = quantile(sigma, ended), quantile(sigma, 0.9)
+    """Of 100 times 128 completions, nine tenths of the answers lie within a factor of ``most``."""
+    limit, right, draw = quantile(sigma, ended), quantile(sigma, 0.9), random.Random(0)
     answers = []
-    for seed in range(200):
-        lengths = log_normal(128, sigma, seed)
+    for _ in range(100):
+        lengths = [round(math.exp(draw.gauss(math.log(MEDIAN), sigma))) for _ in range(128)]
         known = [length for length in lengths if length <= limit]
         answers.append(length_for(known, len(lengths) - len(known)))
     found = [answer / right for answer in answers if answer]
-    assert len(found) >= (190 if right / limit < 6 else 140)
+    assert len(found) >= 95
     assert median(found) == pytest.approx(1, abs=0.08)
     assert sum(1 / most <= ratio <= most for ratio in found) >= 0.9 * len(found)
 
@@ -62,17 +53,13 @@ def feed(watch: TruncationWatch, batches: int, ended: int, cut: int) -> list[str
     return [watch.see(lengths, [False] * ended + [True] * cut) for _ in range(batches)]
 
 
-def spoken(said: list[str | None]) -> list[bool]:
-    return [text is not None for text in said]
-
-
-def test_it_warns_once_where_more_than_half_of_the_last_batches_were_cut() -> None:
-    for ended, warned in ((8, False), (4, False), (3, True), (0, True)):
+def test_it_warns_once_where_surely_more_than_a_fifth_of_the_last_batches_were_cut() -> None:
+    for ended, warned in ((8, False), (6, False), (4, True), (0, True)):
         said = feed(TruncationWatch(limit=32, masked=False), 5 * BATCHES, ended, cut=8 - ended)
-        assert spoken(said) == [warned and batch == BATCHES for batch in range(1, 5 * BATCHES + 1)]
+        assert [text is not None for text in said] == [warned and i == BATCHES for i in range(1, 16)], ended
     watch = TruncationWatch(limit=32, masked=False)
     assert not any(feed(watch, 20, ended=8, cut=0))
-    assert spoken(feed(watch, BATCHES, ended=0, cut=8)) == [False, True, False], "two of three, then once"
+    assert [bool(text) for text in feed(watch, BATCHES, ended=0, cut=8)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -96,17 +83,6 @@ def test_where_few_were_cut_at_first_the_policy_is_to_be_looked_at_and_not_the_l
     assert "max_completion_length=" not in said
 
 
-def test_a_batch_that_is_masked_whole_gives_a_warning_at_once_and_once() -> None:
-    assert feed(TruncationWatch(limit=32, masked=True), 1, ended=1, cut=7) == [None], (
-        "masked in part, it still teaches"
-    )
-    watch = TruncationWatch(limit=32, masked=True)
-    said = feed(watch, 2 * BATCHES, ended=0, cut=8)
-    assert "this step changes nothing: every completion was cut and masked at 32 tokens" in str(said[0])
-    assert not any(said[1:])
-    assert "batches were cut" in str(feed(watch, 1, ended=3, cut=5)[0]), "most are cut: another kind"
-
-
 def test_where_most_are_cut_a_length_is_suggested(make_trainer: Any, monkeypatch: Any, capsys: Any) -> None:
     """Of each 12 completions 5 end, after 5 to 9 tokens."""
 
@@ -122,7 +98,7 @@ def test_where_most_are_cut_a_length_is_suggested(make_trainer: Any, monkeypatch
     assert "unhealthy: truncation" not in capsys.readouterr().out, "once, by the one that knows the length"
 
 
-def test_where_every_completion_is_cut_and_masked_it_is_said_no_weight_moves_and_every_group_is_dead(
+def test_where_every_completion_is_cut_and_masked_it_is_said_at_once_no_weight_moves_and_every_group_is_dead(
     fresh_policy: Any, make_trainer: Any
 ) -> None:
     """They have a spread of rewards, and teach nothing all the same."""
