@@ -39,13 +39,8 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """Completions that were sampled and gave no gradient, since all of their group were rewarded alike.
-
-    Attributes:
-        share: of the completions of the run.
-        seconds, total_seconds: what they took of its steps, in proportion, and all of them; None where steps were not
-            timed.
-    """
+    """The share of completions that gave no gradient, since all of their group were rewarded alike, and the seconds
+    that these and all took; None where steps were not timed."""
 
     share: float
     seconds: float | None = None
@@ -60,14 +55,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Course:
-    """How wide chance is, and how the reward has fallen at the end.
-
-    Attributes:
-        one: standard error of one entry's reward.
-        mean: that of the mean of the last ``count`` entries.
-        fall: from the best as many entries before, where it is one.
-        steps: of those and of the last ones.
-    """
+    """Standard errors of one entry's reward and of the mean of the last ``count``, and the fall to these from the best
+    as many before, where it is one, with the steps of both."""
 
     one: float
     count: int
