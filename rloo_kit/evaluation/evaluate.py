@@ -1,8 +1,6 @@
 """How good a policy is: accuracy and mean reward on a dataset, each with a 95 % interval.
 
-For before and after training, on problems held out from training.  It samples with ``Policy.generate`` and calls
-reward functions as TRL does.  It does not train, and it does not decide what is right: a reward does, the task's or one
-that was given, by the rule by which it pays in training.
+It calls reward functions as TRL does, and does not decide what is right: a reward does, by the rule of training.
 """
 
 from __future__ import annotations
@@ -136,15 +134,14 @@ def evaluate(
             else ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; what was cut is not right.
         reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
-        generate: further arguments of ``Policy.generate``; of a run that was trained with ``chat_template_kwargs``
-            those, too, or it is measured on other prompts.
+        generate: further arguments of ``Policy.generate``; ``chat_template_kwargs`` as the run was trained with.
 
     Raises:
         ArgumentError: a model or a trainer in place of the policy.
         ConfigError: a prompt as long as the policy's limit, a number out of range, or greedy and several samples.
         DatasetError: no rows, no ``prompt`` column, or a prompt that is none.
         RewardError: weights that do not match the functions, or a reward model that is no function.
-        rewards.RewardSignatureError: a reward that cannot be called as TRL calls it, or whose column is missing.
+        rewards.RewardSignatureError: a reward that TRL could not call, or whose column is missing.
         rewards.RewardValueError: a reward function returned an invalid value.
     """
     from rloo_kit.policy.policy import Policy
@@ -221,11 +218,7 @@ def _quarters(completions: int) -> Callable[[int], None]:
 
 
 def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
-    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``.
-
-    Raises:
-        ConfigError: a number out of range, or one that has no effect beside greedy.
-    """
+    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
     from rloo_kit.policy.policy import check_sampling
 
     values.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
@@ -276,10 +269,7 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
 def score(
     rows: Sequence[Row], completions: Sequence[Completion], reward_funcs: Sequence[Reward]
 ) -> dict[str, list[float | None]]:
-    """Call reward functions with TRL's keywords; return each one's scores under its name.
-
-    A conversational prompt gets its completion as ``[{"role": "assistant", "content": text}]``, as TRL does.
-    """
+    """Call reward functions with TRL's keywords, messages where prompts are; return each one's scores by its name."""
     from transformers import TrainerState
 
     texts = [
