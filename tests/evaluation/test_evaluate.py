@@ -255,7 +255,8 @@ def test_an_evaluation_says_what_it_was_measured_with() -> None:
     how = {"greedy": False, "max_new_tokens": 64, "temperature": 0.7, "reward_weights": [2.0]}
     result = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0), **how)  # type: ignore[arg-type]
     by = {"rewards": {"reward": 2.0}, "correct": "answer_reward"}
-    assert result.settings == {**by, "max_new_tokens": 64, **SAMPLING, "temperature": 0.7}
+    by |= {"max_new_tokens": 64, "thinking": True}
+    assert result.settings == {**by, **SAMPLING, "temperature": 0.7}
     defaults = {name: one.default for name, one in inspect.signature(Policy.generate).parameters.items()}
     assert defaults.items() >= SAMPLING.items()
     plain = evaluate(scripted(*"1234"), QUESTIONS, returns(0.0, 0.0, 0.0, 0.0))
