@@ -373,7 +373,7 @@ def drop_reference(model: PreTrainedModel) -> None:
 
 
 def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]) -> Made:
-    """What the kit's trainer makes its run of, with :func:`base_of` its model and :func:`data` of its dataset."""
+    """What the kit's trainer makes its run of, with :func:`base_of` its model and a summary of its dataset."""
     names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
     settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
     if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):
