@@ -212,7 +212,9 @@ class ResumableTrainer(SavingTrainer):
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
         if step is None or isinstance(error, RunFolderError) or not (alone or isinstance(error, STOPPED)):
-            return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
+            there = any(self.folder.glob("checkpoint-*"))
+            further = f"; {way_on} from the last checkpoint" if there else ", and no checkpoint: train() begins again"
+            return f"stopped: there is no finished step to save{further}"
         try:
             if not (place := self.folder / f"checkpoint-{step}").is_dir():
                 self._save_checkpoint(self.model, trial=None)

@@ -23,6 +23,7 @@ from rloo_kit.watch.symptoms import COLLAPSE_SURE, Finding, episodes
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
 
+FEW_STEPS = 10  # most rules compare windows of entries, and have not spoken before
 FIGURES = (
     *("reward", "reward_std", "dead_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
@@ -108,6 +109,8 @@ class Diagnosis:
             head = f"{found} finding{'s' if found > 1 else ''}"
         elif self.cost and self.cost.share == 1:  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
+        elif self.last_step - self.first_step < FEW_STEPS - 1:
+            head = f"nothing found, and fewer than {FEW_STEPS} steps show little"
         lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
             lines += [
