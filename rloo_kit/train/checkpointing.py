@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import trl
 from filelock import FileLock, Timeout
@@ -51,10 +53,13 @@ class SavingTrainer(trl.RLOOTrainer):
     _made_of: dict[str, Any] | None = None
     _whole: int | None
     """The step that weights, optimizer and schedule belong to; None before the first, and during an update."""
+    _random: RandomStates | None = None
+    """Of the end of that step, with the tokens seen: what a stop drops may have drawn since."""
+    _tokens_seen = 0
 
     def _start_afresh(self) -> None:
         """What a run before this one has left says nothing of this one."""
-        self.stops, self._whole = Stops(), None
+        self.stops, self._whole, self._random = Stops(), None, None
 
     @cached_property
     def folder(self) -> Path:
@@ -98,6 +103,7 @@ class SavingTrainer(trl.RLOOTrainer):
         """Works around: a signal between two of these would leave a step half logged or half saved."""
         self.stops.held = True
         super()._maybe_log_save_evaluate(*args, **kwargs)
+        self._random, self._tokens_seen = random_states(), self.state.num_input_tokens_seen
         self.stops.release(self.accelerator)
 
     def _way_on(self) -> str:
@@ -134,17 +140,20 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _publish(self, written: Path) -> None:
         place = self.folder / written.name
-        best = self.state.best_global_step and self.folder / f"checkpoint-{self.state.best_global_step}"
-        if best:  # transformers has noted where it was written aside, or before the run's folder was moved
+        best = self.folder / f"checkpoint-{self.state.best_global_step}"
+        if (
+            place == best or best.is_dir()
+        ):  # transformers has noted it aside, or before the run's folder was moved
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / manifest.STATE))
+        kept = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
         step, optimizer = self.state.global_step, optimizer_name(self.optimizer)
         manifest.seal(written, {"step": step, "optimizer": optimizer, "run": self._made_of})
         if manifest.is_ours(place):
             delete(place)
         written.rename(place)
         manifest.sync(self.folder)
-        keep_newest(self.folder, self.args.save_total_limit, best or None)
+        keep_newest(self.folder, self.args.save_total_limit, kept)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Works around: what is uploaded in the background must not be moved meanwhile."""
@@ -227,13 +236,41 @@ def delete(folder: Path) -> None:
     folder.rename(gone)
 
 
+RandomStates = tuple[Any, Any, torch.Tensor, list[torch.Tensor]]
+
+
+def random_states() -> RandomStates:
+    """Of Python, NumPy, torch and each GPU: what a checkpoint keeps."""
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus
+
+
+def set_random_states(states: RandomStates) -> None:
+    """Put them back."""
+    python, numpy, cpu, on_gpus = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if on_gpus:
+        torch.cuda.set_rng_state_all(on_gpus)
+
+
+def is_of_the_disk(error: Exception) -> bool:
+    """safetensors' and torch's own errors carry no errno."""
+    torchs = ("PytorchStreamWriter", "inline_container", "file write failed", "iostream error")
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in torchs)
+    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or said
+
+
 @contextmanager
-def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> Iterator[None]:
-    """Turn an error of the disk, of torch or safetensors, which may name none, into one of the kit's."""
+def explained(
+    kind: type[RLOOKitError], what: str, where: Path, todo: str, of: Callable[[Exception], bool]
+) -> Iterator[None]:
+    """Turn an error of these, which may name no file, into one of the kit's."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, RLOOKitError) or oom.is_out_of_memory(error):
+        if isinstance(error, RLOOKitError) or oom.is_out_of_memory(error) or not of(error):
             raise
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         # Torch goes on to advise loading it unsafely.
@@ -243,15 +280,15 @@ def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> It
 
 
 def writable(what: str, folder: Path) -> AbstractContextManager[None]:
-    """An error while ``what`` is written becomes a RunFolderError."""
+    """An error of the disk while ``what`` is written becomes a RunFolderError."""
     todo = "make room on a full disk, or see who may write there; train(resume_from_checkpoint=True) goes on"
-    return explained(RunFolderError, f"{what} could not be written", folder, todo)
+    return explained(RunFolderError, f"{what} could not be written", folder, todo, is_of_the_disk)
 
 
 def loadable(place: Path) -> AbstractContextManager[None]:
     """An error while something is read becomes a ConfigError."""
     todo = "resume from another one, or load_policy(that folder) and train() a new run from its weights"
-    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo)
+    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo, lambda error: True)
 
 
 def make_folder(output_dir: str | os.PathLike[str]) -> None:

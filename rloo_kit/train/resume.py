@@ -31,11 +31,12 @@ from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from torch.utils.data import Sampler  # noqa: E402
 from transformers import TrainerState  # noqa: E402
+from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpointing, run_record, stops  # noqa: E402
 from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
-from rloo_kit.train.stops import Terminated  # noqa: E402
+from rloo_kit.train.stops import Interrupted, Terminated  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -213,16 +214,30 @@ class ResumableTrainer(SavingTrainer):
             return "stopped: save_strategy='no', so nothing is saved"
         if step is None or isinstance(error, RunFolderError) or not (alone or isinstance(error, STOPPED)):
             there = any(self.folder.glob("checkpoint-*"))
-            further = f"; {way_on} from the last checkpoint" if there else ", and no checkpoint: train() begins again"
+            further = (
+                f"; {way_on} from the last checkpoint"
+                if there
+                else ", and no checkpoint: train() begins again"
+            )
             return f"stopped: there is no finished step to save{further}"
         try:
             if not (place := self.folder / f"checkpoint-{step}").is_dir():
+                if self._random is not None:  # the step that is dropped has drawn completions
+                    checkpointing.set_random_states(self._random)
+                    self.state.num_input_tokens_seen = self._tokens_seen
                 self._save_checkpoint(self.model, trial=None)
         except Exception as again:  # what has ended the run is the one to read
             return f"stopped: the last step could not be saved, {type(again).__name__}: {again}"
         return f"stopped: step {step} of {self.state.max_steps} is saved in {self.shown(place)}; {way_on}"
 
     # --- what is loaded -----------------------------------------------------------------------------------
+
+    def _load_callback_state(self) -> None:
+        """Works around: a callback with a state that the checkpoint's run did not have ends the run at a save."""
+        super()._load_callback_state()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
 
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
@@ -329,16 +344,6 @@ class ByEpoch(Sampler[int]):
             for _ in range(self.epoch):
                 torch.randperm(self.sampler.num_samples, generator=self.sampler.generator)
         return iter(self.sampler)
-
-
-class Interrupted(KeyboardInterrupt):
-    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault.
-
-    Elsewhere it stays a KeyboardInterrupt: Python ends a script with SIGINT's status for no subclass of it.
-    """
-
-    def _render_traceback_(self) -> list[str]:
-        return [str(self)]
 
 
 def _check_adapter(folder: Path, model: PreTrainedModel) -> None:

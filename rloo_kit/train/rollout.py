@@ -173,6 +173,8 @@ class RolloutTrainer(ResumableTrainer):
                 where = f"{name}, {bad} of {len(scores)} completions, step {self.state.global_step + 1}"
                 todo = "load it in bfloat16 or float32, and look for NaN in its weights"
                 raise RewardError("a reward model's score is not finite", where=where, todo=todo)
+            if not self.model.training:
+                continue
             self._unscored[name] = self._unscored[name] + 1 if column.isnan().all() else 0
             # Where none has scored anything, the health check speaks.
             if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
@@ -258,12 +260,15 @@ def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     switches = [(vars(m), {n: vars(m)[n] for n in SWITCHES if n in vars(m)}) for m in model.modules()]
     trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    dtype, grad = torch.get_default_dtype(), torch.set_grad_enabled(torch.is_grad_enabled())
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    grad = torch.set_grad_enabled(torch.is_grad_enabled())
     try:
         with torch.random.fork_rng(devices), grad, chdir("."):
             yield
     finally:
         torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
         for held, before in switches:
             for name in SWITCHES:
                 held.pop(name, None)

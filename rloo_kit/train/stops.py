@@ -98,6 +98,16 @@ class Terminated(SystemExit):
         super().__init__(128 + signal.SIGTERM)
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT has stopped the run in IPython, which shows the message and no traceback: the stop button is no fault.
+
+    Elsewhere it stays a KeyboardInterrupt: Python ends a script with SIGINT's status for no subclass of it.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class Stops:
     """Which of SIGTERM and SIGINT has asked a run to stop, and whether it may stop now.
 
@@ -146,7 +156,9 @@ class Stops:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork, as a worker of a reward's pool, which must save nothing
-            os._exit(128 + number)
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+            signal.raise_signal(number)
+            return
         again = self.asked == signal.SIGINT == number
         self.asked = signal.SIGTERM if signal.SIGTERM in (number, self.asked) else number
         if again or not (self.held or self.together):
