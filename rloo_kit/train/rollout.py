@@ -235,7 +235,7 @@ class RolloutTrainer(ResumableTrainer):
             yield self.model
 
     def _get_per_token_logps_and_entropies(
-        self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, *args: object, **kwargs: Any
+        self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
