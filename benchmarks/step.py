@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python benchmarks/step.py --policy out/quickstart/adapter --name step_trained
     OMP_NUM_THREADS=1 python benchmarks/step.py --trainer stock stock-grpo kit --steps 5 --name step_grpo
     OMP_NUM_THREADS=1 python benchmarks/step.py --policy smollm2-135m --task words --max-completion-length 40 \
-        --trainer kit no-shared-prompts --steps 4 --name step_words
+        --learning-rate 3e-4 --trainer kit no-shared-prompts --steps 2 --name step_words
     python benchmarks/step.py --policy qwen3-4b-thinking --level 4 --max-completion-length 1024 --micro-batch 8
 
 Any policy that ``load_policy`` takes, any device.  Each run is a process of its own, one at a time, and the trainers
