@@ -257,12 +257,12 @@ class _AnswerReward:
         ids = [None] * len(completions) if completion_ids is None else completion_ids
         said = map(self.answers_of, completions, ids)
         rows = [(texts, self._accepted(gold)) for texts, gold in zip(said, golds, strict=True)]
-        verdicts: dict[Pair, bool] = {}
+        equal_pairs: dict[Pair, bool] = {}
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
             each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            verdicts = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
-        return [self._one(i, *row, verdicts) if row[1] else None for i, row in enumerate(rows)]
+            equal_pairs = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
+        return [self._one(i, *row, equal_pairs) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
         """The gold answers of this kind as they are compared; empty where there is none."""
@@ -277,10 +277,10 @@ class _AnswerReward:
         return [text for text in texts if fits(text)]
 
     def _one(
-        self, sample: int, texts: Sequence[str], golds: list[Any], verdicts: Mapping[Pair, bool]
+        self, sample: int, texts: Sequence[str], golds: list[Any], equal_pairs: Mapping[Pair, bool]
     ) -> float | None:
         if not callable(self.kind):
-            how = (self.kind, self.tolerance, self.form, lambda *pair: verdicts[pair])
+            how = (self.kind, self.tolerance, self.form, lambda *pair: equal_pairs[pair])
             found = any(all(is_right(text, gold, *how) for text in texts) for gold in golds)
             return self.right if found else self.wrong
         if self.form in ("boxed", "####", "<answer>"):

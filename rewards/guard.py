@@ -14,6 +14,7 @@ import math
 import numbers
 import os
 import re
+import sysconfig
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -260,9 +261,10 @@ def _unreached(error: BaseException | None) -> BaseException | None:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the reward an error arose: the deepest line that is not an installed library's or the guard's."""
+    """Where in the reward an error arose: the deepest line that is not a library's, Python's own or the guard's."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    others = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), __file__)
+    own = [frame for frame in frames if not any(place in frame.filename for place in others)]
     if not own:
         return "in its own code"
     file = own[-1].filename.replace("\\", "/").rpartition("/")[2]
@@ -274,7 +276,8 @@ def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
         text = isinstance(kwargs["completions"][0], str)
         chat = "completions are lists of messages here: completion[0]['content']"
-        return f"; {'completions are strings here, as the prompts are' if text else chat}"
+        columns = "; and each column is a list, an entry a completion" if set(kwargs) - set(TRL_KEYWORDS) else ""
+        return f"; {'completions are strings here, as the prompts are' if text else chat}{columns}"
     if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
         columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
         return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"

@@ -32,7 +32,7 @@ LONGEST = 400  # characters of an expression
 AT_ONCE = 4  # children
 SLOW = 8  # expressions of a batch that may take their whole time; the others then have a quarter, enough for most
 MEMORY = 2 * 2**30  # bytes a child may use
-KEPT = 20_000  # verdicts in the cache
+KEPT = 20_000  # pairs in the cache
 
 # Certain to be killed: not worth a process.
 _EXPLODES = re.compile(r"\d\s*\}*\s*\^\s*\{?\s*(?:\d+\s*\^|\d{4})|\d{3}\s*\)?\s*!|!\s*\)?\s*!|\*\*")

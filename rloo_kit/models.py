@@ -1,7 +1,6 @@
 """What the kit knows of models: shapes, special tokens, chat templates, and how to sample and ask them.
 
-Shapes are those of the checkpoints' config.json, and every count is computed from them.  Token ids are owned by
-:mod:`rewards`, which works without the kit.
+Shapes are those of the checkpoints' config.json.  Token ids are owned by :mod:`rewards`.
 """
 
 from __future__ import annotations
@@ -136,10 +135,8 @@ class Checkpoint:
         return 2 * 2 * self.layers * self.kv_heads * self.head_dim
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.parameters / 1e9:.2f} B parameters, {self.layers} layers, "
-            f"{self.kv_heads} KV heads, thinks {self.thinks}"
-        )
+        size = f"{self.parameters / 1e9:.2f} B parameters, {self.layers} layers, {self.kv_heads} KV heads"
+        return f"{self.name}: {size}, thinks {self.thinks}"
 
 
 APACHE = "apache-2.0"

@@ -1,8 +1,7 @@
 """Values that are never shown: those that a .env file gave this process, and what looks like a secret.
 
-``prepare()`` puts the first in; errors, the screen of ``prepare()``, a config's text and a run's
-record go through :func:`without_hidden`.  Nothing is read or set here.  detect-secrets 1.5 was tried in place of the
-table: of the 38 kinds of tests/test_redact.py its patterns know 20, neither Hugging Face's nor an Authorization header.
+Errors, the screen of ``prepare()``, a config's text and a run's record go through :func:`without_hidden`.
+detect-secrets 1.5 knows 20 of the 38 kinds of tests/test_redact.py, neither Hugging Face's nor Authorization headers.
 """
 
 from __future__ import annotations

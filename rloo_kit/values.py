@@ -34,7 +34,6 @@ Steps = Annotated[float, Interval(gt=0, lt=1)] | Annotated[float, Ge(1), Multipl
 """An interval of steps: below 1 a share of the run."""
 Natural = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 PositiveShare = Annotated[float, Interval(gt=0, le=1)]
 Temperature = Annotated[float, Interval(ge=0.01, le=100)]

@@ -20,15 +20,8 @@ from tests.conftest import Completions
 
 WRITTEN = Path(__file__).resolve().parent / "data" / "written_by_0_1_0"
 WEIGHTS = load_file(WRITTEN / "adapter" / "adapter_model.safetensors")
-SETTINGS = {
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "save_steps": 2,
-    "learning_rate": 1e-3,
-    "max_completion_length": 16,
-    "logging_steps": 1,
-}
+SETTINGS = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
+SETTINGS |= {"max_completion_length": 16, "save_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
 PUBLIC = """
 CATALOGUE Comparison Completion Diagnosis Environment Evaluation Finding HealthCallback Plan Policy RLOOConfig
 RLOOTrainer compare diagnose evaluate fit load_policy plan plot prepare release shutdown_kernel tasks

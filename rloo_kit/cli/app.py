@@ -75,7 +75,7 @@ def doctor() -> None:
     """Show what this machine is: device, memory, versions.
 
     And the variables that are set, and the policy that ``load_policy()`` takes.
-    Exit status 1 where something is to be mended first.
+    Exit status 1 where something is to be put right first.
     """
     found = rloo_kit.prepare()
     takes, fits = "tiny: no GPU; smollm2-135m is the real language model that a CPU can train", True

@@ -1,8 +1,6 @@
 """How good a policy is: accuracy and mean reward on a dataset, each with a 95 % interval.
 
-For before and after training, on problems held out from training.  It samples with ``Policy.generate`` and calls
-reward functions as TRL does.  It does not train, and it does not decide what is right: a reward does, the task's or one
-that was given, by the rule by which it pays in training.
+It calls reward functions as TRL does, and does not decide what is right: a reward does, by the rule of training.
 """
 
 from __future__ import annotations
@@ -117,74 +115,92 @@ def evaluate(
     seed: Seed = 0,
     **generate: Any,
 ) -> Evaluation:
-    """Sample completions of a dataset's prompts and grade them.
-
-    The intervals are for other prompts of the same kind.  Completions of one prompt resemble each other, so more of
-    them narrow an interval less than more prompts do.
+    """Sample completions of a dataset's prompts and grade them; the intervals are for other prompts of the same kind.
 
     Args:
-        dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is
-            taken.  An ``answer`` may be a whole solution: what follows "####", or its last box, counts.
-        reward_funcs: TRL reward callables; their weighted sum is the reward.
-        n: the first n rows; None for all.
-        samples: completions per prompt; more than one with ``greedy=False`` alone.
+        dataset: with a column ``prompt`` and, for accuracy, ``answer``; or a ``Task``, whose held-out set is taken.  An
+            ``answer`` may be a whole solution: what follows "####", or its last box, counts.
+        reward_funcs, reward_weights: TRL reward callables and a weight for each; their weighted sum is the reward.
+        n, samples: the first n rows, None for all; completions per prompt, several with ``greedy=False`` alone.
         greedy: take the most probable token each time; False samples at ``temperature``.
         max_new_tokens: as in training, or the numbers are not comparable.
         batch_size: rows in the model at once; None sizes it to the free memory.
         correct: the reward that tells right from wrong, right being its full score (``correct.right``, else 1).  By
             default the task's, else the first of ``reward_funcs`` that judges the answer (``judges = "answer"``),
             else ``rewards.answer_reward()``.  Rows that it cannot judge are not counted; what was cut is not right.
-        reward_weights: one per function, as in training; None weighs all alike.
         seed: for the sampling alone; the global random state is left as it was.
-        generate: further arguments of ``Policy.generate``; of a run that was trained with ``chat_template_kwargs``
-            those, too, or it is measured on other prompts.
+        generate: further arguments of ``Policy.generate``.
 
     Raises:
         ArgumentError: a model or a trainer in place of the policy.
         ConfigError: a prompt as long as the policy's limit, a number out of range, or greedy and several samples.
         DatasetError: no rows, no ``prompt`` column, or a prompt that is none.
         RewardError: weights that do not match the functions, or a reward model that is no function.
-        rewards.RewardSignatureError: a reward that cannot be called as TRL calls it, or whose column is missing.
+        rewards.RewardSignatureError: a reward that TRL could not call, or whose column is missing.
         rewards.RewardValueError: a reward function returned an invalid value.
     """
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    asked |= generate
+    _check_policy(policy)
+    check_asked(n=n, samples=samples, greedy=greedy, **asked)
+    rows, funcs = _rows(getattr(dataset, "held_out", dataset), n), _each_reward(reward_funcs)
+    correct = correct or getattr(dataset, "correct", None) or _grader(funcs, rows, policy)
+    _check(rows, [*funcs, *filter(None, [correct])], policy)
+    data_checks.check_weights(funcs, reward_weights, where="evaluate")
+    weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
+    count = len(rows) * samples
+    asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
+    completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
+    drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
+    settings = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
+    settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
+    rows = [row for row in rows for _ in range(samples)]
+    return _evaluation(rows, completions, funcs, weights, correct, seed, greedy, samples, settings)
+
+
+def _check_policy(policy: object) -> None:
     from rloo_kit.policy.policy import Policy
 
     if not isinstance(policy, Policy):
         where, todo = f"evaluate({type(policy).__name__})", "pass what rloo_kit.load_policy returned"
         raise ArgumentError("evaluate takes a policy", where=where, todo=todo)
-    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
-    asked |= generate
-    check_asked(n=n, samples=samples, greedy=greedy, **asked)
-    if isinstance(dataset, tasks.Task):
-        correct = correct or dataset.correct
-    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
+
+
+def _grader(funcs: Sequence[Reward], rows: Sequence[Row], policy: Policy) -> Reward | None:
+    """The first reward whose score alone says whether the answer is right, else the kit's where rows have answers."""
+    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
+    default = answer_reward(tokens=policy.checkpoint.tokens) if "answer" in rows[0] else None
+    return next(graders, default)
+
+
+def _check(rows: Sequence[Row], called: Sequence[Reward], policy: Policy) -> None:
     prompts = [row["prompt"] for row in rows]
     data_checks.check_prompts(prompts, policy.tokenizer, "dataset")
     if policy.tokenizer is not None:
         data_checks.name_special_tokens(prompts, policy.tokenizer, "dataset")
-    funcs = _each_reward(reward_funcs)
-    # the first whose score alone says whether the answer is right
-    graders = (f for f in funcs if judges_of(f) == "answer" and (hasattr(f, "right") or isfunction(f)))
-    correct = correct or next(graders, None)
-    if correct is None and "answer" in rows[0]:
-        correct = answer_reward(tokens=policy.checkpoint.tokens)
-    for one in funcs if correct is None else [*funcs, correct]:
+    for one in called:
         rewards.check_signature(one, _columns(rows))
-    data_checks.check_weights(funcs, reward_weights, where="evaluate")
-    weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
-    count = len(rows) * samples
-    asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
-    completions = policy.generate(prompts, n=samples, greedy=greedy, **asked)
-    rows = [row for row in rows for _ in range(samples)]
+
+
+def _evaluation(
+    rows: Sequence[Row],
+    completions: Sequence[Completion],
+    funcs: Sequence[Reward],
+    weights: Sequence[float],
+    correct: Reward | None,
+    seed: int,
+    greedy: bool,
+    samples: int,
+    settings: dict[str, object],
+) -> Evaluation:
+    """What the completions are worth; a row each."""
     scores = score(rows, completions, funcs)
     totals = [_total(found, weights) for found in zip(*scores.values(), strict=True)]
-    right: list[bool | None] = [None] * len(rows)
-    if correct is not None:
-        right = _graded(rows, completions, correct)
+    right = [None] * len(rows) if correct is None else _graded(rows, completions, correct)
     shares = means_by_prompt(right, samples)
     one_each = samples == 1 and shares
     applied = {name: [one for one in found if one is not None] for name, found in scores.items()}
-    drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
+    named = {"rewards": dict(zip(scores, weights, strict=True))}
     return Evaluation(
         accuracy=wilson(int(sum(shares)), len(shares)) if one_each else bootstrap(shares, seed),
         reward=bootstrap(means_by_prompt(totals, samples), seed) if scores else None,
@@ -196,12 +212,7 @@ def evaluate(
         greedy=greedy,
         samples=samples,
         correct=tuple(right),
-        settings={
-            "rewards": dict(zip(scores, weights, strict=True)),
-            "correct": None if correct is None else reward_name(correct),
-            "max_new_tokens": max_new_tokens,
-            **{name: generate.get(name, SAMPLING[name]) for name in drawn},
-        },
+        settings={**named, "correct": None if correct is None else reward_name(correct), **settings},
     )
 
 
@@ -221,11 +232,7 @@ def _quarters(completions: int) -> Callable[[int], None]:
 
 
 def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, **generate: Any) -> None:
-    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``.
-
-    Raises:
-        ConfigError: a number out of range, or one that has no effect beside greedy.
-    """
+    """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
     from rloo_kit.policy.policy import check_sampling
 
     values.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
@@ -276,10 +283,7 @@ def _rows(dataset: Iterable[Row], n: int | None) -> list[Row]:
 def score(
     rows: Sequence[Row], completions: Sequence[Completion], reward_funcs: Sequence[Reward]
 ) -> dict[str, list[float | None]]:
-    """Call reward functions with TRL's keywords; return each one's scores under its name.
-
-    A conversational prompt gets its completion as ``[{"role": "assistant", "content": text}]``, as TRL does.
-    """
+    """Call reward functions with TRL's keywords, messages where prompts are; return each one's scores by its name."""
     from transformers import TrainerState
 
     texts = [

@@ -1,8 +1,9 @@
 """Sample completions: the kit's own loop on a CPU, and as many rows of a batch at once as fit into memory.
 
 For each token transformers' own loop draws one random variate per vocabulary entry (``torch.multinomial``), and it
-computes rows that have ended until the last one has.  :func:`decode` draws one uniform number a row, and drops rows as
-they end: the same distribution in a fraction of the time.  On a GPU unsloth has its own loop.
+computes rows that have ended until the last one has.  :func:`decode` draws one uniform number a row, drops rows as they
+end, and computes a prompt once for all its completions: the same distribution in a fraction of the time.  On a GPU
+unsloth has its own loop.
 """
 
 from __future__ import annotations
@@ -105,12 +106,17 @@ def decode(
     model_inputs.pop("use_cache", None)
     whole = input_ids.new_full((len(input_ids), generation_config.max_length), generation_config.pad_token_id)
     whole[:, : input_ids.size(1)] = input_ids
-    rows, ids, step = torch.arange(len(input_ids)), input_ids, input_ids
+    rows, ids = torch.arange(len(input_ids)), input_ids
+    cached = {"past_key_values": cache, "use_cache": True}
+    first, prompt = _distinct(input_ids, mask)
+    model_inputs["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[first]
+    logits = model(input_ids=input_ids[first], attention_mask=mask[first], **cached, **model_inputs).logits
+    logits = logits[:, -1][prompt]
+    if len(first) < len(rows):
+        cache.batch_select_indices(prompt)
     while True:
-        cached = {"past_key_values": cache, "use_cache": True}
-        outputs = model(input_ids=step, attention_mask=mask, **cached, **model_inputs)
-        scores = logits_processor(ids, outputs.logits[:, -1].float())
-        del outputs
+        scores = logits_processor(ids, logits.float())
+        del logits
         step = choose(scores).unsqueeze(1)
         del scores  # it would otherwise be alive next to the next token's
         ids = torch.cat([ids, step], dim=1)
@@ -125,6 +131,17 @@ def decode(
             cache.batch_select_indices(going.nonzero().squeeze(1))
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         model_inputs["position_ids"] = mask.sum(1, keepdim=True) - 1
+        logits = model(input_ids=step, attention_mask=mask, **cached, **model_inputs).logits[:, -1]
+
+
+def _distinct(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first row of each prompt, and which of them each row has: (prompts,) and (rows,)."""
+    found, which = torch.unique(torch.cat([ids, mask], dim=1), dim=0, return_inverse=True)
+    if len(found) == len(ids):
+        return torch.arange(len(ids)), torch.arange(len(ids))
+    first = which.new_full((len(found),), len(which))
+    first.scatter_reduce_(0, which, torch.arange(len(which)), "amin")
+    return first, which
 
 
 def draw(scores: torch.Tensor) -> torch.Tensor:

@@ -109,6 +109,7 @@ def _may_be_on_hub(name: str) -> bool:
 def _did_you_mean(name: str) -> str:
     beside = [path.name for path in expanded(name).absolute().parent.glob("*/")]
     near = difflib.get_close_matches(name.lower().split("/")[-1], [*CATALOGUE, *beside], cutoff=0.4)
+    near = [] if name.lower().split("/")[-1] in near else near
     return f"did you mean {' or '.join(near)}? Else " if near else ""
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,14 +56,10 @@ def folder() -> Path:
         ) from error
 
 
-reword: Callable[[str], str] = str
-"""What is said goes through it: the command line has other words for what a notebook is told to do."""
-
-
 def say(text: object) -> None:
     """Print, on the main process alone; in a notebook that trains, a line of the cell's one output."""
     if is_main():
-        output.say(reword(str(text)))
+        output.say(str(text))
 
 
 def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:

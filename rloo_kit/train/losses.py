@@ -3,7 +3,8 @@
 For the trainer.  The loss of an update is a weighted sum over its completions, and a completion's weight is settled
 once, over all that share the update: it does not matter how they are then cut into micro-batches and spread over
 processes, nor whether those without a signal are left out.  Several generation batches of an update are averaged
-(where neither ``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other: :attr:`.Layout.unit`).
+(where neither ``steps_per_generation`` nor ``gradient_accumulation_steps`` divides the other:
+:class:`.microbatches.Layout`).
 """
 
 from __future__ import annotations

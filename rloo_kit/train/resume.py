@@ -212,7 +212,9 @@ class ResumableTrainer(SavingTrainer):
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
         if step is None or isinstance(error, RunFolderError) or not (alone or isinstance(error, STOPPED)):
-            return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
+            there = any(self.folder.glob("checkpoint-*"))
+            further = f"; {way_on} from the last checkpoint" if there else ", and no checkpoint: train() begins again"
+            return f"stopped: there is no finished step to save{further}"
         try:
             if not (place := self.folder / f"checkpoint-{step}").is_dir():
                 self._save_checkpoint(self.model, trial=None)
@@ -373,7 +375,7 @@ def drop_reference(model: PreTrainedModel) -> None:
 
 
 def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]) -> Made:
-    """What the kit's trainer makes its run of, with :func:`base_of` its model and :func:`data` of its dataset."""
+    """What the kit's trainer makes its run of, with :func:`base_of` its model and a summary of its dataset."""
     names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
     settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
     if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):

@@ -1,5 +1,5 @@
-"""What happens at a step's edges: only finite gradients reach a weight, a signal stops the run where that does no harm,
-and a stream that ends early is spoken of.  Nothing here clips, scales, or saves.
+"""What happens at a step's edges: only finite gradients reach a weight, and a signal stops the run where that does no
+harm.  Nothing here clips, scales, or saves.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from rloo_kit.errors import DatasetError, NonFiniteError
-from rloo_kit.session import processes
+from rloo_kit.errors import NonFiniteError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -87,33 +86,6 @@ class StepEnds(TrainerCallback):
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """The step's number is that of its weights."""
         self._trainer.end_update()
-
-
-class StreamEnds(TrainerCallback):
-    """Works around: a stream that gives nothing when it is started anew, as one made of an iterator, ends the run
-    early, of which only transformers' log speaks.
-
-    Raises:
-        DatasetError: not one step was taken.
-    """
-
-    def __init__(self) -> None:
-        self._begun_at = 0
-
-    def on_epoch_begin(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
-        """Remember where the stream was started."""
-        self._begun_at = state.global_step
-
-    def on_epoch_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
-        """Speak where it gave nothing."""
-        if self._begun_at < state.global_step or state.global_step >= state.max_steps:
-            return
-        why = "train_dataset is a stream that gave no generation batch when it was started anew"
-        where = f"step {state.global_step} of {state.max_steps}"
-        todo = "make it of a generator function: IterableDataset.from_generator(rows)"
-        if state.global_step == 0:
-            raise DatasetError(why, where=where, todo=todo)
-        processes.warn(f"{why}: the run ends at {where}. What to do: {todo}")
 
 
 # --- signals ----------------------------------------------------------------------------------------------

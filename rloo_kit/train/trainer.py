@@ -23,7 +23,6 @@ from rloo_kit.train import losses, metrics, microbatches
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
-from datasets import IterableDataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
 
@@ -31,14 +30,14 @@ from rloo_kit.train import check_arguments, checkpointing, distributed, run_reco
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.train.stops import FiniteGradients, StepEnds, StreamEnds  # noqa: E402
+from rloo_kit.train.stops import FiniteGradients, StepEnds  # noqa: E402
 from rloo_kit.train.validate import Own, refused_as_ours  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
 from rloo_kit.watch.diagnose import judged_by  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
-    from datasets import Dataset
+    from datasets import Dataset, IterableDataset
     from peft import PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -142,7 +141,6 @@ class RLOOTrainer(RolloutTrainer):
             (True, HealthCallback(self.own.handler, reported, judged)),
             (True, FiniteGradients(self.accelerator)),
             (True, StepEnds(self)),
-            (isinstance(self.train_dataset, IterableDataset), StreamEnds()),
         ):
             if wanted:
                 self.add_callback(callback)

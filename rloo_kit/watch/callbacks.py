@@ -75,11 +75,9 @@ class HealthCallback(TrainerCallback):
             return
         wanted = self.on_unhealthy or checked(getattr(args, "on_unhealthy", "warn"), type(args).__name__)
         for finding in self._episodes.look(log):
-            if not state.is_world_process_zero:
-                pass
-            elif callable(wanted):
+            if callable(wanted) and state.is_world_process_zero:
                 wanted(finding)
-            elif wanted == "stop" or finding.symptom not in self.said():
+            elif state.is_world_process_zero and (wanted == "stop" or finding.symptom not in self.said()):
                 processes.say(f"unhealthy: {finding}")
             if wanted == "stop":
                 control.should_training_stop = True
@@ -240,14 +238,10 @@ CUT = SYMPTOMS["truncation"].limit
 
 
 def length_for(ended: Sequence[int], cut: int) -> int | None:
-    """The length at which :data:`WANTED` of the completions would have ended, by those that did.
+    """The length, a multiple of 64, at which :data:`WANTED` would have ended; None where too few did.
 
     A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length), where the
     ``cut`` others rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
-
-    Returns:
-        Tokens, rounded up to a multiple of 64; None where fewer than :data:`KNOWN` lengths or only equal ones are
-        known, or the line would have to be followed beyond :data:`REACH` times the longest.
     """
     lengths, total = sorted(max(1, length) for length in ended), len(ended) + cut
     if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
@@ -260,13 +254,8 @@ def length_for(ended: Sequence[int], cut: int) -> int | None:
 
 
 class TruncationWatch:
-    """Remembers the last generation batches' lengths, and warns once where too many completions were cut: those have
-    no answer.  The log, which the symptom is told from, has no lengths to recommend one by.
-
-    Args:
-        limit: ``max_completion_length``.
-        masked: whether cut completions are masked (``mask_truncated_completions``).
-    """
+    """Warns once where too many completions of the last generation batches were cut at the ``limit``, with a longer one
+    that their lengths suggest; the log has no lengths.  ``masked``: whether cut completions are masked."""
 
     def __init__(self, limit: int, masked: bool) -> None:
         self.limit, self.masked, self.has_spoken = limit, masked, False

@@ -23,6 +23,7 @@ from rloo_kit.watch.symptoms import COLLAPSE_SURE, Finding, episodes
 if TYPE_CHECKING:
     from IPython.lib.pretty import RepresentationPrinter
 
+FEW_STEPS = 10  # most rules compare windows of entries, and have not spoken before
 FIGURES = (
     *("reward", "reward_std", "dead_groups", "frac_reward_zero_std", "kl", "entropy"),
     *("completions/mean_length", "completions/clipped_ratio", "grad_norm"),
@@ -39,13 +40,8 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Cost:
-    """Completions that were sampled and gave no gradient, since all of their group were rewarded alike.
-
-    Attributes:
-        share: of the completions of the run.
-        seconds, total_seconds: what they took of its steps, in proportion, and all of them; None where steps were not
-            timed.
-    """
+    """The share of completions that gave no gradient, since all of their group were rewarded alike, and the seconds
+    that these and all took; None where steps were not timed."""
 
     share: float
     seconds: float | None = None
@@ -60,14 +56,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Course:
-    """How wide chance is, and how the reward has fallen at the end.
-
-    Attributes:
-        one: standard error of one entry's reward.
-        mean: that of the mean of the last ``count`` entries.
-        fall: from the best as many entries before, where it is one.
-        steps: of those and of the last ones.
-    """
+    """Standard errors of one entry's reward and of the mean of the last ``count``, and the fall to these from the best
+    as many before, where it is one, with the steps of both."""
 
     one: float
     count: int
@@ -119,6 +109,8 @@ class Diagnosis:
             head = f"{found} finding{'s' if found > 1 else ''}"
         elif self.cost and self.cost.share == 1:  # a constant reward is known as one after more steps
             head = "nothing learned, and too few steps to say why: every reward of a group was equal"
+        elif self.last_step - self.first_step < FEW_STEPS - 1:
+            head = f"nothing found, and fewer than {FEW_STEPS} steps show little"
         lines = [f"{head}, steps {self.first_step} to {self.last_step}"]
         for one in self.findings:
             lines += [

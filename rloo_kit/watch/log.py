@@ -167,8 +167,7 @@ def told_completions(entries: Sequence[Entry]) -> int | None:
     """Completions per entry, by a reward of 0 or one value c; None where no reward is of that kind.
 
     Of n completions a share p has the mean m = p c and the sample variance s^2 = n / (n - 1) p (1 - p) c^2, so that
-    s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n, and on which a reward of other
-    values does not lie.
+    s^2 / m = n / (n - 1) (c - m): a straight line over the entries, whose slope gives n.
     """
     for name in ("reward", *(term(one) for one in (term_names(entries[-1]) if entries else ()))):
         means, spreads = column(entries, name), column(entries, _spread_name(name))
@@ -297,18 +296,16 @@ class Log:
         return float(values.mean()) if values.size else math.nan
 
     def spread(self, name: str) -> float:
-        """Standard deviation of a reward's single completions within a generation batch, as the root mean square;
-        NaN where none is logged.  Where an entry is the mean of several batches it is somewhat too low."""
+        """Standard deviation of a reward's single completions within a generation batch; NaN where none is logged."""
         values = self.values(_spread_name(name))
         return math.sqrt(values.dot(values) / values.size) if values.size else math.nan
 
     def error(self, name: str, window: Log) -> float:
-        """Standard error of a metric's mean over a window: the larger one of that by the spread of completions, where
-        it is logged, and that by the noise from entry to entry.
+        """Standard error of a metric's mean over a window, by the spread of completions or, where that is larger, by
+        the median difference of neighbours, which no trend and no single jump changes.
 
-        The spread is this log's where the window's is smaller: a reward that is low by chance has a low spread too.
-        It is that within a batch: of n completions that weigh as n / a, (n - a) / (n - 1) of the variance is in it.
-        The noise is the median difference of neighbours, which no trend and no single jump changes.
+        A reward that is low by chance has a low spread too, so the whole log's counts where it is larger.  Of n
+        completions that weigh as n / a, (n - a) / (n - 1) of the variance is within their batch.
         """
         size = self.known.completions / self.known.batches
         whole = math.sqrt((size - 1) / (size - self.known.alike))

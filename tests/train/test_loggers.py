@@ -17,7 +17,7 @@ FIGURES = {"reward", "kl", "entropy", "dead_groups", "grad_norm", "rewards/rando
 TOKEN = "hf_" + "a" * 24
 
 
-def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypatch: Any, task: Any) -> None:
+def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypatch: Any) -> None:
     trackio = pytest.importorskip("trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -29,18 +29,15 @@ def test_trackio_gets_the_kits_figures_and_no_secret(make_trainer: Any, monkeypa
         "hub_token": TOKEN,
         "beta": 0.05,
     }
-    settings |= {"max_steps": 2, "vllm_server_base_url": "http://of-a-env-file:1", "num_generations_eval": 1}
-    held_out = task.held_out.select(range(2))
-    trainer = make_trainer(reward_funcs=random_rewards, eval_dataset=held_out, **settings)
+    settings |= {"max_steps": 2, "vllm_server_base_url": "http://of-a-env-file:1"}
+    trainer = make_trainer(reward_funcs=random_rewards, **settings)
     trainer.train()
-    trainer.evaluate()
     (run,) = trackio.Api().runs("tests")
     assert run.config["advantage_estimator"] == "rloo"
     logs = SQLiteStorage.get_logs("tests", "a name")
     steps = [log for log in logs if "train/reward" in log]
     assert [log["train/global_step"] for log in steps] == [1, 2]
     assert all({f"train/{name}" for name in FIGURES} <= log.keys() for log in steps)
-    assert sum("eval/reward" in log for log in logs) == 1
     files = [path for path in Path(os.environ["TRACKIO_DIR"]).rglob("*") if path.is_file()]
     written = b"".join(map(Path.read_bytes, files))
     assert b"a name" in written

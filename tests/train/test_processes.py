@@ -88,8 +88,8 @@ for folder, processes in ((sys.argv[1], 1), (sys.argv[2], 2)):
     started = [start(folder, rank, processes, port) for rank in range(processes)]
     assert [os.waitpid(one, 0)[1] for one in started] == [0] * processes
 """
-NAMES = ("rloo", "grpo", "dr_grpo", "reinforce", "own", "live rows only", "live groups only")
-NAMES += ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+NAMES = ["rloo", "grpo", "dr_grpo", "reinforce", "own", "live rows only", "live groups only"]
+NAMES += ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 @pytest.fixture(scope="module")

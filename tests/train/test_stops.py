@@ -33,12 +33,12 @@ def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
-def during(trainer: Any, method: str, step: int, times: int = 1) -> None:
-    """Have SIGTERM come within a method, after ``step`` steps."""
+def during(trainer: Any, method: str, step: int) -> None:
+    """Have SIGTERM come once within a method, after ``step`` steps."""
     original, sent = getattr(trainer, method), []
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if trainer.state.global_step == step and len(sent) < times:
+        if trainer.state.global_step == step and not sent:
             sent.append(step)
             send()
         return original(*args, **kwargs)

@@ -79,15 +79,12 @@ def test_a_function_gets_the_findings_of_a_report_instead_of_the_print(capsys: A
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("value", ["shout", 3])
-def test_another_value_of_on_unhealthy_is_refused_where_it_was_given(value: Any) -> None:
-    refused = r"(?s)must be \"warn\", \"stop\" or a function.*"
-    with pytest.raises(ConfigError, match=rf"{refused}HealthCallback\(on_un"):
-        callbacks.HealthCallback(value)
-    with pytest.raises(ConfigError, match=rf"{refused}RLOOConfig\(on_unhealthy="):
-        callbacks.checked(value, "RLOOConfig")
-    for choice in ("warn", "stop", print):
-        assert callbacks.checked(choice, "RLOOConfig") is choice
+def test_another_value_of_on_unhealthy_is_refused_where_it_was_given() -> None:
+    for value in ("shout", 3):
+        with pytest.raises(
+            ConfigError, match=r'(?s)must be "warn", "stop" or a function.*HealthCallback\(on_un'
+        ):
+            callbacks.HealthCallback(value)  # type: ignore[arg-type]
 
 
 def right(completions: Any, answer: Any, **kwargs: Any) -> list[float]:

@@ -46,25 +46,20 @@ class Run:
         self.callback.on_train_end(*self.given)
 
 
-def test_one_figure_is_shown_then_updated_in_place_and_saved(notebook: Notebook, tmp_path: Path) -> None:
-    callback = callbacks.LivePlot(seconds=0)
+def test_one_figure_is_shown_then_updated_every_five_seconds_and_saved(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    callback = callbacks.LivePlot(seconds=5)
     run = Run(callback, tmp_path)
-    for number in range(1, 5):
-        run.log(step(number))
-    run.log({"train_runtime": 1.0})  # the log of a run's end has no reward
-    run.end()
-    assert [len(figure) for figure in notebook.pictures] == [1, 2, 3, 4, 5]
-    assert (tmp_path / "training.png").read_text() == "5"
-    Run(callback, tmp_path).log(step(1))
-    assert len(notebook.pictures[-1]) == 1, "another run is drawn at once"
-
-
-def test_it_redraws_every_five_seconds(notebook: Notebook, tmp_path: Path) -> None:
-    run = Run(callbacks.LivePlot(seconds=5), tmp_path)
     for number in range(1, 21):
         run.log(step(number))
         notebook.now += 1
-    assert [len(figure) for figure in notebook.pictures] == [1, 6, 11, 16]
+    run.log({"train_runtime": 1.0})  # the log of a run's end has no reward
+    run.end()
+    assert [len(figure) for figure in notebook.pictures] == [1, 6, 11, 16, 21]
+    assert (tmp_path / "training.png").read_text() == "21"
+    Run(callback, tmp_path).log(step(1))
+    assert len(notebook.pictures[-1]) == 1, "another run is drawn at once"
 
 
 def test_only_the_main_process_of_a_notebook_draws(notebook: Any, tmp_path: Path, monkeypatch: Any) -> None:

@@ -136,8 +136,7 @@ def test_a_single_reward_that_is_the_reward_itself_is_not_drawn_twice(weighted: 
 
 
 def test_a_term_of_another_size_is_divided_so_that_all_can_be_read() -> None:
-    (panel, *_) = plots.panels([step(1, **{"rewards/tokens/mean": 300.0})])
-    tokens = panel.curves[-1]
+    tokens = plots.panels([step(1, **{"rewards/tokens/mean": 300.0})])[0].curves[-1]
     assert (tokens.label, [*tokens.values]) == ("tokens / 1000", [0.3])
 
 

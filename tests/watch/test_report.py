@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -17,17 +16,15 @@ from tests.watch.logs import KNOWN, from_step, history, trl_config
 
 def test_a_run_with_dead_groups_says_what_they_cost_though_nothing_is_found() -> None:
     entries = history(20, dead_groups=lambda step: (0.25, 0.5)[step % 2], step_time=6.0)
-    report = rloo_kit.diagnose(SimpleNamespace(state=SimpleNamespace(log_history=entries), args=args()))
+    report = rloo_kit.diagnose(
+        SimpleNamespace(state=SimpleNamespace(log_history=entries), args=trl_config(output_dir=None))
+    )
     assert report.healthy
     assert report.cost is not None
     assert (report.cost.share, report.cost.total_seconds) == (0.375, pytest.approx(120.0))
     assert "38% of the completions were in dead groups and gave no gradient of the reward" in str(report)
     assert "about 0:45 of 2:00" in str(report)
     assert cost_of(Log(rounds(history(9, dead_groups=None)), KNOWN)) is None
-
-
-def args() -> Any:
-    return trl_config(output_dir=None)
 
 
 def test_a_fall_at_the_end_is_said_to_be_chance_with_its_width_or_is_found() -> None:

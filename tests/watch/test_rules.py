@@ -159,14 +159,6 @@ def test_chance_alone_is_called_a_collapse_or_dead_groups_in_one_run_of_100(prom
     assert len(false) <= 1, false
 
 
-def test_two_completions_a_step_are_too_few_where_an_entry_is_a_step_and_eight_are_enough() -> None:
-    """transformers averages over ``logging_steps``, and the spread of single steps cannot be had from that."""
-    few, enough = (chance_rewards(0, 1, k) for k in (2, 8))
-    assert "high variance" in symptoms(few, Known(2, 1))
-    assert "high variance" not in symptoms(enough, Known(8, 1))
-    assert "high variance" not in symptoms(logs.averaged(few, 2), Known(2, 1))
-
-
 def test_what_a_step_is_worth_counts_the_generation_batches_that_it_gathers() -> None:
     """TRL logs the spread within each of them, which leaves out how they differ: here nearly all of it."""
     one = chance_rewards(0, 1, 2, steps=120, ends=0.05)
