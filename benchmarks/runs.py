@@ -49,12 +49,14 @@ class Variant:
         config: arguments of ``RLOOConfig`` besides those that all variants share.
         stock: TRL's own trainer under unsloth, in place of the kit's.
         untiled: log-probabilities as unsloth computes them on a CPU, with the kit's chunks.
+        unshared: on a CPU, each prompt computed once for each of its completions.
         algorithm: TRL's name of its trainer and its config; the kit has RLOO's alone.
     """
 
     config: dict[str, object] = field(default_factory=dict)
     stock: bool = False
     untiled: bool = False
+    unshared: bool = False
     algorithm: str = "RLOO"
 
 
@@ -67,6 +69,7 @@ VARIANTS = {
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
     "no-tiles": Variant(untiled=True),
+    "no-shared-prompts": Variant(unshared=True),
 }
 """Stock, the kit with everything on, with what may take fewer completions, and with one optimisation off."""
 
@@ -244,10 +247,12 @@ def run(spec: Spec) -> Result:
     import torch
     from learned import TASKS
 
-    from rloo_kit.train import cpu_logprobs
+    from rloo_kit.train import cpu_logprobs, shared_prompts
 
     if VARIANTS[spec.variant].untiled:
         cpu_logprobs.is_exact = lambda *given: False
+    if VARIANTS[spec.variant].unshared:
+        shared_prompts.fits = lambda *given: False
     learned = TASKS[spec.task]
     policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
     task = learned.make(policy, spec.level, spec.seed)
@@ -290,6 +295,7 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
     """TRL's trainer or the kit's, with every setting alike that both have."""
     import torch
     import trl
+    from learned import TASKS
 
     import rloo_kit
 
@@ -307,6 +313,8 @@ def make_trainer(spec: Spec, policy: Policy, task: Task, reward: CountedReward, 
         optim="adamw_torch_fused",
         weight_decay=0.0,
         warmup_steps=0,
+        # On a CPU the config's is what holds, whatever load_policy was told.
+        gradient_checkpointing=TASKS[spec.task].load.get("gradient_checkpointing", True),
         bf16=bf16,
         fp16=on_gpu and not bf16,
         logging_steps=1,

@@ -3,6 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/step.py
     OMP_NUM_THREADS=1 python benchmarks/step.py --policy out/quickstart/adapter --name step_trained
     OMP_NUM_THREADS=1 python benchmarks/step.py --trainer stock stock-grpo kit --steps 5 --name step_grpo
+    OMP_NUM_THREADS=1 python benchmarks/step.py --policy smollm2-135m --task words --max-completion-length 40 \
+        --learning-rate 3e-4 --trainer kit no-shared-prompts --steps 2 --name step_words
     python benchmarks/step.py --policy qwen3-4b-thinking --level 4 --max-completion-length 1024 --micro-batch 8
 
 Any policy that ``load_policy`` takes, any device.  Each run is a process of its own, one at a time, and the trainers
@@ -19,7 +21,7 @@ from runs import ABLATION, VARIANTS, Result, Spec, described, measure, store, st
 from tables import RESULTS, command_line, document, table
 
 SHARED = (
-    *("policy", "level", "seed", "steps", "num_generations", "prompts_per_step"),
+    *("policy", "task", "level", "seed", "steps", "num_generations", "prompts_per_step"),
     *("max_completion_length", "learning_rate", "beta"),
 )
 """Settings of a run that the command line takes, with their defaults in ``Spec``."""

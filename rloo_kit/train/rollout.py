@@ -29,6 +29,7 @@ from accelerate.utils import gather_object  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
+from rloo_kit.train import shared_prompts  # noqa: E402
 from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -236,15 +237,19 @@ class RolloutTrainer(ResumableTrainer):
             yield self.model
 
     def _get_per_token_logps_and_entropies(
-        self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, *args: object, **kwargs: Any
+        self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
         Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
-        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`)."""
+        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`), and the model K times over
+        each prompt (:mod:`.shared_prompts`)."""
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
+        # An evaluation's pass comes in parts, and a router's loss is a mean over all tokens of all rows.
+        if len(args) == 1 and not kwargs.get("compute_aux_loss") and not self._sharded:
+            model = shared_prompts.sharing(model, ids, mask, args[0])
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
 

@@ -127,8 +127,14 @@ LINES = {
     ),
     # rloo_kit.train.stops reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
-    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.
-    Utils.add_fused_lm_head: ("mask = labels != -100", "hidden_states[mask]"),
+    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.  And shared_prompts hands
+    # labels that are shifted already, and a cache, which the backbone gets.
+    Utils.add_fused_lm_head: (
+        "backbone_attr)(*args, **kwargs)",
+        "labels = shift_labels",
+        "mask = labels != -100",
+        "hidden_states[mask]",
+    ),
     # rloo_kit.policy.generate goes on from what a stopping criterion saw: all that was drawn.
     GenerationMixin._sample: (
         "next_tokens = torch.multinomial",

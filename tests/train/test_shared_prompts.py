@@ -1,0 +1,163 @@
+"""A prompt computed once for all of its completions: log-probabilities, entropies and gradients of the plain pass."""
+
+import rloo_kit  # isort: skip - unsloth first
+
+from typing import Any
+
+import pytest
+import torch
+
+from rloo_kit.train import microbatches, shared_prompts
+from tests.conftest import random_rewards
+
+PLAIN_PASS, SHARED_PASSES = 1, 2
+
+
+@pytest.fixture(scope="module")
+def unchecked() -> rloo_kit.Policy:
+    """In float32, without gradient checkpointing, and with a LoRA that does something."""
+    policy = rloo_kit.load_policy("tiny", load_in_4bit=False, gradient_checkpointing=False, dtype="float32")
+    torch.manual_seed(0)
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return policy
+
+
+@pytest.fixture
+def trainer(unchecked: rloo_kit.Policy, make_trainer: Any) -> Any:
+    made = make_trainer(model=unchecked, gradient_checkpointing=False, temperature=0.7)
+    made.model.train()
+    return made
+
+
+@pytest.fixture
+def passed(unchecked: rloo_kit.Policy) -> Any:
+    """The shape (rows, tokens) of all that went through the layers."""
+    shapes: list[tuple[int, ...]] = []
+    (backbone,) = (module for module in unchecked.model.modules() if hasattr(module, "embed_tokens"))
+    hook = backbone.layers[0].register_forward_pre_hook(
+        lambda _, given: shapes.append((*given[0].shape[:2],))
+    )
+    yield shapes
+    hook.remove()
+
+
+def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_prompts, "fits", lambda *given: False)
+
+
+def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> dict[str, torch.Tensor]:
+    """Prompts and each one's completions, of these lengths."""
+    drawn = [torch.randint(1, 400, (length,)).tolist() for length in prompts]
+    rows = [
+        (prompt, length) for prompt, lengths in zip(drawn, completions, strict=True) for length in lengths
+    ]
+    answers = [torch.randint(1, 400, (length,)).tolist() for _, length in rows]
+    batch: dict[str, torch.Tensor] = trainer._padded([prompt for prompt, _ in rows], answers)
+    return batch
+
+
+def found(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-probabilities, entropies, and the LoRA's gradient of a weighted sum of the first."""
+    given = microbatches.model_inputs(batch)
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, *given, compute_entropy=True
+    )
+    weights = torch.linspace(-1, 1, logps.numel()).view_as(logps) * batch["completion_mask"]
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad((logps * weights).sum(), trained)
+    return logps.detach(), entropies, torch.cat([gradient.flatten() for gradient in gradients])
+
+
+ALL = [[5, 8, 2, 8], [3, 8, 4, 1]]
+CASES: dict[str, tuple[list[int], list[list[int]], list[int], list[tuple[int, int]]]] = {
+    "prompts of one length": ([7, 7], ALL, [*range(8)], [(2, 6), (8, 8)]),
+    "padding on the left": ([3, 12], ALL, [*range(8)], [(2, 11), (8, 8)]),
+    "a prompt of one token beside a long one": ([1, 9], ALL, [*range(8)], [(2, 8), (8, 8)]),
+    "sorted by length, dead rows left out": ([3, 12], ALL, [7, 2, 4, 0, 1], [(2, 11), (5, 8)]),
+    "what a micro-batch has of two groups": ([12, 4], ALL, [2, 3, 4], [(3, 20)]),
+    "one group alone, cut to its own width": ([12, 4], ALL, [4, 6, 7], [(1, 3), (3, 4)]),
+    "one row a prompt": ([3, 12], [[5], [3]], [0, 1], [(2, 17)]),
+    "completions of one token": ([5, 3], [[1, 1], [1, 1]], [*range(4)], [(2, 4), (4, 1)]),
+    "prompts of one token": ([1, 1], ALL, [*range(8)], [(8, 9)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_the_plain_pass(
+    name: str, trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within float32's rounding."""
+    prompts, completions, chosen, expected = CASES[name]
+    batch = microbatches.select(batch_of(trainer, prompts, completions), chosen)
+    logps, entropies, gradient = found(trainer, batch)
+    assert passed == expected
+    plainly(monkeypatch)
+    plain_logps, plain_entropies, plain_gradient = found(trainer, batch)
+    torch.testing.assert_close(logps, plain_logps, rtol=0, atol=1e-4)
+    torch.testing.assert_close(entropies, plain_entropies, rtol=0, atol=1e-4)
+    assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
+
+
+def test_completions_that_are_cut_and_masked_change_nothing_of_the_others(
+    trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(trainer, [4, 9], ALL)
+    batch["completion_mask"][[1, 6]] = 0
+    logps, _, gradient = found(trainer, batch)
+    assert not logps[[1, 6]].any()
+    assert len(passed) == SHARED_PASSES
+    plainly(monkeypatch)
+    plain_logps, _, plain_gradient = found(trainer, batch)
+    torch.testing.assert_close(logps, plain_logps, rtol=0, atol=1e-4)
+    assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
+
+
+def test_a_prompt_that_begins_with_the_padding_token_is_not_taken_for_a_shorter_one(trainer: Any) -> None:
+    pad_id = trainer.processing_class.pad_token_id
+    batch = trainer._padded([[pad_id, 7, 8], [7, 8]] * 2, [[9, 10]] * 4)
+    logps, _, _ = found(trainer, batch)
+    assert not torch.allclose(logps[0], logps[1], atol=1e-3)
+    torch.testing.assert_close(logps[:2], logps[2:])
+
+
+@pytest.mark.parametrize("why", ["checkpointing", "attention", "window", "gpu"])
+def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
+    why: str, trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (backbone,) = trainer._backbones
+    if why == "checkpointing":
+        monkeypatch.setattr(backbone.layers[1], "gradient_checkpointing", True)
+    elif why == "attention":
+        monkeypatch.setattr(backbone.config, "_attn_implementation_internal", "flex_attention")
+    elif why == "window":
+        monkeypatch.setattr(backbone.config, "layer_types", ["sliding_attention"] * 3)
+    else:
+        monkeypatch.setattr(type(backbone).forward, "__module__", "unsloth.models.llama")
+    assert not shared_prompts.fits(trainer.model, backbone)
+    if why == "checkpointing":
+        backbone.layers[1]._gradient_checkpointing_func = lambda function, *given: function(*given)
+        found(trainer, batch_of(trainer, [4, 9], ALL))
+        assert len(passed) == PLAIN_PASS
+
+
+def test_a_step_with_a_reference_and_split_groups_logs_what_the_plain_way_logs(
+    unchecked: rloo_kit.Policy, make_trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three prompts of K 4 in micro-batches of 6; old, reference and loss in passes of their own."""
+    given = {"beta": 0.05, "single_pass": False, "num_generations": 4, "per_device_train_batch_size": 6}
+    given |= {"gradient_accumulation_steps": 2, "gradient_checkpointing": False, "learning_rate": 0.0}
+
+    def logged() -> dict[str, float]:
+        trainer = make_trainer(model=unchecked, reward_funcs=random_rewards, **given)
+        trainer.train()
+        entry = trainer.state.log_history[0]
+        return {name: entry[name] for name in ("grad_norm", "kl", "entropy", "loss")}
+
+    monkeypatch.setattr(shared_prompts, "FEWEST", 1)
+    ours, of_ours = logged(), sum(rows * tokens for rows, tokens in passed)
+    passed.clear()
+    plainly(monkeypatch)
+    assert ours == pytest.approx(logged(), rel=1e-4, abs=1e-5)
+    assert of_ours < sum(rows * tokens for rows, tokens in passed)
