@@ -6,6 +6,7 @@ Configurations are checked by :mod:`.validate`, datasets and rewards by :mod:`rl
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -60,6 +61,10 @@ def completed(given: Arguments) -> Arguments:
     _check_datasets(given)
     if isinstance(policy, Policy):
         warn_of_temperature(policy, args.temperature)
+        if policy.device.type == "cpu" and not policy.checkpoints_activations:
+            # transformers' Trainer would switch it on for TRL's default; on a GPU unsloth keeps to the policy's.
+            given["args"] = args = copy.copy(args)
+            args.gradient_checkpointing = False
     if not isinstance(args, RLOOConfig):  # ours has warned already
         for doubt in validate.doubts(args):
             processes.warn(doubt)

@@ -2,13 +2,14 @@
 
 import rloo_kit  # isort: skip - unsloth first
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from rloo_kit.train import microbatches, shared_prompts
-from tests.conftest import random_rewards
+from tests.conftest import SMALL, random_rewards
 
 PLAIN_PASS, SHARED_PASSES = 1, 2
 
@@ -161,3 +162,14 @@ def test_a_step_with_a_reference_and_split_groups_logs_what_the_plain_way_logs(
     plainly(monkeypatch)
     assert ours == pytest.approx(logged(), rel=1e-4, abs=1e-5)
     assert of_ours < sum(rows * tokens for rows, tokens in passed)
+
+
+def test_on_a_cpu_the_trainer_keeps_to_what_the_policy_was_loaded_with(tmp_path: Path) -> None:
+    task = rloo_kit.tasks.addition(n_train=8, n_held_out=2)
+    for asked in (True, False):
+        policy = rloo_kit.load_policy("tiny", gradient_checkpointing=asked)
+        config = rloo_kit.RLOOConfig(str(tmp_path), **SMALL)
+        trainer = rloo_kit.RLOOTrainer(policy, task.correct, config, task.train)
+        assert trainer.args.gradient_checkpointing is asked
+        assert trainer.memory_plan.settings.checkpointing is asked
+        assert config.gradient_checkpointing, "the user's own is left as it was"
