@@ -276,10 +276,10 @@ def _hint(error: BaseException, kwargs: Mapping[str, Any]) -> str:
     if isinstance(error, (TypeError, AttributeError)) and kwargs.get("completions"):
         text = isinstance(kwargs["completions"][0], str)
         chat = "completions are lists of messages here: completion[0]['content']"
-        columns = (
+        further = (
             "; and each column is a list, an entry a completion" if set(kwargs) - set(TRL_KEYWORDS) else ""
         )
-        return f"; {'completions are strings here, as the prompts are' if text else chat}{columns}"
+        return f"; {'completions are strings here, as the prompts are' if text else chat}{further}"
     if isinstance(error, KeyError) and error.args and error.args[0] not in kwargs:
         columns = sorted(set(kwargs) - set(TRL_KEYWORDS))
         return f"; rewards get {f'the columns {columns}' if columns else 'no column of the dataset'}"

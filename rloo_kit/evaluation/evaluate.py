@@ -143,8 +143,10 @@ def evaluate(
     asked |= generate
     _check_policy(policy)
     check_asked(n=n, samples=samples, greedy=greedy, **asked)
-    rows, funcs = _rows(getattr(dataset, "held_out", dataset), n), _each_reward(reward_funcs)
-    correct = correct or getattr(dataset, "correct", None) or _grader(funcs, rows, policy)
+    if isinstance(dataset, tasks.Task):
+        dataset, correct = dataset.held_out, correct or dataset.correct
+    rows, funcs = _rows(dataset, n), _each_reward(reward_funcs)
+    correct = correct or _grader(funcs, rows, policy)
     _check(rows, [*funcs, *filter(None, [correct])], policy)
     data_checks.check_weights(funcs, reward_weights, where="evaluate")
     weights = [1.0] * len(funcs) if reward_weights is None else list(map(float, reward_weights))
@@ -152,7 +154,7 @@ def evaluate(
     asked["progress"] = _quarters(count) if count * max_new_tokens > LONG else None
     completions = policy.generate([row["prompt"] for row in rows], n=samples, greedy=greedy, **asked)
     drawn = ("chat_template_kwargs",) if greedy else tuple(SAMPLING)
-    settings = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
+    settings: dict[str, object] = {"max_new_tokens": max_new_tokens, "thinking": policy.thinking}
     settings |= {name: generate.get(name, SAMPLING[name]) for name in drawn}
     rows = [row for row in rows for _ in range(samples)]
     return _evaluation(rows, completions, funcs, weights, correct, seed, greedy, samples, settings)
