@@ -144,7 +144,8 @@ def evaluate(
     _check_policy(policy)
     check_asked(n=n, samples=samples, greedy=greedy, **asked)
     if isinstance(dataset, tasks.Task):
-        dataset, correct = dataset.held_out, correct or dataset.correct
+        correct = correct or dataset.correct
+        dataset = dataset.held_out
     rows, funcs = _rows(dataset, n), _each_reward(reward_funcs)
     correct = correct or _grader(funcs, rows, policy)
     _check(rows, [*funcs, *filter(None, [correct])], policy)
