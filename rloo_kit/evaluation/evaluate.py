@@ -145,8 +145,8 @@ def evaluate(
     check_asked(n=n, samples=samples, greedy=greedy, **asked)
     if isinstance(dataset, tasks.Task):
         correct = correct or dataset.correct
-        dataset = dataset.held_out
-    rows, funcs = _rows(dataset, n), _each_reward(reward_funcs)
+    rows = _rows(dataset.held_out if isinstance(dataset, tasks.Task) else dataset, n)
+    funcs = _each_reward(reward_funcs)
     correct = correct or _grader(funcs, rows, policy)
     _check(rows, [*funcs, *filter(None, [correct])], policy)
     data_checks.check_weights(funcs, reward_weights, where="evaluate")
