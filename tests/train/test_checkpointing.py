@@ -147,7 +147,7 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
     def dies(*_: object) -> None:
         assert not (run / "checkpoint-2").exists()
         shutil.copytree(run / WRITING, run.parent / "left", dirs_exist_ok=True)
-        raise ZeroDivisionError("at the wrong moment")
+        raise OSError("at the wrong moment")
 
     make_trainer(max_steps=1, **SAVING).train()
     monkeypatch.setattr(manifest, "seal", dies)
