@@ -14,6 +14,7 @@ from filelock import FileLock
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 import rloo_kit
 from rloo_kit.errors import NonFiniteError, RunFolderError
@@ -97,6 +98,35 @@ def test_with_a_limit_of_one_the_best_the_newest_and_the_users_are_left(
     assert Path(trainer.state.best_model_checkpoint) == place
     left = {path.name for path in run.glob("checkpoint-*")}
     assert left == {place.name, "checkpoint-2", "checkpoint-400-mine"}
+
+
+def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(
+    make_trainer: Any, run: Path, task: Any
+) -> None:
+    def scored(completions: Any, trainer_state: Any, **kwargs: Any) -> list[float]:
+        return [(0.0, 0.0, 5.0, 6.0, 1.0)[trainer_state.global_step]] * len(completions)
+
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 1}
+    best |= {"eval_dataset": task.held_out.select(range(2)), "reward_funcs": scored}
+    trainer = make_trainer(max_steps=4, **{**SAVING, "save_steps": 2, **best})
+    trainer.train()
+    assert trainer.state.best_global_step == 3
+    assert Path(trainer.state.best_model_checkpoint) == run / "checkpoint-2"
+    assert {path.name for path in run.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-4"}
+
+
+class Counts(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """A callback with a state."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing to count yet."""
+        return {"args": {}, "attributes": {}}
+
+
+def test_a_callback_that_is_new_on_resume_is_saved_with_the_run(make_trainer: Any, run: Path) -> None:
+    make_trainer(max_steps=1, **SAVING).train()
+    make_trainer(max_steps=2, callbacks=[Counts()], **SAVING).train(resume_from_checkpoint=True)
+    assert (run / "checkpoint-2").is_dir()
 
 
 def test_what_is_pushed_is_what_was_learned_and_nothing_of_the_folders_housekeeping(

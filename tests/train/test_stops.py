@@ -64,6 +64,13 @@ def test_a_step_in_progress_is_dropped_and_taken_again(
     resumed = make_trainer(**SETTINGS)
     resumed.train(resume_from_checkpoint=True)
     assert [entry["step"] for entry in resumed.state.log_history if "reward" in entry] == [1, 2, 3, 4]
+    alone = make_trainer(
+        model=rloo_kit.load_policy("tiny", seed=0), output_dir=str(tmp_path / "alone"), **SETTINGS
+    )
+    alone.train()
+    assert all(a.equal(b) for a, b in zip(weights(alone), weights(resumed), strict=True)), "as if left alone"
+    seen = [one.state.num_input_tokens_seen for one in (alone, resumed)]
+    assert seen[0] == seen[1]
 
 
 def test_a_stop_within_a_generation_batch_goes_on_with_its_rest(make_trainer: Any) -> None:
