@@ -141,9 +141,8 @@ class SavingTrainer(trl.RLOOTrainer):
     def _publish(self, written: Path) -> None:
         place = self.folder / written.name
         best = self.folder / f"checkpoint-{self.state.best_global_step}"
-        if (
-            place == best or best.is_dir()
-        ):  # transformers has noted it aside, or before the run's folder was moved
+        # transformers has noted it where it was written aside, or before the run's folder was moved.
+        if place == best or best.is_dir():
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / manifest.STATE))
         kept = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None

@@ -39,9 +39,8 @@ class PromptCache(DynamicCache):
 
 def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
     """The model, or where it fits what TRL may call in its place, for completions of ``width`` columns."""
-    start = (
-        ids.size(1) - width - 1
-    )  # the prompts' last token goes with the completions: it predicts their first
+    # The prompts' last token goes with the completions: it predicts their first.
+    start = ids.size(1) - width - 1
     if start < 1:
         return model
     prompts, rows = torch.stack([ids[:, :start], mask[:, :start]], 1).unique(dim=0, return_inverse=True)
