@@ -236,8 +236,8 @@ def rubric_reward(
 
     >>> short = lambda prompt, text, description: 1 / len(text.split())
     >>> said = {"prompts": ["?"], "completions": ["<think>6 * 7 it is</think>forty two"]}
-    >>> [rubric_reward({"brief": "Is it brief?"}, short, aim=aim)(**said) for aim in ("thought", "answer")]
-    [[0.2], [0.5]]
+    >>> [rubric_reward({"brief": "Is it brief?"}, short, aim=aim)(**said)[0] for aim in ("thought", "answer")]
+    [0.2, 0.5]
     """
     lines = [Criterion(*i) for i in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
     todo = "pass {'clear': 'The answer is clear.'} or Criterion('clear', 'The answer is clear.', 2.0)"
