@@ -236,7 +236,8 @@ def rubric_reward(
 
     >>> short = lambda prompt, text, description: 1 / len(text.split())
     >>> said = {"prompts": ["?"], "completions": ["<think>6 * 7 it is</think>forty two"]}
-    >>> [rubric_reward({"brief": "Is it brief?"}, short, aim=aim)(**said)[0] for aim in ("thought", "answer")]
+    >>> both = [rubric_reward({"brief": "Is it brief?"}, short, aim=aim)(**said)[0] for aim in ("thought", "answer")]
+    >>> both
     [0.2, 0.5]
     """
     lines = [Criterion(*i) for i in criteria.items()] if isinstance(criteria, Mapping) else list(criteria)
