@@ -1,6 +1,6 @@
 """What a run writes, and when: whole checkpoints of finite weights, each of the end of a step.
 
-transformers writes the files; here they are written aside, sealed with a manifest (:mod:`rloo_kit.watch.manifest`) and
+transformers writes the files; here they are written aside, sealed with a manifest (:mod:`.checkpoint_integrity`) and
 moved into place.  Nothing is deleted but by ``save_total_limit``, and then only what a run of the kit's wrote.
 """
 
@@ -25,10 +25,11 @@ from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
 from rloo_kit.memory import formulas, oom
 from rloo_kit.policy import model_card
 from rloo_kit.policy.save import check_finite
+from rloo_kit.train import checkpoint_integrity as integrity
 from rloo_kit.train import run_record
+from rloo_kit.train.checkpoint_integrity import is_ours, last_whole_checkpoint
 from rloo_kit.train.stops import Stops
-from rloo_kit.watch import manifest
-from rloo_kit.watch.run_folder import checkpoints, last_whole_checkpoint
+from rloo_kit.watch.run_folder import STATE, checkpoints, step_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -144,14 +145,14 @@ class SavingTrainer(trl.RLOOTrainer):
         # transformers has noted it where it was written aside, or before the run's folder was moved.
         if place == best or best.is_dir():
             self.state.best_model_checkpoint = str(best)
-            self.state.save_to_json(str(written / manifest.STATE))
+            self.state.save_to_json(str(written / STATE))
         kept = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
         step, optimizer = self.state.global_step, optimizer_name(self.optimizer)
-        manifest.seal(written, {"step": step, "optimizer": optimizer, "run": self._made_of})
-        if manifest.is_ours(place):
+        integrity.seal(written, {"step": step, "optimizer": optimizer, "run": self._made_of})
+        if is_ours(place):
             delete(place)
         written.rename(place)
-        manifest.sync(self.folder)
+        integrity.sync(self.folder)
         keep_newest(self.folder, self.args.save_total_limit, kept)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -181,7 +182,7 @@ class SavingTrainer(trl.RLOOTrainer):
 
     def _write_card(self, folder: Path) -> None:
         self._remember()
-        manifest.replace_text(folder / model_card.CARD, run_record.card(self))
+        integrity.replace_text(folder / model_card.CARD, run_record.card(self))
 
     def _remember(self) -> None:
         """The model keeps what its card is to say: the user may save it without the trainer."""
@@ -206,7 +207,7 @@ def optimizer_name(optimizer: Optimizer) -> str:
 def set_aside(output_dir: Path, after: int = -1) -> Path | None:
     """Move what is called a checkpoint of a later step than ``after`` to ``_earlier-1``, or the next free number, which
     is returned."""
-    found = [path for path in checkpoints(output_dir) if manifest.step_of(path) > after]
+    found = [path for path in checkpoints(output_dir) if step_of(path) > after]
     if not found:
         return None
     place = next(p for n in itertools.count(1) if not os.path.lexists(p := output_dir / f"_earlier-{n}"))
@@ -221,7 +222,7 @@ def keep_newest(output_dir: Path, limit: int | None, protected: Path | None = No
 
     A limit of None or 0 keeps all; ``protected`` is the best one so far, which is kept beside the newest.
     """
-    found = [folder for folder in checkpoints(output_dir) if manifest.is_ours(folder)]
+    found = [folder for folder in checkpoints(output_dir) if is_ours(folder)]
     spared = {one for one in (*found[-1:], protected) if one in found}
     spare = [folder for folder in found if folder not in spared]
     for folder in spare[: max(0, len(found) - max(limit, len(spared)))] if limit else ():

@@ -1,6 +1,6 @@
 """A run twice, stopped anywhere, and resumed.
 
-What a run writes is :mod:`.checkpointing`'s, and which checkpoint is whole :mod:`rloo_kit.watch.manifest`'s.
+What a run writes is :mod:`.checkpointing`'s, and which checkpoint is whole :mod:`.checkpoint_integrity`'s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rloo_kit.session import output, processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
 from rloo_kit.values import without_secrets
-from rloo_kit.watch import manifest, run_folder
+from rloo_kit.watch.run_folder import MANIFEST, STATE, facts, step_of
 
 import_unsloth()
 
@@ -34,6 +34,7 @@ from transformers import TrainerState  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
+from rloo_kit.train import checkpoint_integrity as integrity  # noqa: E402
 from rloo_kit.train import checkpointing, run_record, stops  # noqa: E402
 from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
 from rloo_kit.train.stops import Interrupted, Terminated  # noqa: E402
@@ -107,7 +108,7 @@ class ResumableTrainer(SavingTrainer):
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
-        if folder and 0 < self.args.max_steps <= manifest.step_of(folder):
+        if folder and 0 < self.args.max_steps <= step_of(folder):
             return self._already_done(folder)
         self._start_afresh()
         if self.args.should_save:
@@ -127,11 +128,11 @@ class ResumableTrainer(SavingTrainer):
                     raise Interrupted(said) from None
                 processes.say(said)
                 if isinstance(error, OutOfMemoryError):
-                    kept = run_folder.last_whole_checkpoint(self.folder)
+                    kept = integrity.last_whole_checkpoint(self.folder)
                     raise oom.with_way_on(error, kept) from error.__cause__
                 raise
             if self.is_world_process_zero():
-                self.state.save_to_json(str(self.folder / manifest.STATE))
+                self.state.save_to_json(str(self.folder / STATE))
         return result
 
     @cached_property
@@ -149,20 +150,20 @@ class ResumableTrainer(SavingTrainer):
         """The checkpoint to start from, with later ones and what a killed run was writing out of the way."""
         found = None
         if asked is True:
-            found, passed_over = run_folder.newest_whole(self.folder)
+            found, passed_over = integrity.newest_whole(self.folder)
             for folder, reason in passed_over:
                 processes.warn(f"passed over {folder.name}: {reason}")
             start = "no whole checkpoint: starting at step 0"
             processes.say(f"resuming from {self.shown(found)}" if found else start)
         elif asked is not None and asked is not False:
             found = Path(asked).absolute()
-            run_folder.check(found, self.folder)
+            integrity.check(found, self.folder)
         self._check_same_run(found)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             shutil.rmtree(self.folder / checkpointing.WRITING, ignore_errors=True)
             inside = found is not None and found.parent.resolve() == self.folder.resolve()
-            moved = checkpointing.set_aside(self.folder, manifest.step_of(found) if found and inside else -1)
+            moved = checkpointing.set_aside(self.folder, step_of(found) if found and inside else -1)
             if moved:
                 what = "of later steps" if inside else "of an earlier run"
                 processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
@@ -177,8 +178,8 @@ class ResumableTrainer(SavingTrainer):
         if not self.is_deepspeed_enabled:  # it shards the weights, and checks them
             with loadable(folder):
                 _check_adapter(folder, self.model)
-        with loadable(folder / manifest.MANIFEST):
-            then = manifest.facts(folder).get("run") or {}
+        with loadable(folder / MANIFEST):
+            then = facts(folder).get("run") or {}
             if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
                 where = self.shown(folder)
                 processes.say(f"{where} does not say what its run was made of, so nothing is compared")
@@ -191,7 +192,7 @@ class ResumableTrainer(SavingTrainer):
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
         processes.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
         self._load_from_checkpoint(str(folder))
-        self.state = TrainerState.load_from_json(str(folder / manifest.STATE))
+        self.state = TrainerState.load_from_json(str(folder / STATE))
         return TrainOutput(self.state.global_step, 0.0, {})
 
     # --- the end of a run ---------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class ResumableTrainer(SavingTrainer):
         which fails later or starts anew.  (DeepSpeed loads its own before this, and keeps them.)"""
         if folder is None:
             return
-        saved, mine = manifest.facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
+        saved, mine = facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
         if saved not in (None, mine):
             raise ConfigError(
                 f"the checkpoint's optimizer is another one: {saved}, not {mine}",

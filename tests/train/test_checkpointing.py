@@ -18,11 +18,10 @@ from transformers.trainer_callback import ExportableState
 
 import rloo_kit
 from rloo_kit.errors import NonFiniteError, RunFolderError
-from rloo_kit.train import checkpointing
+from rloo_kit.train import checkpoint_integrity, checkpointing
+from rloo_kit.train.checkpoint_integrity import fault, last_whole_checkpoint
 from rloo_kit.train.checkpointing import WRITING, run_lock
-from rloo_kit.watch import manifest
-from rloo_kit.watch.manifest import MANIFEST, fault
-from rloo_kit.watch.run_folder import last_whole_checkpoint
+from rloo_kit.watch.run_folder import MANIFEST
 from tests.conftest import random_rewards
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "reward_funcs": random_rewards}
@@ -180,7 +179,7 @@ def test_a_checkpoint_is_nowhere_under_its_name_before_it_is_sealed(
         raise OSError("at the wrong moment")
 
     make_trainer(max_steps=1, **SAVING).train()
-    monkeypatch.setattr(manifest, "seal", dies)
+    monkeypatch.setattr(checkpoint_integrity, "seal", dies)
     with pytest.raises(RunFolderError, match="checkpoint-2 could not be written: at the wrong moment"):
         make_trainer(max_steps=2, **SAVING).train(resume_from_checkpoint=True)
     monkeypatch.undo()

@@ -18,7 +18,8 @@ import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
 from rloo_kit.train import resume, run_record
-from rloo_kit.watch import manifest, run_folder
+from rloo_kit.train.checkpoint_integrity import seal
+from rloo_kit.watch import run_folder
 from tests.conftest import SMALL, as_loaded, random_rewards
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "lr_scheduler_type": "constant"}
@@ -359,7 +360,7 @@ def test_a_malicious_pickle_is_the_kits_error_and_nothing_of_it_runs(
     folder, trap = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1"), tmp_path / "trap"
     assert (folder / file).is_file()
     torch.save({"state": Runs(trap), "param_groups": [], "python": 0, "numpy": 0, "cpu": 0}, folder / file)
-    manifest.seal(folder, manifest.facts(folder))
+    seal(folder, run_folder.facts(folder))
     with pytest.raises(ConfigError, match="the checkpoint cannot be loaded"):
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))
     assert not trap.exists()
@@ -370,6 +371,6 @@ def test_a_record_that_was_tampered_with_is_the_kits_error(
     saved_run: Path, make_trainer: Any, tmp_path: Path, told: object
 ) -> None:
     folder = shutil.copytree(saved_run, tmp_path / "run" / "checkpoint-1")
-    manifest.seal(folder, {"run": told})
-    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{manifest.MANIFEST}"):
+    seal(folder, {"run": told})
+    with pytest.raises(ConfigError, match=rf"cannot be loaded(.|\n)*{run_folder.MANIFEST}"):
         make_trainer(random_rewards, **SAVED, num_iterations=2).train(resume_from_checkpoint=str(folder))

@@ -12,11 +12,9 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rewards import RewardCallError
-from rloo_kit.train import resume
+from rloo_kit.train import checkpoint_integrity, resume
+from rloo_kit.train.checkpoint_integrity import fault, last_whole_checkpoint
 from rloo_kit.train.stops import Stops, Terminated
-from rloo_kit.watch import manifest
-from rloo_kit.watch.manifest import fault
-from rloo_kit.watch.run_folder import last_whole_checkpoint
 from tests.conftest import random_rewards
 
 SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}
@@ -102,8 +100,8 @@ def test_while_saving_a_signal_waits_and_another_one_too(
         original(folder, told)
         sealed.append(folder.name)
 
-    original = manifest.seal
-    monkeypatch.setattr(manifest, "seal", seal)
+    original = checkpoint_integrity.seal
+    monkeypatch.setattr(checkpoint_integrity, "seal", seal)
     with pytest.raises(Terminated):
         make_trainer(**{**SETTINGS, "save_steps": 2}).train()
     assert sealed == ["checkpoint-2"], "it is not written twice"

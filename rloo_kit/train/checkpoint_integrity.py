@@ -12,15 +12,11 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-STATE = "trainer_state.json"
-MANIFEST = "rloo_kit_manifest.json"
+from rloo_kit.errors import ConfigError
+from rloo_kit.watch.run_folder import MANIFEST, NAME, STATE, UNREADABLE, checkpoints, saved_step, step_of
+
 CARD = "README.md"  # people write into it, and no resumed run reads it
-UNREADABLE = (OSError, ValueError, TypeError, KeyError)
-"""What reading a JSON file raises where it is not there, was cut off, or is something else."""
-
-NAME = re.compile(r"checkpoint-(\d+)")
 
 HASHED_BYTES = 2**20
 """Larger files are hashed at both ends: training changes those too."""
@@ -57,27 +53,37 @@ def is_ours(folder: Path) -> bool:
     return bool(named) and (folder / MANIFEST).is_file()
 
 
-def step_of(folder: Path) -> int:
-    """The step in a checkpoint's name, or, in a folder of another name, that of its state; 0 without one."""
-    named = NAME.fullmatch(folder.name)
-    return int(named[1]) if named else saved_step(folder) or 0
+def newest_whole(output_dir: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest whole checkpoint or None, and each one that is newer, with what is wrong with it."""
+    passed_over: list[tuple[Path, str]] = []
+    for folder in reversed(checkpoints(output_dir)):
+        if not (wrong := fault(folder)):
+            return folder, passed_over
+        passed_over.append((folder, wrong))
+    return None, passed_over
 
 
-def saved_step(folder: Path) -> int | None:
-    """The step of a checkpoint's state, or None where there is no readable one."""
-    try:
-        return int(json.loads((folder / STATE).read_text(encoding="utf-8"))["global_step"])
-    except UNREADABLE:
-        return None
+def last_whole_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint that can be resumed from, or None."""
+    return newest_whole(output_dir)[0]
 
 
-def facts(folder: Path) -> dict[str, Any]:
-    """What a checkpoint's manifest says beside its files; empty where it has none that can be read."""
-    try:
-        found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return {name: value for name, value in found.items() if name != "files"}
-    except (*UNREADABLE, AttributeError):
-        return {}
+def check(folder: Path, output_dir: Path) -> None:
+    """Refuse a folder that cannot be resumed from.
+
+    Raises:
+        ConfigError: it does not exist, is no checkpoint or a damaged one; names the whole ones inside it, beside it, or
+            in the run's ``output_dir``.
+    """
+    if not (wrong := fault(folder)):
+        return
+    wrong = f"is not a checkpoint that can be resumed from: {wrong}" if folder.exists() else wrong
+    todo = "call train() without it to start at step 0"
+    for place in (folder, folder.parent, output_dir):
+        if whole := [checkpoint.name for checkpoint in checkpoints(place) if not fault(checkpoint)]:
+            todo = f"take one of those in {place}: {', '.join(whole)}"
+            break
+    raise ConfigError(f"{folder} {wrong}", where="train(resume_from_checkpoint=...)", todo=todo)
 
 
 def seal(folder: Path, told: Mapping[str, object]) -> None:
