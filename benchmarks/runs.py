@@ -65,6 +65,14 @@ VARIANTS = {
     "stock-grpo": Variant(stock=True, algorithm="GRPO"),
     "kit": Variant(),
     "kit-token": Variant({"importance_sampling_level": "token"}),
+    "kit, token mean": Variant({"loss_aggregation": "token-mean"}),
+    "kit-token, token mean": Variant(
+        {"importance_sampling_level": "token", "loss_aggregation": "token-mean"}
+    ),
+    "kit, constant length": Variant({"loss_aggregation": "seq-mean-token-sum-norm"}),
+    "kit-token, constant length": Variant(
+        {"importance_sampling_level": "token", "loss_aggregation": "seq-mean-token-sum-norm"}
+    ),
     "no-single-pass": Variant({"single_pass": False}),
     "no-fast-sampling": Variant({"fast_sampling": False}),
     "no-dead-group-skipping": Variant({"skip_dead_groups": False}),
@@ -145,6 +153,7 @@ class Result:
         start_bytes, peak_bytes: held when training began, and at most before the first evaluation.
         load: the machine's load average over the last minute, at the end.
         machine: of the process: device, threads, versions.
+        gradients: per step: the gradient's norm before clipping.
     """
 
     spec: Spec
@@ -156,6 +165,7 @@ class Result:
     peak_bytes: int
     load: float
     machine: dict[str, str]
+    gradients: tuple[float, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -183,7 +193,8 @@ class Result:
             spent = map(Spent, *(step[clock] for clock in CLOCKS))
             steps.append(Step(dict(zip(PHASES, spent, strict=True)), step["tokens"]))
         evaluated = [Evaluated(**{**item, "spent": Spent(**item["spent"])}) for item in data["evaluated"]]
-        lists = {"steps": steps, "evaluated": evaluated, "dead": data["dead"], "rewards": data["rewards"]}
+        lists = {"steps": steps, "evaluated": evaluated}
+        lists |= {name: data.get(name, ()) for name in ("dead", "rewards", "gradients")}
         return cls(**{**data, "spec": Spec(**data["spec"]), **{name: tuple(v) for name, v in lists.items()}})
 
 
@@ -282,6 +293,9 @@ def run(spec: Spec) -> Result:
         start_bytes=watcher.start_bytes,
         peak_bytes=watcher.peak_bytes or peak_bytes(device),
         load=os.getloadavg()[0],
+        gradients=tuple(
+            round(entry["grad_norm"], 4) for entry in trainer.state.log_history if "grad_norm" in entry
+        ),
         machine={
             "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
             "cpu": cpu_name(),

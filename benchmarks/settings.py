@@ -1,0 +1,156 @@
+"""Which learning rate, how many updates a batch, which aggregation: SmolLM2-135M on sums in words.
+
+    OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1
+    OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1 --rates 1e-4 --losses "token mean" "constant length"
+
+Every run makes the same number of steps, of 4 prompts x K 8, from the same policy and task of its seed, and ends with
+100 held-out problems answered greedily.  A run is a process of its own and is kept in results/settings_words.json as soon
+as it is done, so that the grid can be measured in pieces; writes settings_words.md beside it, and --stored writes it
+again and measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from learned import TASKS
+from runs import Result, Spec, described, measure, store, stored
+from tables import RESULTS, command_line, document, student, table
+
+NAME, TASK = "settings_words", "words"
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+UPDATES: dict[str, tuple[str, int]] = {
+    "one update": ("kit", 1),
+    "two updates, token ratios": ("kit-token", 2),
+}
+LOSSES = {"token sum": "", "token mean": ", token mean", "constant length": ", constant length"}
+CLIP = 1.0  # TRL's max_grad_norm
+
+Setting = tuple[float, str, str]  # learning rate, updates, aggregation
+
+
+def main() -> None:
+    """Run what is missing, and write the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES))
+    parser.add_argument("--updates", nargs="+", choices=UPDATES, default=list(UPDATES))
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=list(LOSSES))
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--stored", action="store_true", help="measure nothing")
+    asked = parser.parse_args()
+    there = (RESULTS / f"{NAME}.json").exists()
+    known = {run.spec: run for run in stored(NAME)} if there else {}
+    grid = itertools.product(asked.seeds, asked.losses, asked.rates, asked.updates)
+    for seed, loss, rate, updates in () if asked.stored else grid:
+        spec = spec_of((rate, updates, loss), seed, asked.steps)
+        if spec not in known:
+            known[spec] = measure(spec)
+            store(NAME, sorted(known.values(), key=lambda run: (run.spec.seed, run.spec.setting)))
+            print(spec.setting, f"seed {seed}:", known[spec].evaluated[-1].accuracy, flush=True)
+    text = report(list(known.values()))
+    print("\n" + text)
+    (RESULTS / f"{NAME}.md").write_text(text)
+
+
+def spec_of(setting: Setting, seed: int, steps: int) -> Spec:
+    """The run of a setting on a seed; held-out problems are answered at its end alone."""
+    rate, updates, loss = setting
+    variant, iterations = UPDATES[updates]
+    own: dict[str, Any] = TASKS[TASK].spec | {"learning_rate": rate, "evaluate_every": 10**9}
+    count = steps * iterations  # a step of TRL's is an update
+    return Spec(
+        variant=variant + LOSSES[loss],
+        setting=f"{rate:g}, {updates}, {loss}",
+        task=TASK,
+        seed=seed,
+        steps=count,
+        max_steps=count,
+        num_iterations=iterations,
+        **own,
+    )
+
+
+def report(runs: Sequence[Result]) -> str:
+    """The document: the machine, a row for each setting, and how far a step goes by length of the completions."""
+    spec = runs[0].spec
+    steps = spec.max_steps // spec.num_iterations
+    return document(
+        "Learning rate, updates a batch and aggregation: SmolLM2-135M on sums in words",
+        command_line(),
+        described(list(runs)),
+        f"Each run: {steps} generation batches of {spec.prompts_per_step} prompts x K {spec.num_generations}, at most "
+        f"{spec.max_completion_length} tokens, constant rate, no warm-up, beta 0, LoRA as load_policy makes it, in "
+        f"float32. Accuracy: greedy, {spec.problems} held-out problems, mean over seeds with Student's 95 % interval "
+        "where there are two or more. Reward: mean of a run's last three batches.",
+        setting_table(runs),
+        "## How far a step goes",
+        f"The gradient's norm before it is clipped at {CLIP:g}, the share of updates that are clipped, and the mean "
+        "length of the completions, over all runs of an aggregation.",
+        gradient_table(runs),
+    )
+
+
+def setting_table(runs: Sequence[Result]) -> str:
+    """A row a setting, by rate: accuracy before and after, reward, tokens."""
+    rows = []
+    for rate, updates, loss in itertools.product(RATES, UPDATES, LOSSES):
+        own = [run for run in runs if run.spec.setting == f"{rate:g}, {updates}, {loss}"]
+        if not own:
+            continue
+        after = student([run.evaluated[-1].accuracy for run in own]) if len(own) > 1 else None
+        shown = f"{after:.2f}" if after else f"{own[0].evaluated[-1].accuracy:.2f}"
+        before = statistics.fmean(run.evaluated[0].accuracy for run in own)
+        reward = statistics.fmean(statistics.fmean(run.rewards[-3:]) for run in own)
+        tokens = statistics.fmean(run.tokens for run in own)
+        rows.append(
+            (
+                f"{rate:g}",
+                updates,
+                loss,
+                str(len(own)),
+                f"{before:.2f}",
+                shown,
+                f"{reward:.2f}",
+                f"{tokens:.0f}",
+            )
+        )
+    columns = (
+        "learning rate",
+        "updates a batch",
+        "aggregation",
+        "seeds",
+        "before",
+        "after",
+        "reward",
+        "tokens",
+    )
+    return table(columns, "rllrrlrr", rows)
+
+
+def gradient_table(runs: Sequence[Result]) -> str:
+    """A row an aggregation: norms before clipping, by the mean length of a step's completions."""
+    rows = []
+    for loss in LOSSES:
+        own = [run for run in runs if run.spec.setting.endswith(loss)]
+        norms = sorted(norm for run in own for norm in run.gradients if norm > 0)
+        if not norms:
+            continue
+        clipped = sum(norm > CLIP for norm in norms) / len(norms)
+        lengths = [
+            step.tokens / (run.spec.prompts_per_step * run.spec.num_generations)
+            for run in own
+            for step in run.steps
+            if step.tokens
+        ]
+        middle = f"{statistics.median(norms):.3f}"
+        rows.append((loss, middle, f"{norms[-1]:.3f}", f"{clipped:.2f}", f"{statistics.fmean(lengths):.1f}"))
+    return table(("aggregation", "median norm", "largest", "share clipped", "mean length"), "lrrrr", rows)
+
+
+if __name__ == "__main__":
+    main()
