@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/settings.py --seeds 0 1 --rates 1e-4 --losses "token mean" "constant length"
 
 Every run makes the same number of steps, of 4 prompts x K 8, from the same policy and task of its seed, and ends with
-100 held-out problems answered greedily.  A run is a process of its own and is kept in results/settings_words.json as soon
-as it is done, so that the grid can be measured in pieces; writes settings_words.md beside it, and --stored writes it
+100 held-out problems answered greedily.  A run is a process of its own, and is kept in results/settings_words.json as
+soon as it is done, so that the grid can be measured in pieces.  Writes settings_words.md beside it; --stored writes it
 again and measures nothing.
 """
 
