@@ -193,7 +193,7 @@ class Result:
             spent = map(Spent, *(step[clock] for clock in CLOCKS))
             steps.append(Step(dict(zip(PHASES, spent, strict=True)), step["tokens"]))
         evaluated = [Evaluated(**{**item, "spent": Spent(**item["spent"])}) for item in data["evaluated"]]
-        lists = {"steps": steps, "evaluated": evaluated}
+        lists: dict[str, Any] = {"steps": steps, "evaluated": evaluated}
         lists |= {name: data.get(name, ()) for name in ("dead", "rewards", "gradients")}
         return cls(**{**data, "spec": Spec(**data["spec"]), **{name: tuple(v) for name, v in lists.items()}})
 
