@@ -25,7 +25,7 @@ from rloo_kit.watch.log import Entry, Known, Log, rounds
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from rewards.signature import Judges
+    from rewards.trl_interface import Judges
 
     Messages = list[list[dict[str, str]]]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rewards.signature import Reward
+    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
     from rloo_kit.tasks import Task
 

@@ -19,7 +19,7 @@ from tables import RESULTS, document, table
 
 import rewards
 from rewards import Audit
-from rewards.cases import QUESTIONS
+from rewards.audit_cases import QUESTIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -102,7 +102,7 @@ def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:
         f"{len(rewards.CASES)} cases in {families} families, tokens from {tokenizer or 'words'}.",
         "An exploit is a completion that deserves nothing and earns at least half of what an honest\n"
         "right one does; a refusal is one that deserves the reward and earns under half.  The cases, with\n"
-        "the reason for each, are in `rewards/cases.toml`.  They were committed before `answer_reward` was\n"
+        "the reason for each, are in `rewards/audit_cases.toml`.  They were committed before `answer_reward` was\n"
         "written (one was added since, and the long text rewritten), but by the same author.  So read\n"
         "[answer_sets.md](answer_sets.md): cases by writers who had not\n"
         "read the rules, with how many the rules failed at first sight.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState
     from trl import RLOOTrainer
 
-    from rewards.signature import Reward
+    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
     from rloo_kit.tasks import Task
 
@@ -349,7 +349,7 @@ class CountedReward:
     """Pays what ``score`` does, and counts groups of ``k`` without spread."""
 
     def __init__(self, score: Reward, k: int) -> None:
-        from rewards.signature import reward_name
+        from rewards.trl_interface import reward_name
 
         self.score, self.k, self.__name__ = score, k, reward_name(score)
         self.means: list[float] = []

@@ -5,13 +5,11 @@ None per completion.
 """
 
 from rewards.answers import FORMS, answer_reward, instruction
+from rewards.audit_cases import CASES, Band, Case
 from rewards.auditing import Audit, AuditFailed, audit
-from rewards.cases import CASES, Band, Case
 from rewards.compose import cached, clipped, gated, only_for, scaled, weighted
 from rewards.errors import RewardCallError, RewardSignatureError, RewardValueError
-from rewards.guard import guarded
 from rewards.judge import Criterion, reward_model, rubric_reward
-from rewards.signature import check_signature
 from rewards.text import length_reward, overlong_reward, repetition_reward, sentence_reward
 from rewards.thinking import (
     QWEN3,
@@ -21,6 +19,7 @@ from rewards.thinking import (
     thinking_reward,
     thought_then_answer,
 )
+from rewards.trl_interface import check_signature, guarded
 
 __all__ = ["CASES", "FORMS", "QWEN3", "Audit", "AuditFailed", "Band", "Case", "Criterion"]
 __all__ += ["RewardCallError", "RewardSignatureError", "RewardValueError", "ThinkTokens", "Thought"]

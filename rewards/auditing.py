@@ -1,6 +1,6 @@
 """Score a reward on attacks and honest answers: what it wrongly accepts, and what it wrongly refuses.
 
-``rewards.cases`` has the cases; this module scores them by TRL's keywords, compares each score with what the case
+``rewards.audit_cases`` has the cases; this module scores them by TRL's keywords, compares each score with what the case
 should earn, and reports.  It finds only the exploits among its cases: read what your policy writes as well.
 """
 
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from rewards.answers import FORMS
-from rewards.cases import (
+from rewards.audit_cases import (
     CASES,
     CONTESTED,
     CUT_OFF,
@@ -32,8 +32,7 @@ from rewards.cases import (
     task_rows,
 )
 from rewards.errors import check_choice, invalid
-from rewards.guard import call_reward
-from rewards.signature import Aim, Reward, Scores, check_signature, reward_name, said_by
+from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signature, reward_name, said_by
 
 EQUAL = "every score is equal: nothing to learn from"
 Rows = list[tuple[str, ...]]

@@ -11,14 +11,14 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rewards.call_records import recorded
 from rewards.errors import invalid
-from rewards.guard import call_reward
-from rewards.made import recorded
-from rewards.signature import (
+from rewards.trl_interface import (
     TRL_KEYWORDS,
     Reward,
     Scores,
     Wrapped,
+    call_reward,
     column_in,
     count_of,
     judges_of,

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rewards.call_records import recorded
 from rewards.errors import invalid, shown
-from rewards.made import recorded
-from rewards.signature import Judges, Reward
+from rewards.trl_interface import Judges, Reward
 
 
 def completion_text(completion: Any, *, thought: bool = False) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rewards.call_records import recorded
 from rewards.compose import gated
 from rewards.errors import invalid
-from rewards.made import recorded
-from rewards.signature import Judges, Reward, reward_name
 from rewards.text import completion_text, prompt_text
+from rewards.trl_interface import Judges, Reward, reward_name
 
 OPEN, CLOSE = "<think>", "</think>"
 Pairs = list[tuple[str, str]]  # thought and answer

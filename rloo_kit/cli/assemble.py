@@ -10,7 +10,7 @@ from typing import Any
 
 import rewards
 import rloo_kit
-from rewards.signature import Reward
+from rewards.trl_interface import Reward
 from rloo_kit import Plan, data_checks, tasks
 from rloo_kit.cli.callables import CORRECT, made
 from rloo_kit.cli.config import Config

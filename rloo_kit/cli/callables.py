@@ -22,9 +22,9 @@ from typing import Any, Literal, get_origin
 
 import rewards
 from rewards.answers import Form
-from rewards.made import recorded
-from rewards.signature import Reward
+from rewards.call_records import recorded
 from rewards.thinking import ThinkTokens
+from rewards.trl_interface import Reward
 from rloo_kit import values
 from rloo_kit.cli.document import check_known
 from rloo_kit.errors import ConfigError

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import rewards
 from rewards.answers import answer_reward
-from rewards.guard import call_reward
-from rewards.signature import Reward, judges_of, reward_name
+from rewards.trl_interface import Reward, call_reward, judges_of, reward_name
 from rloo_kit import data_checks, tasks, values
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from rewards.made import Call, recorded
+from rewards.call_records import Call, recorded
 from rloo_kit import redact, values
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint

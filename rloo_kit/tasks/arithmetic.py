@@ -19,7 +19,7 @@ from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_
 
 if TYPE_CHECKING:
     from rewards.answers import Form
-    from rewards.signature import Reward
+    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 TARGET_RATE = 0.5  # a binary reward's variance, and so what RLOO can learn from, is largest here

@@ -22,7 +22,7 @@ from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_
 
 if TYPE_CHECKING:
     from rewards.answers import Form
-    from rewards.signature import Reward
+    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 Row = dict[str, Any]

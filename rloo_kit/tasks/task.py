@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from rewards.answers import answer_reward, instruction
-from rewards.made import Call, recorded
+from rewards.call_records import Call, recorded
 from rewards.thinking import QWEN3
 from rloo_kit.errors import DatasetError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from rewards.answers import Form
-    from rewards.signature import Reward
+    from rewards.trl_interface import Reward
     from rloo_kit.policy.policy import Policy
 
 HELD_OUT_EVERY = 5  # one problem in five is held out

@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset
 from pydantic_core import to_jsonable_python
 
-from rewards.made import made_by
+from rewards.call_records import made_by
 from rewards.thinking import ThinkTokens
 from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model

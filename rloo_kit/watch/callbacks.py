@@ -23,7 +23,7 @@ from rloo_kit.watch.log import Known, Log, rounds
 from rloo_kit.watch.symptoms import SYMPTOMS, Episodes, Finding, episodes, surely_above
 
 if TYPE_CHECKING:
-    from rewards.signature import Judges
+    from rewards.trl_interface import Judges
 
 # --- symptoms ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from rewards.signature import Judges, judges_of, reward_name
+from rewards.trl_interface import Judges, judges_of, reward_name
 from rloo_kit.errors import ConfigError
 from rloo_kit.session.output import shortened
 from rloo_kit.watch.log import DEAD_SHARE, MEMORY, WINDOW, Change, Known, Log, rounds, term

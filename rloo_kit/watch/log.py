@@ -17,7 +17,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import trl
 
-    from rewards.signature import Judges
+    from rewards.trl_interface import Judges
 
 Entry = dict[str, Any]
 """One entry of ``log_history``: "step" and the metrics, each a float, or None where it does not apply."""

@@ -16,7 +16,7 @@ import yaml
 
 import rewards
 import rloo_kit
-from rewards.made import made_by
+from rewards.call_records import made_by
 from rloo_kit.cli import callables
 from rloo_kit.cli.config import load_config
 from rloo_kit.train import run_record

@@ -16,7 +16,7 @@ import trl.trainer.rloo_trainer
 import trl.trainer.utils
 from transformers import GenerationMixin, Trainer, TrainingArguments
 
-from rewards.signature import TRL_KEYWORDS
+from rewards.trl_interface import TRL_KEYWORDS
 from rloo_kit.session import output
 from rloo_kit.train import config, renamed_args
 from rloo_kit.train.check_arguments import ARGUMENTS

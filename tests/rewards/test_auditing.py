@@ -6,7 +6,7 @@ import pytest
 
 import rewards
 from rewards import CASES, FORMS, Case, ThinkTokens, audit
-from rewards.cases import NOTHING, PAYS, QUESTIONS
+from rewards.audit_cases import NOTHING, PAYS, QUESTIONS
 
 PROMPT_OPENS = ThinkTokens(151667, 151668, (151645,), prompt_opens=True)
 WRITTEN = [case for case in CASES if case.family in ("honest", "nothing", "filler thought", "all listed")]

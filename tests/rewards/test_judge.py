@@ -89,7 +89,7 @@ def test_an_async_judge_is_asked_about_everything_at_once_and_after_a_failure_no
             raise ConnectionError("port 8000")
 
     reward = rubric_reward(CRITERIA, slow)
-    assert rewards.signature.is_async(reward)
+    assert rewards.trl_interface.is_async(reward)
     assert asyncio.run(reward(prompts=["?"] * 3, completions=["a"] * 3)) == [0.5] * 3
     assert most == 6
     texts = list("abcdefghijkl")

@@ -1,7 +1,7 @@
 """The audit's cases."""
 
 from rewards import CASES
-from rewards.cases import fill, gold_forms
+from rewards.audit_cases import fill, gold_forms
 
 
 def test_each_case_has_a_name_and_a_reason_and_applies_to_some_gold_answer():

@@ -1,11 +1,11 @@
-r"""The audit's cases, read from ``cases.toml`` and written as completions: what they should earn, and why.
+r"""The audit's cases, read from ``audit_cases.toml`` and written as completions: what they should earn, and why.
 
 They state what is right by the task, not what a reward of this package happens to do; where careful people could
 disagree the band is ``CONTESTED``, which is shown but not counted.
 
 A completion is a template.  Known names in single braces are filled in from the task's own gold answer; other braces
 stay, so ``\boxed{{gold}}`` becomes ``\boxed{42}``.  A case is skipped for a gold answer that lacks the form
-(``{commas}`` needs a number of at least 1,000).  ``cases.toml`` tells what the names stand for.
+(``{commas}`` needs a number of at least 1,000).  ``audit_cases.toml`` tells what the names stand for.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Case:
 
 
 _BANDS = {"pays": PAYS, "nothing": NOTHING, "contested": CONTESTED}
-_DATA = tomllib.loads(Path(__file__).with_name("cases.toml").read_text(encoding="utf-8"))
+_DATA = tomllib.loads(Path(__file__).with_name("audit_cases.toml").read_text(encoding="utf-8"))
 
 
 def _template(completion: str | list[Any]) -> str:
@@ -74,7 +74,7 @@ def _template(completion: str | list[Any]) -> str:
     return "".join(part if isinstance(part, str) else part["of"] * part["times"] for part in parts)
 
 
-#: Every case of the audit.  Add one with a line in cases.toml, or pass your own to ``audit(cases=...)``.
+#: Every case of the audit.  Add one with a line in audit_cases.toml, or pass your own to ``audit(cases=...)``.
 CASES: tuple[Case, ...] = tuple(
     Case(family, name, _template(completion), _BANDS[answer], _BANDS[thought], why)
     for family, cases in _DATA["cases"].items()
