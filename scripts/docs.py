@@ -53,9 +53,9 @@ FROM_GRPO = ("loss_type", "scale_rewards", "kl_in_reward", "max_prompt_length", 
 
 def card_table() -> str:
     """What fits which card, with the rule that the table follows."""
-    from rloo_kit.memory import fit
+    from rloo_kit.memory import cards
 
-    return fit.table()
+    return cards.table()
 
 
 # --- settings ---------------------------------------------------------------------------------------------

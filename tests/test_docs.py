@@ -17,7 +17,7 @@ import yaml
 
 import rewards
 import rloo_kit
-from rloo_kit.memory.fit import first_run
+from rloo_kit.memory.cards import first_run
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.specs import weight_bytes
+from rloo_kit.memory.plan_inputs import weight_bytes
 from rloo_kit.models import Checkpoint, nf4_bytes
 from rloo_kit.policy.bundled import TINY
 

@@ -91,7 +91,7 @@ def cards(card: Annotated[str | None, _card] = None) -> None:
 
     And how long its completions may be: computed, not measured.
     """
-    from rloo_kit.memory.fit import table
+    from rloo_kit.memory.cards import table
 
     typer.echo(rloo_kit.fit(card) if card else table())
 

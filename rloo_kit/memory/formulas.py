@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rloo_kit.forward_passes import DRAWN_AT_ONCE
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
-from rloo_kit.memory.specs import PROCESSORS, Model, Settings
+from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
 from rloo_kit.session.output import GIB, MIB
 
 WEIGHTS, KEPT, REST = "weights", "layers kept in 16 bit", "embedding, lm_head, norms"

@@ -11,7 +11,7 @@ import torch
 
 from rloo_kit.memory import formulas
 from rloo_kit.memory.hardware import where_computed
-from rloo_kit.memory.specs import bytes_of, is_lora, weight_bytes
+from rloo_kit.memory.plan_inputs import bytes_of, is_lora, weight_bytes
 from rloo_kit.session.output import MIB, text_table
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from rloo_kit.memory import seconds, specs
+from rloo_kit.memory import duration, plan_inputs
 from rloo_kit.memory.formulas import ESTIMATED, LAYER, PARTS, Parts, Step
 from rloo_kit.memory.hardware import Device, device_of, engine_of, speed_of, where_computed
-from rloo_kit.memory.specs import Model, Settings, model_of, settings_of
+from rloo_kit.memory.plan_inputs import Model, Settings, model_of, settings_of
 from rloo_kit.models import CATALOGUE, FOR_CPU, PROJECTIONS
 from rloo_kit.session.output import GIB, scale_of, text_table
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rloo_kit import RLOOTrainer
     from rloo_kit.memory.meter import Measured
-    from rloo_kit.memory.specs import Plannable
+    from rloo_kit.memory.plan_inputs import Plannable
 
 Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # best first
@@ -137,7 +137,7 @@ class Plan:
         """Seconds of a step, at best and in a slow case, never timed; None with vLLM, on a CPU, on an unknown GPU."""
         speed = None if self.settings.engine else speed_of(self.device)
         sampled = replace(self.settings, generation_rows=self.sampled_rows)
-        return None if speed is None else seconds.of_step(self.model, sampled, *speed)
+        return None if speed is None else duration.of_step(self.model, sampled, *speed)
 
     def compare(self, trainer: RLOOTrainer) -> Measured:
         """The plan beside what a run took, after a step at least; peaks by phase are measured on a GPU alone."""
@@ -207,11 +207,11 @@ class Plan:
             unknown = "vLLM samples" if self.settings.engine else "this GPU's bandwidth is not known"
             return f"seconds: not estimated, {unknown}"
         found, n = self.seconds_per_step, self.settings.steps
-        step, run = (" to ".join(seconds.spelled(steps * each) for each in found) for steps in (1, n))
+        step, run = (" to ".join(duration.spelled(steps * each) for each in found) for steps in (1, n))
         return (
             f"a step takes {step}{f', {n} steps {run}' if n else ''}: an estimate, never timed; from full bandwidth "
-            f"and peak to {seconds.BANDWIDTH_SHARE:.0%} and {seconds.PEAK_SHARE:.0%} of them, or launches of "
-            f"{1e6 * seconds.LAUNCH_SECONDS:.0f} µs a kernel"
+            f"and peak to {duration.BANDWIDTH_SHARE:.0%} and {duration.PEAK_SHARE:.0%} of them, or launches of "
+            f"{1e6 * duration.LAUNCH_SECONDS:.0f} µs a kernel"
         )
 
     def rows(self) -> list[list[str]]:
@@ -371,8 +371,8 @@ def plan(
         PolicyNotFoundError: a name that is neither in the catalogue nor on this machine.
     """
     device = device_of(card)
-    loaded, checkpoint, own = specs.taken_apart(policy)
-    found = specs.device_settings(device) | {
+    loaded, checkpoint, own = plan_inputs.taken_apart(policy)
+    found = plan_inputs.device_settings(device) | {
         "four_bit": (checkpoint.four_bit if load_in_4bit is None else load_in_4bit) and not full_finetuning,
         "lora_rank": 0 if full_finetuning else lora_rank,
         "checkpointing": gradient_checkpointing,
@@ -380,7 +380,7 @@ def plan(
         **own,
     }
     if loaded is not None and (where_computed(loaded).type != "cpu") == device.on_gpu:
-        model, own = specs.loaded_model(loaded, checkpoint)
+        model, own = plan_inputs.loaded_model(loaded, checkpoint)
         found |= own
     else:
         modules = PROJECTIONS if target_modules in (None, "all-linear") else target_modules

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rloo_kit.errors import NonFiniteError
 from rloo_kit.forward_passes import DRAWN_AT_ONCE
-from rloo_kit.memory import oom
+from rloo_kit.memory import out_of_memory
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -268,10 +268,10 @@ class SlicedGenerate:
             whole = self._generate(input_ids=ids, attention_mask=mask, **how, **recorded)
             return whole, torch.zeros(len(ids), dtype=torch.bool)
         except (RuntimeError, MemoryError) as error:
-            if len(ids) == 1 or not self.halves or not oom.is_out_of_memory(error):
+            if len(ids) == 1 or not self.halves or not out_of_memory.is_out_of_memory(error):
                 raise
             _recover(self.model, training)
-            oom.let_go(error)
+            out_of_memory.let_go(error)
         self.at_once = -(-len(ids) // 2)
         new = drawn.ids[:, ids.size(1) :]
         return drawn.ids, ~torch.isin(new, new.new_tensor(self.eos_ids)).any(1)

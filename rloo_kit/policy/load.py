@@ -320,14 +320,14 @@ def _load(path: str, longest: int, four_bit: bool, asked: Asked) -> tuple[Any, P
 @contextlib.contextmanager
 def _out_of_memory_explained(checkpoint: Checkpoint | None, path: str, four_bit: bool) -> Iterator[None]:
     """Turn the device's out-of-memory error into one with bytes and smaller checkpoints."""
-    from rloo_kit.memory import oom
+    from rloo_kit.memory import out_of_memory
 
     try:
         yield
     except (RuntimeError, MemoryError, ValueError) as error:
-        if not oom.is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
+        if not out_of_memory.is_out_of_memory(error) and not any(text in str(error) for text in SPILLED):
             raise
-        oom.let_go(error)
+        out_of_memory.let_go(error)
         free, total = prepare.device_memory()
         need = checkpoint.weight_bytes(four_bit) if checkpoint else None
         smaller = [c.name for c in CATALOGUE.values() if need and c.weight_bytes(four_bit) < need]

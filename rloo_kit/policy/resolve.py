@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError
-from rloo_kit.memory import fit
+from rloo_kit.memory import cards
 from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find
 from rloo_kit.policy.bundled import BUNDLED, made_here
 from rloo_kit.session import processes
@@ -59,7 +59,7 @@ def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | No
         PolicyNotFoundError: no such name, folder or repository, or the hub cannot be reached.
     """
     if name == "largest":
-        name = fit.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
+        name = cards.fit(load_in_4bit=four_bit is not False).model.checkpoint.name if _on_gpu() else "tiny"
     if expanded(name).is_dir():
         return _of_folder(str(expanded(name)))
     text = os.fspath(name)
@@ -88,7 +88,7 @@ def resolve(name: str | os.PathLike[str], four_bit: bool | None, token: str | No
 
 def first_run(four_bit: bool | None) -> tuple[str, bool | None]:
     """What ``load_policy()`` takes without a name, and whether it is to think."""
-    return fit.first_run(load_in_4bit=four_bit is not False) if _on_gpu() else ("tiny", None)
+    return cards.first_run(load_in_4bit=four_bit is not False) if _on_gpu() else ("tiny", None)
 
 
 def _on_gpu() -> bool:

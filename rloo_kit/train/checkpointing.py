@@ -22,7 +22,7 @@ import trl
 from filelock import FileLock, Timeout
 
 from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
-from rloo_kit.memory import formulas, oom
+from rloo_kit.memory import formulas, out_of_memory
 from rloo_kit.policy import model_card
 from rloo_kit.policy.save import check_finite
 from rloo_kit.train import checkpoint_integrity as integrity
@@ -270,7 +270,7 @@ def explained(
     try:
         yield
     except Exception as error:
-        if isinstance(error, RLOOKitError) or oom.is_out_of_memory(error) or not of(error):
+        if isinstance(error, RLOOKitError) or out_of_memory.is_out_of_memory(error) or not of(error):
             raise
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         # Torch goes on to advise loading it unsafely.

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
-from rloo_kit.memory import oom
-from rloo_kit.memory.specs import is_lora, quantisation_tensors
+from rloo_kit.memory import out_of_memory
+from rloo_kit.memory.plan_inputs import is_lora, quantisation_tensors
 from rloo_kit.session import output, processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
@@ -113,23 +113,23 @@ class ResumableTrainer(SavingTrainer):
         self._start_afresh()
         if self.args.should_save:
             run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
-        oom.warn_if_too_large(self.memory_plan)
+        out_of_memory.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself:
             processes.say(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
-                with oom.phase(self, "optimizer"):
+                with out_of_memory.phase(self, "optimizer"):
                     result = super().train(resume_from_checkpoint=folder and str(folder), **kwargs)
             except (*STOPPED, Exception) as error:
                 if isinstance(error, OutOfMemoryError):
-                    oom.let_go(error)
+                    out_of_memory.let_go(error)
                 said = self._keep_what_is_done(error)
                 if isinstance(error, KeyboardInterrupt) and running_shell() is not None:
                     raise Interrupted(said) from None
                 processes.say(said)
                 if isinstance(error, OutOfMemoryError):
                     kept = integrity.last_whole_checkpoint(self.folder)
-                    raise oom.with_way_on(error, kept) from error.__cause__
+                    raise out_of_memory.with_way_on(error, kept) from error.__cause__
                 raise
             if self.is_world_process_zero():
                 self.state.save_to_json(str(self.folder / STATE))

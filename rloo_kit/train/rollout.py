@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit import data_checks
 from rloo_kit.advantages import dead_groups, total_rewards
 from rloo_kit.errors import RewardError
-from rloo_kit.memory import oom
+from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import generate
 from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import processes
@@ -114,7 +114,7 @@ class RolloutTrainer(ResumableTrainer):
         data_checks.check_lengths(prompt_ids, self.max_completion_length, self._max_seq_length)
         training = self.model.training
         own, unwarned = self._own_sampling(len(prompt_ids)), generate.without_max_length(self.model)
-        with oom.phase(self, "generate"), own, unwarned:
+        with out_of_memory.phase(self, "generate"), own, unwarned:
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if not training:
             self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
@@ -166,7 +166,7 @@ class RolloutTrainer(ResumableTrainer):
     def _calculate_rewards(self, inputs: Sequence[Example], *args: object) -> torch.Tensor:
         """Works around: what a reward model returns is not checked (a NaN counts as "does not apply"), a reward that is
         always None is only logged, and an evaluation does not count its dead groups."""
-        with oom.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
+        with out_of_memory.explain_out_of_memory("rewards", self.memory_plan), undisturbed(self.model):
             scores = super()._calculate_rewards(inputs, *args)
         for name, reward, column in zip(self.reward_func_names, self.reward_funcs, scores.T, strict=True):
             bad = int((~column.isfinite()).sum())
@@ -216,7 +216,7 @@ class RolloutTrainer(ResumableTrainer):
         rows = sorted(passed.nonzero().flatten().tolist(), key=lengths.__getitem__)
         size = self.args.per_device_train_batch_size
         with (
-            oom.phase(self, "log-probs"),
+            out_of_memory.phase(self, "log-probs"),
             disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
             self._reference() if reference else nullcontext(self.model) as model,
         ):

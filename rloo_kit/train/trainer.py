@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import advantages, data_checks
 from rloo_kit.advantages import dead_groups
-from rloo_kit.memory import oom, plan
+from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
-from rloo_kit.memory.specs import reference_is_base
+from rloo_kit.memory.plan_inputs import reference_is_base
 from rloo_kit.session import processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
@@ -246,7 +246,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def training_step(self, *args: object, **kwargs: object) -> torch.Tensor:
         """Works around: running out of memory names neither the phase nor what to do."""
-        with oom.phase(self, "train"):
+        with out_of_memory.phase(self, "train"):
             return super().training_step(*args, **kwargs)
 
     # --- the loss -----------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt, Interval, MinLen
 from rewards.errors import RewardValueError
 from rloo_kit import forward_passes, values
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.memory.specs import IDLE
+from rloo_kit.memory.plan_inputs import IDLE
 from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
 from rloo_kit.values import INFINITE, Count, Hint, Natural

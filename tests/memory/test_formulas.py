@@ -8,24 +8,26 @@ import torch
 
 import rloo_kit
 from benchmarks.pretended.gauge import TensorGauge
-from rloo_kit.memory import formulas, specs
+from rloo_kit.memory import formulas, plan_inputs
 from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import device_of
 from rloo_kit.memory.plan import Plan
-from rloo_kit.memory.specs import PROCESSORS, Model, Settings
+from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
 from rloo_kit.models import CATALOGUE
 from tests.memory.conftest import CPU, tiny_plan
 
 
 def test_the_tiny_policys_parts_are_planned_to_the_byte_before_it_is_loaded(policy: Any) -> None:
     load = rloo_kit.plan("tiny", card=CPU).phases["load"]
-    assert (load[formulas.WEIGHTS], load[formulas.REST]) == specs.weight_bytes(policy.model)
-    assert load[formulas.LORA] == specs.bytes_of(p for p in policy.model.parameters() if p.requires_grad)
+    assert (load[formulas.WEIGHTS], load[formulas.REST]) == plan_inputs.weight_bytes(policy.model)
+    assert load[formulas.LORA] == plan_inputs.bytes_of(
+        p for p in policy.model.parameters() if p.requires_grad
+    )
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> int:
     values = (value for entry in optimizer.state.values() for value in entry.values())
-    return specs.bytes_of(value for value in values if isinstance(value, torch.Tensor))
+    return plan_inputs.bytes_of(value for value in values if isinstance(value, torch.Tensor))
 
 
 def test_the_optimizers_state_is_planned_to_the_byte(policy: Any) -> None:
@@ -56,7 +58,7 @@ def test_the_cache_of_a_generation_batch_is_planned_to_the_byte(policy: Any) -> 
     planned = tiny_plan(policy)
     step = Step(planned.model, dataclasses.replace(planned.settings, generation_rows=4, completion_tokens=8))
     held = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
-    assert step.cache(step.cached_tokens) == specs.bytes_of(held)
+    assert step.cache(step.cached_tokens) == plan_inputs.bytes_of(held)
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
@@ -98,7 +100,7 @@ def test_on_a_gpu_more_of_anything_takes_more(setting: str, values: tuple[Any, .
     totals = []
     for value in values:
         settings = Settings(**{"batch_rows": 8, "micro_rows": 4, setting: value})
-        model = specs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
+        model = plan_inputs.model_of(CATALOGUE["qwen3-4b"], settings.lora_rank, settings.four_bit)
         totals.append(sum(Plan.of(model, settings, device_of(2**40)).totals.values()))
     assert totals == sorted(set(totals), reverse=True)
 

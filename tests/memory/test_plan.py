@@ -13,7 +13,7 @@ from rloo_kit.memory import plan as planning
 from rloo_kit.memory.formulas import Step
 from rloo_kit.memory.hardware import Device
 from rloo_kit.memory.plan import Plan, largest_slice
-from rloo_kit.memory.specs import Model, Settings
+from rloo_kit.memory.plan_inputs import Model, Settings
 from rloo_kit.models import CATALOGUE
 from rloo_kit.session.output import GIB
 from tests.memory.conftest import LARGE, ONE_GROUP

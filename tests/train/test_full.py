@@ -8,7 +8,7 @@ import torch
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import specs as reading
+from rloo_kit.memory import plan_inputs as reading
 from tests.conftest import random_rewards
 
 STEPS: Any = {"max_steps": 2, "learning_rate": 1e-3, "beta": 0.05, "temperature": 1.0}

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 import rloo_kit
 from rloo_kit import advantages
-from rloo_kit.memory import specs
+from rloo_kit.memory import plan_inputs
 from rloo_kit.train import cpu_logprobs
 from rloo_kit.train.validate import NAMES
 from tests.conftest import as_loaded
@@ -278,7 +278,7 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         for name, value in {
             "own": own,
             "_estimator": advantages.find(own.advantage_estimator),
-            "passes": specs.settings_of(asked).passes,
+            "passes": plan_inputs.settings_of(asked).passes,
             "_rollout": rollout,
             "_step": 0,
             "_reference": lambda: nullcontext("reference"),

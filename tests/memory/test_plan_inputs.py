@@ -11,8 +11,8 @@ import torch
 
 import rloo_kit
 from rloo_kit.errors import ConfigError
-from rloo_kit.memory import formulas, specs
-from rloo_kit.memory.specs import Settings
+from rloo_kit.memory import formulas, plan_inputs
+from rloo_kit.memory.plan_inputs import Settings
 from rloo_kit.models import CATALOGUE, checkpoint_from_config
 from tests.memory.conftest import CPU, tiny_plan
 
@@ -48,8 +48,8 @@ def test_the_reference_is_the_base_until_anything_is_trained(
     fresh_policy: Any, change: Callable[[Any], None], base: bool, why: str
 ) -> None:
     change(fresh_policy.model)
-    assert specs.reference_is_base(fresh_policy.model) == base, why
-    assert not specs.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
+    assert plan_inputs.reference_is_base(fresh_policy.model) == base, why
+    assert not plan_inputs.reference_is_base(torch.nn.Linear(2, 2).requires_grad_(False)), "it has no LoRA"
 
 
 def test_a_continued_policy_keeps_a_copy_of_its_lora_as_reference(policy: Any) -> None:
@@ -67,8 +67,8 @@ def test_the_configuration_decides() -> None:
     config = rloo_kit.RLOOConfig(**batch, num_generations=4, max_completion_length=300, beta=0.0, top_k=20)
     rows = {"micro_rows": 2, "accumulation": 8, "batch_rows": 8}
     asked = {"num_generations": 4, "prompt_tokens": 100, "completion_tokens": 300, "beta": 0.0}
-    assert specs.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
-    assert specs.settings_of(None) == specs.settings_of(rloo_kit.RLOOConfig()) == Settings()
+    assert plan_inputs.settings_of(config, 100) == Settings(**rows, **asked, processors=("top_k",))
+    assert plan_inputs.settings_of(None) == plan_inputs.settings_of(rloo_kit.RLOOConfig()) == Settings()
     with pytest.raises(ConfigError, match="completion_tokens must be at least 1"):
         rloo_kit.plan("qwen3-4b", SimpleNamespace(max_completion_length=0), "8GB")
     with pytest.raises(ConfigError, match="generation_rows must be at least 1"):
@@ -78,15 +78,15 @@ def test_the_configuration_decides() -> None:
 def test_a_plain_configuration_of_trl_takes_every_pass_and_transformers_sampling() -> None:
     import trl
 
-    assert specs.settings_of(trl.RLOOConfig(output_dir="out")).single_pass is False
+    assert plan_inputs.settings_of(trl.RLOOConfig(output_dir="out")).single_pass is False
     sampling = SimpleNamespace(generation_kwargs={"top_k": 5})
-    assert specs.settings_of(sampling).processors == ("top_k",)
+    assert plan_inputs.settings_of(sampling).processors == ("top_k",)
 
 
 @pytest.mark.parametrize(("longest", "prompt"), [(1024, 124), (32768, 512), (800, 1)])
 def test_a_prompt_of_unknown_length_has_the_room_that_a_completion_leaves(longest: int, prompt: int) -> None:
     config = SimpleNamespace(max_completion_length=900)
-    assert specs.settings_of(config, None, longest).prompt_tokens == prompt
+    assert plan_inputs.settings_of(config, None, longest).prompt_tokens == prompt
 
 
 @pytest.mark.parametrize("base", ["qwen3-4b", "unsloth/Qwen3-4B-unsloth-bnb-4bit"])
@@ -105,9 +105,9 @@ def test_a_configuration_in_the_policys_place_is_named() -> None:
 
 def test_layers_kept_in_16_bit_are_estimated_before_a_policy_is_loaded() -> None:
     card = CATALOGUE["qwen3-0.6b"]
-    model = specs.model_of(card, 16, four_bit=True)
+    model = plan_inputs.model_of(card, 16, four_bit=True)
     assert model.linear_bytes == card.linear_bytes()
-    assert model.kept_bytes == int(specs.KEPT_SHARE * (model.linear_bytes + model.rest_bytes))
+    assert model.kept_bytes == int(plan_inputs.KEPT_SHARE * (model.linear_bytes + model.rest_bytes))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_plan_counts_the_passes_that_the_trainer_runs(
 ) -> None:
     batch = {"num_generations": 4, "per_device_train_batch_size": 4, "beta": 0.05} | given
     config = rloo_kit.RLOOConfig(str(tmp_path), **batch)
-    assert specs.settings_of(config).passes.single is single
+    assert plan_inputs.settings_of(config).passes.single is single
 
 
 @pytest.mark.parametrize(

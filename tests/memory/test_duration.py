@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import rloo_kit
-from rloo_kit.memory import hardware, seconds, specs
+from rloo_kit.memory import duration, hardware, plan_inputs
 from rloo_kit.memory.hardware import Device
 
 LONG = SimpleNamespace(max_completion_length=1024, max_steps=200)
@@ -49,8 +49,8 @@ def test_without_a_known_gpu_or_with_vllm_there_is_no_range(
 def test_a_policy_of_one_weight_by_hand() -> None:
     """One layer of 7 weights in 16 bit, a head of 1 in 4 bytes, no LoRA: one prompt token, three sampled ones."""
     shape = rloo_kit.Checkpoint("one", "one", 1, 1, 1, 1, 1, 1, True, "never", 1)
-    model = specs.Model(shape, 14, 2, ())
-    settings = specs.Settings(
+    model = plan_inputs.Model(shape, 14, 2, ())
+    settings = plan_inputs.Settings(
         prompt_tokens=1,
         completion_tokens=3,
         num_generations=1,
@@ -63,14 +63,14 @@ def test_a_policy_of_one_weight_by_hand() -> None:
     # A pass reads 7 weights and the head, 2 bytes each: the prompt's, forward, again and backward.  Two more tokens
     # read them too, and 1 + 3 / 2 cached tokens of 4 bytes.
     bytes_moved = 4 * (14 + 2) + 2 * (14 + 2 + 2.5 * 4)
-    assert seconds.of_step(model, settings, 1.0, ENDLESS)[0] == pytest.approx(bytes_moved)
+    assert duration.of_step(model, settings, 1.0, ENDLESS)[0] == pytest.approx(bytes_moved)
     # Two operations a weight and token, four a token that one looks at.
     prompt, token = 1 * (14 + 4) + 2, 14 + 2 + 4 * 2.5
     update = 3 * (4 * (14 + 4 * 4) + 3 * 2)
-    assert seconds.of_step(model, settings, ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
+    assert duration.of_step(model, settings, ENDLESS, 1.0)[0] == pytest.approx(prompt + 2 * token + update)
     kernels = 50 + 2 * 38 + 3 * 50
-    assert seconds.of_step(model, settings, ENDLESS, ENDLESS) == pytest.approx(
-        (0, kernels * seconds.LAUNCH_SECONDS)
+    assert duration.of_step(model, settings, ENDLESS, ENDLESS) == pytest.approx(
+        (0, kernels * duration.LAUNCH_SECONDS)
     )
 
 
@@ -92,6 +92,6 @@ def test_what_saves_work_saves_seconds(less: dict[str, object], more: dict[str, 
 
     def at_best(given: dict[str, object]) -> float:
         settings = dataclasses.replace(base, **given)  # type: ignore[arg-type]
-        return seconds.of_step(planned.model, settings, 936e9, 71e12)[0]
+        return duration.of_step(planned.model, settings, 936e9, 71e12)[0]
 
     assert at_best(less) < at_best(more)

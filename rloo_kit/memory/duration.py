@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rloo_kit.memory.specs import Model, Settings
+from rloo_kit.memory.plan_inputs import Model, Settings
 
 BANDWIDTH_SHARE, PEAK_SHARE = 0.5, 0.3
 """Of a GPU's bandwidth and of its peak, in a slow case.  An assumption: large language models were trained at 21 to
