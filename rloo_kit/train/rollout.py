@@ -20,7 +20,6 @@ from rloo_kit.session import processes
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs, microbatches
 from rloo_kit.train.validate import Own
-from rloo_kit.watch.callbacks import TruncationWatch
 
 import_unsloth()
 
@@ -51,7 +50,6 @@ class RolloutTrainer(ResumableTrainer):
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
-        self._watch = TruncationWatch(self.max_completion_length, self.mask_truncated_completions)
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
         self._token_sums: dict[str, torch.Tensor] = {}  # since the last log: totals and counts of tokens
 
@@ -118,11 +116,6 @@ class RolloutTrainer(ResumableTrainer):
             completion_ids = super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if not training:
             self.model.eval()  # unsloth leaves it training, and what follows would be taken for a training step
-            return completion_ids
-        seen = torch.tensor([(len(ids), self._is_cut(ids)) for ids in completion_ids])
-        lengths, cut = self.accelerator.gather(seen.to(self.accelerator.device)).T.tolist()
-        if said := self._watch.see(lengths, list(map(bool, cut))):
-            processes.warn(said)
         return completion_ids
 
     @contextmanager

@@ -131,14 +131,11 @@ class RLOOTrainer(RolloutTrainer):
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):
             self.remove_callback(shown)
 
-        def reported() -> list[str]:  # by the trainer itself, which can suggest a length
-            return ["truncation"] if self._watch.has_spoken else []
-
         judged = judged_by(self.reward_funcs, self.reward_func_names)
         for wanted, callback in (
             (self.own.progress, ProgressCallback()),
             (self.own.progress and self.own.live_plot, LivePlot()),
-            (True, HealthCallback(self.own.handler, reported, judged)),
+            (True, HealthCallback(self.own.handler, judged)),
             (True, FiniteGradients(self.accelerator)),
             (True, StepEnds(self)),
         ):

@@ -1,16 +1,13 @@
-"""What is said and shown of a run while it trains: a line per step, a picture, symptoms, and completions cut off.
+"""What is said and shown of a run while it trains: a line per step, a picture, and symptoms.
 
 Each speaks on the main process, and changes no setting.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import NormalDist, linear_regression
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -20,7 +17,7 @@ from rloo_kit.session import output, processes
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
 from rloo_kit.watch.log import Known, Log, rounds
-from rloo_kit.watch.symptoms import SYMPTOMS, Episodes, Finding, episodes, surely_above
+from rloo_kit.watch.symptoms import Episodes, Finding, episodes
 
 if TYPE_CHECKING:
     from rewards.trl_interface import Judges
@@ -41,7 +38,6 @@ class HealthCallback(TrainerCallback):
         on_unhealthy: "warn" prints; "stop" prints, saves a checkpoint and ends the training; a callable gets the
             :class:`Finding` instead of the print, on the main process.  None takes the config's ``on_unhealthy``,
             or "warn".
-        said: gives the symptoms that the trainer has already reported itself; they are not printed.
         judges: what reward functions judge, by metric name, as for :func:`rloo_kit.diagnose`; ``judged_by`` gives it.
 
     Raises:
@@ -51,11 +47,10 @@ class HealthCallback(TrainerCallback):
     def __init__(
         self,
         on_unhealthy: OnUnhealthy | None = None,
-        said: Callable[[], Iterable[str]] = tuple,
         judges: Mapping[str, Judges] | None = None,
     ) -> None:
         self.on_unhealthy = None if on_unhealthy is None else checked(on_unhealthy, "HealthCallback")
-        self.said, self.judges = said, judges
+        self.judges = judges
         self._episodes = Episodes()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: object, **kwargs: object) -> None:
@@ -77,7 +72,7 @@ class HealthCallback(TrainerCallback):
         for finding in self._episodes.look(log):
             if callable(wanted) and state.is_world_process_zero:
                 wanted(finding)
-            elif state.is_world_process_zero and (wanted == "stop" or finding.symptom not in self.said()):
+            elif state.is_world_process_zero:
                 processes.say(f"unhealthy: {finding}")
             if wanted == "stop":
                 control.should_training_stop = True
@@ -226,69 +221,3 @@ class LivePlot(TrainerCallback):
             self._draws = False
             said = f"Live plot disabled: {type(error).__name__}: {error}. Training goes on"
             processes.warn(f"{said}; live_plot=False avoids this warning.")
-
-
-# --- completions cut off -------------------------------------------------------------------------------------
-
-BATCHES = 3  # generation batches that a warning is based on
-WANTED = 0.9  # the share of completions that the recommended length should let end
-KNOWN = 10  # completions that must have ended before a length is recommended; with fewer it is a guess
-REACH = 8  # a recommendation of so many times the longest completion that ended is beyond the data
-CUT = SYMPTOMS["truncation"].limit
-
-
-def length_for(ended: Sequence[int], cut: int) -> int | None:
-    """The length, a multiple of 64, at which :data:`WANTED` would have ended; None where too few did.
-
-    A log-normal is fitted to the lengths known: a line through (normal quantile of the rank, log length), where the
-    ``cut`` others rank above all that ended (regression on order statistics, Helsel and Cohn 1988).
-    """
-    lengths, total = sorted(max(1, length) for length in ended), len(ended) + cut
-    if len(lengths) < KNOWN or lengths[0] == lengths[-1]:
-        return None
-    quantile = NormalDist().inv_cdf
-    ranks = [quantile((i + 0.625) / (total + 0.25)) for i in range(len(lengths))]
-    slope, intercept = linear_regression(ranks, [math.log(length) for length in lengths])
-    wanted = intercept + slope * quantile(WANTED)
-    return None if wanted > math.log(REACH * lengths[-1]) else math.ceil(math.exp(wanted) / 64) * 64
-
-
-class TruncationWatch:
-    """Warns once where too many completions of the last generation batches were cut at the ``limit``, with a longer one
-    that their lengths suggest; the log has no lengths.  ``masked``: whether cut completions are masked."""
-
-    def __init__(self, limit: int, masked: bool) -> None:
-        self.limit, self.masked, self.has_spoken = limit, masked, False
-        self._batches: deque[tuple[list[int], int]] = deque(maxlen=BATCHES)
-        self._at_first = math.nan  # share of the first batch that was cut
-
-    def see(self, lengths: Sequence[int], cut: Sequence[bool]) -> str | None:
-        """Take in a generation batch, (completions,) tokens of each and whether it was cut; return the warning that it
-        gives rise to, once."""
-        self._batches.append(([n for n, was_cut in zip(lengths, cut, strict=True) if not was_cut], sum(cut)))
-        if math.isnan(self._at_first):
-            self._at_first = sum(cut) / len(cut)
-        ended, n_cut = [n for lengths, _ in self._batches for n in lengths], sum(n for _, n in self._batches)
-        count = len(ended) + n_cut
-        many = len(self._batches) == BATCHES and surely_above(n_cut / count, count, CUT)
-        nothing = self.masked and all(cut)
-        if self.has_spoken or not (many or nothing):
-            return None
-        self.has_spoken = True
-        said = f"{n_cut / count:.0%} of the completions of the last {len(self._batches)} batches were cut"
-        if nothing:
-            said = "this step changes nothing: every completion was cut and masked"
-        return f"{said} at {self.limit} tokens{self._advice(ended, n_cut)}"
-
-    def _advice(self, ended: Sequence[int], n_cut: int) -> str:
-        if self._at_first <= CUT:
-            return (
-                f", and {self._at_first:.0%} of the first batch. The policy has come to write longer: read "
-                "completions, and look at learning_rate and the reward before max_completion_length."
-            )
-        wanted = length_for(ended, n_cut)
-        if wanted and wanted > self.limit:
-            return f". max_completion_length={wanted} would let about {WANTED:.0%} end, by the {len(ended)} that did."
-        return (
-            f". Try max_completion_length={2 * self.limit} and look again: too few ended to suggest a length."
-        )

@@ -264,6 +264,8 @@ def truncation(log: Log, limit: float, kind: str) -> Seen | None:
         return None
     longest = window.values("completions/max_length")
     at = f" at {longest.max():.0f} tokens" if longest.size else ""
+    ended = window.values("completions/max_terminated_length").max(initial=0.0)
+    at += f", the longest other ended after {ended:.0f}" if ended else ""
     evidence = f"{window.mean(CUT_SHARE):.0%} of the completions cut{at} ({window.steps})"
     return Seen(window, evidence, {"fall": str(fall)})
 

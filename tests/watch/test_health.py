@@ -58,13 +58,15 @@ def test_it_speaks_once_in_one_line_and_not_where_there_is_nothing_new(capsys: A
     assert "Change first: max_completion_length" in line
     play(history(30), callbacks.HealthCallback())
     play(history(20, **CUT), callbacks.HealthCallback(), seen=10)  # a resumed run has reported it before
-    play(history(20, **CUT), callbacks.HealthCallback("warn", lambda: ["truncation"]))  # the trainer has
     assert capsys.readouterr() == ("", "")
+    ended = {"completions__max_terminated_length": 9.0, "completions__max_length": 12.0}
+    (found,) = rloo_kit.diagnose(history(20, **CUT, **ended)).findings
+    assert "cut at 12 tokens, the longest other ended after 9 (steps 1-3)" in found.evidence
 
 
 def test_stop_ends_the_run_in_every_process_is_printed_by_one_and_saves_finite_weights(capsys: Any) -> None:
     for main in (True, False):
-        ran = play(history(20, **CUT), callbacks.HealthCallback("stop", lambda: ["truncation"]), main)
+        ran = play(history(20, **CUT), callbacks.HealthCallback("stop"), main)
         assert ran == (3, True, True)
         assert ("unhealthy" in capsys.readouterr().out) is main
     ran = play(history(20, entropy=from_step(8, 0.3, math.nan)), callbacks.HealthCallback("stop"))
@@ -191,3 +193,24 @@ def test_an_infinite_reward_in_plain_trl_is_found_and_a_bounded_one_is_not(
         callbacks=[callbacks.HealthCallback(seen.append)],
     ).train()
     assert [one.symptom for one in seen] == found
+
+
+def test_where_every_completion_is_cut_and_masked_no_weight_moves_and_it_is_said(
+    fresh_policy: Any, make_trainer: Any, capsys: Any
+) -> None:
+    """They have a spread of rewards, and teach nothing all the same."""
+    trainer = make_trainer(
+        model=fresh_policy,
+        reward_funcs=lambda completions, **kwargs: [float(i % 2) for i in range(len(completions))],
+        max_completion_length=2,
+        mask_truncated_completions=True,
+        max_steps=3,
+        learning_rate=0.1,
+        beta=0.05,
+    )
+    before = {name: p.clone() for name, p in trainer.model.named_parameters() if p.requires_grad}
+    trainer.train()
+    assert "unhealthy: truncation: 100% of the completions cut at 2 tokens" in capsys.readouterr().out
+    assert all(torch.equal(trainer.model.get_parameter(name), value) for name, value in before.items())
+    logged = [entry["dead_groups"] for entry in trainer.state.log_history if "dead_groups" in entry]
+    assert logged == [1.0] * 3
