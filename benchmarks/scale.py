@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import rloo_kit
 from benchmarks.tables import document, table
-from rloo_kit.session.launch import deepspeed_file
+from rloo_kit.cli.launch import deepspeed_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/scale.md"

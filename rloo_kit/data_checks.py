@@ -19,7 +19,7 @@ from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rewards.trl_interface import TRL_KEYWORDS, members, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
 from rloo_kit.policy.tokenizer import check_thinking
-from rloo_kit.session import processes
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import trl
@@ -129,7 +129,7 @@ def name_special_tokens(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBa
         texts = [] if isinstance(prompt, str) else [str(message.get("content")) for message in prompt]
         if found := [token for token in control if any(token in text for text in texts)]:
             what = f"{name}[{index}]['prompt'] has {found[0]!r} in a message's text, which is read as a control token"
-            processes.warn(f"{what}. What to do: take it out, unless it is meant.")
+            output.warn(f"{what}. What to do: take it out, unless it is meant.")
             break
 
 

@@ -7,6 +7,8 @@ detect-secrets 1.5 knows 20 of the 38 kinds of tests/test_redact.py, neither Hug
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 INSTEAD = "(not shown)"
 
@@ -72,3 +74,37 @@ def without_hidden(text: str) -> str:
 def _hidden(found: re.Match[str]) -> str:
     value = next(filter(None, found.groups()), found[0])  # of "api_key=..." the value alone
     return found[0].replace(value, INSTEAD)
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
+
+
+def shown(name: str, value: Any) -> str:
+    """A value for a message, cut short; never one that could be a secret."""
+    text = repr(value)
+    if SECRET.search(name) or "hf_" in text:
+        return INSTEAD
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting is left out of what is written down of a run."""
+    return isinstance(value, str | Mapping | list | tuple) and without_secrets(value, name) != value
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A setting as it may be written down: at any depth no hidden value, and no text under a secret's name.
+
+    Args:
+        name: of the setting, or the key in one that is a dict; with a secret's its text is left out whole.
+    """
+    if isinstance(value, str):
+        return INSTEAD if SECRET.search(name) else without_hidden(value)
+    if isinstance(value, Mapping):
+        return {key: without_secrets(part, str(key)) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        parts = (without_secrets(part, name) for part in value)
+        return list(parts) if isinstance(value, list) else tuple(parts)
+    return value

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rloo_kit
-from rloo_kit.session import processes
+from rloo_kit.session import output
 
 ROOM = Path(rloo_kit.__file__).parent
 
@@ -53,5 +53,5 @@ def test_a_warning_stands_at_the_line_of_the_call(
 
 
 def test_no_room_counts_its_callers_by_hand() -> None:
-    own = [file for file in ROOM.rglob("*.py") if file != Path(processes.__file__)]
+    own = [file for file in ROOM.rglob("*.py") if file != Path(output.__file__)]
     assert [str(file) for file in own if re.search(r"warnings\.warn\(|stacklevel", file.read_text())] == []

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 import typer
 
 import rloo_kit
+from rloo_kit.cli.launch import check_installed, command, deepspeed_file
 from rloo_kit.errors import ConfigError, RLOOKitError
-from rloo_kit.session import processes
-from rloo_kit.session.launch import Machines, check_installed, command, deepspeed_file
+from rloo_kit.session import multi_process, output
 
 if TYPE_CHECKING:
     from rloo_kit.cli.assemble import Run
@@ -48,10 +48,8 @@ Problems = Annotated[int | None, Of("-n", min=1, help="Held-out problems; evalua
 _log = Given(metavar="LOG", help="A run's folder, a checkpoint or a trainer_state.json.")
 RunFolder = Annotated[Path, Given(metavar="RUN", help="A run's folder: its trainer's output_dir.")]
 _out = Of(metavar="FILE.yaml", help="Where to; beside the run's folder if left out.")
-Count = Annotated[int, Of(min=1, help="Processes of all machines together, one a GPU.")]
+Count = Annotated[int, Of(min=1, help="Processes, one a GPU.")]
 Engine = Annotated[str, Of(help="ddp, or where the policy is too large: zero2, zero3, fsdp2.")]
-MachineCount = Annotated[int, Of(min=1, help="Start it on each, with its own rank.")]
-MachineRank = Annotated[int, Of(min=0, help="0 on the one that --host names.")]
 ByCPU = Annotated[bool, Of("--cpu", help="By gloo on CPUs, to try it out.")]
 Configs = Annotated[str, Of(help="accelerate's and DeepSpeed's configurations.")]
 
@@ -122,9 +120,9 @@ def train(
     """
     checked = _checked(config, set_)
     made = _assembled(checked, saves=True)
-    processes.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
+    output.say(f"\n{made.task.name}: {made.task.description}\n\n{made.plan()}\n")
     if dry_run:
-        processes.say(f"{checked.resolved()}\n{made.first_prompt()}")
+        output.say(f"{checked.resolved()}\n{made.first_prompt()}")
         return
     trainer = made.trainer()  # what it refuses is said before anything is measured
     results = made.measured("before")
@@ -134,9 +132,9 @@ def train(
         return
     folder = made.policy.save(checked.save, results=results)
     beside = Path(f"{folder}.yaml")
-    if processes.is_main():
+    if multi_process.is_main():
         beside.write_text(AS_RUN + checked.resolved(), encoding="utf-8")
-    processes.say(f"adapter: {folder}\nconfiguration: {beside}")
+    output.say(f"adapter: {folder}\nconfiguration: {beside}")
 
 
 def check_place(config: Config, save: str) -> None:
@@ -160,10 +158,6 @@ def launch(
     config: ConfigFile,
     processes: Count,
     engine: Engine = "ddp",
-    machines: MachineCount = 1,
-    machine_rank: MachineRank = 0,
-    host: Annotated[str, Of(help="Machine 0, as the others reach it.")] = "127.0.0.1",
-    port: Annotated[int, Of(help="A free port of machine 0.")] = 29500,
     cpu: ByCPU = False,
     configs: Configs = "configs/accelerate",
     dry_run: Annotated[bool, Of("--dry-run", help="Print the command, and start nothing.")] = False,
@@ -180,8 +174,7 @@ def launch(
         settings = ["trainer.use_cpu=true", *([f"trainer.deepspeed={file}"] if file else []), *settings]
     target = ["-m", "rloo_kit", "train", str(config), *(["--resume"] if resume else [])]
     target += [part for one in settings for part in ("--set", one)]
-    of = Machines(machines, machine_rank, host, port)
-    made = command(engine, processes, target, on_cpu=cpu, machines=of, configs=configs)
+    made = command(engine, processes, target, on_cpu=cpu, configs=configs)
     typer.echo(str(made))
     if not dry_run:
         check_installed(engine, configs, cpu)

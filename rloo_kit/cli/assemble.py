@@ -20,7 +20,7 @@ from rloo_kit.memory.hardware import device_of
 from rloo_kit.policy import load
 from rloo_kit.policy.load import load_policy
 from rloo_kit.policy.policy import Policy
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.tasks import Task
 from rloo_kit.train.trainer import RLOOTrainer
 
@@ -68,7 +68,7 @@ class Run:
         if self.config.evaluate is None:
             return {}
         found = {name: self.measure(**self.config.evaluate)}
-        processes.say(f"\n{name}\n{found[name]}\n")
+        output.say(f"\n{name}\n{found[name]}\n")
         self.policy.model.measured = found  # for the cards of checkpoints
         return found
 

@@ -25,7 +25,7 @@ from rewards.answers import Form
 from rewards.call_records import recorded
 from rewards.thinking import ThinkTokens
 from rewards.trl_interface import Reward
-from rloo_kit import values
+from rloo_kit import argument_types
 from rloo_kit.cli.document import check_known
 from rloo_kit.errors import ConfigError
 
@@ -104,8 +104,10 @@ def check_arguments(function: Callable[..., Any], given: Any, name: str) -> None
         try:
             if not takes_any:
                 check_known(key, {*signature.parameters} - {"policy"}, f"{name} takes no")
-            if all(get_origin(one) is Literal or one in PLAIN for one in values.parts(hints.get(key))):
-                values.check({key: value}, hints, name)
+            if all(
+                get_origin(one) is Literal or one in PLAIN for one in argument_types.parts(hints.get(key))
+            ):
+                argument_types.check({key: value}, hints, name)
         except ConfigError as error:
             raise ConfigError(error.what, where=key, todo=error.todo) from None
     try:

@@ -25,7 +25,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_kit import tasks, values
+from rloo_kit import redact, tasks
 from rloo_kit.cli import callables
 from rloo_kit.cli.callables import IN_FILE
 from rloo_kit.cli.document import Document, check_known, read, written
@@ -105,8 +105,8 @@ class Config:
         data |= {"policy": self.policy, "task": {self.task: self.task_arguments}}
         for name in {"policy", "trainer"} & data.keys():
             given = (data[name] or {}).items()
-            data[name] = {n: value for n, value in given if not values.is_secret(n, value)}
-        return written(values.without_secrets(data))
+            data[name] = {n: value for n, value in given if not redact.is_secret(n, value)}
+        return written(redact.without_secrets(data))
 
 
 def mapped(entry: Any, change: Callable[[str], Any]) -> Any:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from rewards.text import question
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
-from rloo_kit import values
+from rloo_kit import argument_types
+from rloo_kit.argument_types import Natural
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.evaluation.evaluate import Evaluation
 from rloo_kit.evaluation.intervals import Interval, bootstrap
 from rloo_kit.models import EOS_TEXTS
-from rloo_kit.values import Natural
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Prompt
@@ -156,7 +156,7 @@ def compare(
                 where=f"compare({name}={type(given).__name__})",
                 todo="pass what rloo_kit.evaluate(policy, dataset, ...) returned, before and after training",
             )
-    values.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
+    argument_types.check({"n": n, "chars": chars}, {"n": Natural, "chars": Natural}, "compare")
     _check_settings(before, after)
     pairs = _paired(before, after)
     pairs.sort(key=lambda pair: (-abs(pair.change or 0.0), pair.before.ids == pair.after.ids))

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import rewards
 from rewards.answers import answer_reward
 from rewards.trl_interface import Reward, call_reward, judges_of, reward_name
-from rloo_kit import data_checks, tasks, values
+from rloo_kit import argument_types, data_checks, tasks
+from rloo_kit.argument_types import Count, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, DatasetError, RewardError
 from rloo_kit.evaluation.intervals import Interval, bootstrap, means_by_prompt, wilson
-from rloo_kit.session import processes
-from rloo_kit.values import Count, Seed
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     from rloo_kit.policy.policy import Completion, Policy
@@ -228,7 +228,7 @@ def _quarters(completions: int) -> Callable[[int], None]:
 
     def progress(done: int) -> None:
         while left and done >= left[0]:
-            processes.say(f"evaluate: {left.pop(0)} of {completions} completions")
+            output.say(f"evaluate: {left.pop(0)} of {completions} completions")
 
     return progress
 
@@ -237,7 +237,7 @@ def check_asked(*, n: int | None = None, samples: int = 1, greedy: bool = True, 
     """Check what :func:`evaluate` is asked for, before there is a policy; ``generate`` is for ``Policy.generate``."""
     from rloo_kit.policy.policy import check_sampling
 
-    values.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
+    argument_types.check({"n": n, "samples": samples}, {"n": Count | None, "samples": Count}, "evaluate")
     if greedy and samples > 1:
         raise ConfigError(
             f"greedy takes the most probable token each time, so {samples} samples of a prompt would be one",

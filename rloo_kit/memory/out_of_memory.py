@@ -10,7 +10,7 @@ from typing import Any
 from rewards.errors import RewardValueError
 from rloo_kit.errors import OutOfMemoryError
 from rloo_kit.memory.plan import Plan
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.session.release import clear_frames
 
 
@@ -18,10 +18,10 @@ def warn_if_too_large(planned: Plan) -> None:
     """Before the first step: warn where the plan does not fit, with the first change that would help, and where it
     cannot count the model."""
     if unknown := planned.model.checkpoint.uncounted:
-        processes.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
+        output.warn(f"The memory plan does not know {unknown}: what it says of activations is a guess.")
     if planned.fits == "does not fit":
         todo = str(planned.changes[0]) if planned.changes else "take a smaller model"
-        processes.warn(
+        output.warn(
             f"This run will probably not fit: it takes {planned.takes} ({planned.device.name}). "
             f"What to do: {todo}. print(rloo_kit.plan(policy, config)) shows where it goes.",
         )

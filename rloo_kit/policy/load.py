@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rewards.call_records import Call, recorded
-from rloo_kit import redact, values
+from rloo_kit import argument_types, redact
+from rloo_kit.argument_types import Count, Positive, PositiveShare, Seed
 from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.policy import resolve, tokenizer
 from rloo_kit.policy.resolve import Source
-from rloo_kit.session import prepare, processes
+from rloo_kit.session import output, prepare
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import quiet, without_bars
-from rloo_kit.values import Count, Positive, PositiveShare, Seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -177,7 +177,7 @@ def settled(given: Arguments) -> Asked:
         given["dtype"] = str(given["dtype"]).removeprefix("torch.")
     if given["target_modules"] == "all-linear":
         given["target_modules"] = list(PROJECTIONS)
-    given |= values.check(given, HINTS, "load_policy", ADVICE)
+    given |= argument_types.check(given, HINTS, "load_policy", ADVICE)
     for (one, other), why in CLASHES.items():
         if given.get(one) and given.get(other) not in (None, False, DEFAULTS.get(other)):
             raise _refused(given, one, other, what=why, todo="leave one of them out")
@@ -198,7 +198,7 @@ def settled(given: Arguments) -> Asked:
 
 
 def _refused(given: Arguments, *names: str, what: str, todo: str) -> ConfigError:
-    shown = ", ".join(f"{name}={values.shown(name, given[name])}" for name in names)
+    shown = ", ".join(f"{name}={redact.shown(name, given[name])}" for name in names)
     return ConfigError(what, where=f"load_policy({shown})", todo=todo)
 
 
@@ -222,7 +222,7 @@ def _by_our_names(given: Arguments) -> Arguments:
             todo = f"did you mean {near[0]}?"
         else:
             continue
-        where = f"load_policy({name}={values.shown(name, given[name])})"
+        where = f"load_policy({name}={redact.shown(name, given[name])})"
         raise ArgumentError(f"load_policy takes no {name}", where=where, todo=todo)
     return found
 
@@ -274,7 +274,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         tokenizer.without_dropout(model)
     if longest < asked.max_seq_length != DEFAULTS["max_seq_length"]:
         said = f"max_seq_length is {longest}, not {asked.max_seq_length}"
-        processes.warn(f"{said}: the checkpoint was trained for no more tokens.")
+        output.warn(f"{said}: the checkpoint was trained for no more tokens.")
     return Policy(model, of_text, checkpoint)
 
 

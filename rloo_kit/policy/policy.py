@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_kit import values
+from rloo_kit import argument_types
+from rloo_kit.argument_types import Count, Natural, PositiveShare, Seed, Share, Temperature
 from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import resolve, save
 from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
 from rloo_kit.policy.tokenizer import complete, is_off, of_prompts, without_dropout
-from rloo_kit.session import processes
-from rloo_kit.values import Count, Natural, PositiveShare, Seed, Share, Temperature
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +173,7 @@ class Policy:
                     progress(len(out))
         if (fewer := sliced.at_once) < batch_size:
             what = f"Memory ran out with {batch_size} completions sampled at once: it went on with {fewer}"
-            processes.warn(f"{what}. What to do: batch_size={fewer} spares the next call the attempt.")
+            output.warn(f"{what}. What to do: batch_size={fewer} spares the next call the attempt.")
         return out
 
     def _generate_batch(
@@ -184,9 +184,9 @@ class Policy:
         width, pad = max(len(row) for _, row in jobs), self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row)) + row for _, row in jobs], device=self.device)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for _, r in jobs], device=self.device)
-        output = sliced(ids, mask, pad_token_id=pad, eos_token_id=list(self.eos_ids), **draw)
+        rows = sliced(ids, mask, pad_token_id=pad, eos_token_id=list(self.eos_ids), **draw)
         completions = []
-        for (prompt, _), row in zip(jobs, output[:, width:].tolist(), strict=True):
+        for (prompt, _), row in zip(jobs, rows[:, width:].tolist(), strict=True):
             end = next((i for i, token in enumerate(row) if token in self.eos_ids), None)
             kept = row if end is None else row[: end + 1]
             text = self.tokenizer.decode(kept, skip_special_tokens=True)
@@ -283,7 +283,7 @@ def check_sampling(greedy: bool, **given: object) -> None:
             raise ConfigError(what, where="Policy.generate(greedy=True), which evaluate calls", todo=todo)
     advice = {"temperature": "for the most probable completion use greedy=True"}
     hints = typing.get_type_hints(Policy.generate, include_extras=True)
-    values.check(given, hints, "Policy.generate", advice)
+    argument_types.check(given, hints, "Policy.generate", advice)
 
 
 def warn_of_temperature(policy: Policy, temperature: float) -> None:
@@ -295,7 +295,7 @@ def warn_of_temperature(policy: Policy, temperature: float) -> None:
             f"{policy.checkpoint.name} is sampled at temperature 1, and most of what it says there is noise"
         )
         todo = f"RLOOConfig(temperature=policy.checkpoint.temperature), which is {wanted:g}"
-        processes.warn(f"{what}. What to do: {todo}.")
+        output.warn(f"{what}. What to do: {todo}.")
 
 
 def _check_prompts(rows: list[list[int]], limit: int | None) -> None:

@@ -21,7 +21,7 @@ from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RL
 from rloo_kit.memory import cards
 from rloo_kit.models import CATALOGUE, Checkpoint, checkpoint_from_config, find
 from rloo_kit.policy.bundled import BUNDLED, made_here
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.session.prepare import within
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def check_adapter(path: str, lora: Lora | None) -> set[str]:
     asked["use_rslora"] = (lora.rank_stabilised, False)
     for name, (value, default) in asked.items():
         if value not in (default, own.get(name, value)):
-            processes.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
+            output.warn(f"load_policy({path!r}): the saved adapter keeps its own {name}={own[name]}.")
     try:
         with safe_open(str(Path(path) / WEIGHTS), framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - no mapping

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rloo_kit import values
+from rloo_kit import argument_types
 from rloo_kit.errors import ConfigError, NonFiniteError, PolicyNotFoundError, RLOOKitError, RunFolderError
 from rloo_kit.policy import model_card, resolve
 from rloo_kit.policy.bundled import BUNDLED
 from rloo_kit.policy.model_card import CARD
 from rloo_kit.policy.resolve import ADAPTER_CONFIG, expanded
-from rloo_kit.session import processes
+from rloo_kit.session import multi_process, output
 from rloo_kit.session.output import without_bars
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def write(
     target, where = Path(os.path.realpath(named)), f"{where}({os.fspath(folder)!r})"
     check_finite(policy.model, where, lambda: "save from before, or load it anew")
     with gathered(policy.model):
-        if processes.is_main():
+        if multi_process.is_main():
             check_target(target, where, policy.base, adapter="adapter" in form)
             with replacing(target, where) as fresh, without_bars():
                 facts = {**model_card.remembered(policy.model), **weights(fresh)}
@@ -199,7 +199,7 @@ def save_merged(
 ) -> Path:
     """As :meth:`rloo_kit.Policy.save_merged`; ``instead`` is what to do where too little of the update is kept."""
     given = {"dtype": dtype and str(dtype).removeprefix("torch.")}
-    kind = values.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
+    kind = argument_types.check(given, {"dtype": MERGED}, "Policy.save_merged")["dtype"]
     if not policy.has_lora:
         what, todo = "all weights were trained: there is nothing to merge", "policy.save(folder) writes them"
         raise ConfigError(what, where=f"Policy.save_merged({os.fspath(folder)!r})", todo=todo)
@@ -208,12 +208,12 @@ def save_merged(
     def weights(place: Path) -> Facts:
         model, name, kept = merged(policy, below, kind)
         model.save_pretrained(str(place))
-        processes.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
+        output.say(f"Merged in {name}: {kept:.1%} of the update is kept.")
         if kept < ENOUGH:
             said = (
                 f"Merged in {name}, the weights keep {kept:.1%} of what was learned: the rest is rounded away"
             )
-            processes.warn(f"{said}. What to do: {instead}.")
+            output.warn(f"{said}. What to do: {instead}.")
         return {"Merge": {"type": name, "kept of the update": f"{kept:.1%}"}}
 
     return write(policy, folder, "Policy.save_merged", "merged checkpoint", weights, **said)

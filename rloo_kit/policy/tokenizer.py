@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint
-from rloo_kit.session import processes
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +116,7 @@ def without_dropout(model: torch.nn.Module) -> None:
     if not configs:
         return
     dropped = f"the LoRA's dropout of {configs[0].lora_dropout:g} is switched off"
-    processes.warn(f"{dropped}: with it the on-policy ratio would differ from 1.")
+    output.warn(f"{dropped}: with it the on-policy ratio would differ from 1.")
     for name, module in model.named_modules():
         if "lora_dropout" in name and hasattr(module, "p"):
             module.p = 0.0

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from rloo_kit.errors import ImportOrderError, VersionError
+from rloo_kit.errors import ImportOrderError, RunFolderError, VersionError
+from rloo_kit.session import output
 from rloo_kit.session.output import drop_logged_noise, quiet
 from rloo_kit.session.versions import TESTED, version_of, warn_once
 
@@ -148,9 +149,7 @@ def put_in_force() -> None:
     if not imported_too_early:
         _hook.install()
         return
-    from rloo_kit.session import processes
-
-    processes.warn(
+    output.warn(
         f"{', '.join(imported_too_early)} came before rloo_kit in this process, and unsloth has to come before "
         "them: nothing can be loaded or trained here. What to do: restart the kernel and make `import rloo_kit` its "
         "first line."
@@ -216,6 +215,22 @@ def without_variable(name: str) -> Iterator[None]:
     finally:
         if found is not None:
             os.environ[name] = found
+
+
+def check_working_folder() -> None:
+    """Refuse to go on in a folder that is gone, where importing torch ends the process.
+
+    Raises:
+        RunFolderError: the working directory was deleted.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise RunFolderError(
+            "the folder that this process works in was deleted, and torch and the run need one",
+            where="the working directory, as os.getcwd() has it",
+            todo="os.chdir to a folder that is there, or restart the kernel",
+        ) from error
 
 
 def cache_folder() -> Path:

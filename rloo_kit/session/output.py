@@ -1,4 +1,4 @@
-"""What is shown: text tables and figures, the one output of a notebook cell that trains, and lines that are dropped.
+"""What is shown: tables and figures, the one output of a cell that trains, warnings, and lines that are dropped.
 
 It never loads IPython, and matplotlib for a figure only.
 """
@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import html
 import io
 import logging
+import os
 import re
 import sys
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rloo_kit.session import multi_process
 
 if TYPE_CHECKING:
     from IPython.core.display_functions import DisplayHandle
@@ -127,13 +134,13 @@ def one_output() -> Iterator[None]:
             mine.update(now=True)
 
 
-def say(text: str) -> None:
-    """A line of the cell's one output; printed where there is none."""
-    if _output is None:
-        print(text, flush=True)
-    else:
-        _output.lines += text.split("\n")
+def say(text: object) -> None:
+    """A line of the cell's one output, printed where there is none; on the main process of several alone."""
+    if _output is not None:
+        _output.lines += str(text).split("\n")
         _output.update()
+    elif multi_process.is_main():
+        print(text, flush=True)
 
 
 def shows_pictures() -> bool:
@@ -146,6 +153,33 @@ def show(png: bytes) -> None:
     if _output is not None:
         _output.picture = png
         _output.update()
+
+
+# --- warnings ----------------------------------------------------------------------------------------------
+
+
+def warn(message: str, category: type[Warning] = UserWarning, *, main_alone: bool = True) -> None:
+    """Warn at the user's line; with ``main_alone`` on the main process, where the others would say it too."""
+    if main_alone and not multi_process.is_main():
+        return
+    here = sys._getframe(1)
+    frames = (one for one, _ in traceback.walk_stack(here))
+    frame = next((one for one in frames if not _is_library(one.f_code.co_filename)), here)
+    names = frame.f_globals
+    registry, module = names.setdefault("__warningregistry__", {}), names.get("__name__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+INSTALLED = {"site-packages", "dist-packages", "unsloth_compiled_cache"}
+HOMES = (Path(__file__).parents[1], Path(__file__).parents[2] / "rewards", Path(os.__file__).parent)
+"""Of the kit, also where it is not installed, and of Python's own library."""
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    path = Path(file)
+    inside = not INSTALLED.isdisjoint(path.parts) or any(map(path.is_relative_to, HOMES))
+    return inside or file.startswith("<frozen ")
 
 
 # --- lines that are dropped -------------------------------------------------------------------------------

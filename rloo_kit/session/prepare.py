@@ -21,8 +21,7 @@ from rloo_kit.errors import ConfigError, VersionError
 from rloo_kit.redact import INSTEAD, hide, is_hidden, without_hidden
 from rloo_kit.session import import_order
 from rloo_kit.session.import_order import CPU_BF16, import_unsloth, settings
-from rloo_kit.session.output import GIB, quiet
-from rloo_kit.session.processes import say
+from rloo_kit.session.output import GIB, quiet, say
 from rloo_kit.session.versions import TESTED, outside, version_of
 
 MODEL, STEPS = "RLOO_KIT_MODEL", "RLOO_KIT_STEPS"

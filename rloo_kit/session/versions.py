@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
+from rloo_kit.session import output
+
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
@@ -64,7 +66,5 @@ def outside() -> dict[str, str]:
 @cache
 def warn_once() -> None:
     """Warn of every release outside its range, once in a process."""
-    from rloo_kit.session import processes
-
     for text in outside().values():
-        processes.warn(text)
+        output.warn(text)

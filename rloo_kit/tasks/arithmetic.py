@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.answers import answer_reward
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, draw, falls_out, made
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ def level_near_half(measure: Callable[[int], PassRate]) -> int:
     while low <= high:
         middle = (low + high) // 2
         measured.append(measure(middle))
-        processes.say(measured[-1])
+        output.say(measured[-1])
         low, high = (middle + 1, high) if measured[-1].rate > TARGET_RATE else (low, middle - 1)
     # The last level measured is where the bisection ended: it wins a tie.
     best = min(reversed(measured), key=lambda result: abs(result.rate - TARGET_RATE))
     if best.correct in (0, best.completions):
         todo = "raise max_new_tokens" if best.truncated else "take another policy or task"
         why = "no level has a pass rate between 0 and 1, so RLOO has little to learn"
-        processes.warn(f"{why}: {todo}. Nearest: {best}.")
+        output.warn(f"{why}: {todo}. Nearest: {best}.")
     return best.level

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewards.text import prompt_text
 from rloo_kit.errors import ConfigError, DatasetError
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.tasks.task import Message, Task, asked_for, conversation, dataset_from, made
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def from_file(
         )
     description = f"{file.name}: {len(sides[0])} to train on, {len(sides[1])} held out{why}"
     if why:
-        processes.warn(f"tasks.from_file, {description}.")
+        output.warn(f"tasks.from_file, {description}.")
     return Task(file.stem, dataset_from(sides[0]), dataset_from(sides[1]), correct, None, description)
 
 

@@ -19,7 +19,7 @@ from rloo_kit import data_checks
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
-from rloo_kit.session import processes
+from rloo_kit.session import multi_process, output
 from rloo_kit.train import distributed, validate
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.renamed_args import TRAINER_GONE, TRAINER_OLD, todays
@@ -47,7 +47,7 @@ def completed(given: Arguments) -> Arguments:
         given = {"processing_class": policy.tokenizer, **given, "model": policy.model}
         template = getattr(given["processing_class"], "chat_template", None)
         if template not in (None, policy.tokenizer.chat_template):
-            processes.warn(
+            output.warn(
                 "processing_class has another chat template than the policy: training takes the first, evaluate, "
                 "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
                 "processing_class out.",
@@ -55,7 +55,7 @@ def completed(given: Arguments) -> Arguments:
     args = given["args"] = given.get("args") or RLOOConfig()
     _check_kinds(given)
     _check_model(given)
-    validate.check(args, processes.process_count())
+    validate.check(args, multi_process.process_count())
     if isinstance(given["model"], torch.nn.Module):
         distributed.check_vllm(args, given["model"])
     _check_datasets(given)
@@ -67,7 +67,7 @@ def completed(given: Arguments) -> Arguments:
             args.gradient_checkpointing = False
     if not isinstance(args, RLOOConfig):  # ours has warned already
         for doubt in validate.doubts(args):
-            processes.warn(doubt)
+            output.warn(doubt)
     given["reward_funcs"] = _guarded_rewards(given)
     return given
 

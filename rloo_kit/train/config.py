@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rloo_kit import advantages
 from rloo_kit.forward_passes import DEFAULTS
-from rloo_kit.redact import without_hidden
-from rloo_kit.session import processes
+from rloo_kit.redact import without_hidden, without_secrets
+from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
 from rloo_kit.train import renamed_args, validate
 from rloo_kit.train.validate import HANDLERS, NAMES, Own
-from rloo_kit.values import without_secrets
 
 import_unsloth()
 
@@ -137,9 +136,9 @@ class RLOOConfig(Base, Own):
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         # Before any of TRL's or unsloth's code runs, which changes what does not go together.
         complete = SimpleNamespace(**defaults | values)
-        validate.check_together(complete, processes.process_count())
+        validate.check_together(complete, multi_process.process_count())
         for doubt in validate.doubts(complete):
-            processes.warn(doubt)
+            output.warn(doubt)
         for name in NAMES:
             setattr(self, name, values.pop(name))
         with validate.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
@@ -216,7 +215,7 @@ def _precision(given: Mapping[str, Any]) -> dict[str, bool]:
     """The device's 16-bit type, unless the configuration names one."""
     named, on_gpu = given.get("bf16") or given.get("fp16"), torch.cuda.is_available()
     if named and not on_gpu:
-        processes.warn("bf16 and fp16 of RLOOConfig have no effect on a CPU. What to do: leave them out.")
+        output.warn("bf16 and fp16 of RLOOConfig have no effect on a CPU. What to do: leave them out.")
     if named or given.get("bf16") is not None:  # command lines always pass fp16=False
         return {}
     in_bf16 = on_gpu and unsloth.is_bfloat16_supported()

@@ -14,7 +14,7 @@ from datasets import Dataset, IterableDataset
 
 from rloo_kit.errors import ConfigError, DatasetError
 from rloo_kit.memory.hardware import sleeps
-from rloo_kit.session import launch
+from rloo_kit.session import multi_process
 from rloo_kit.train import run_record
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Datase
         ConfigError: the launch asked for something else than there is.
         DatasetError: the processes have different rows.
     """
-    state, wanted = accelerator.state, launch.asked(args.deepspeed, args.fsdp)
+    state, wanted = accelerator.state, multi_process.asked(args.deepspeed, args.fsdp)
     kind, on_cpu = str(state.distributed_type.value), accelerator.device.type == "cpu"
-    if error := launch.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
+    if error := multi_process.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
         raise error
     if state.num_processes > 1 and isinstance(dataset, Dataset):
         check_same(gather_object([run_record.rows(dataset)]))

@@ -14,8 +14,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.session import processes
-from rloo_kit.values import shown
+from rloo_kit.redact import shown
+from rloo_kit.session import output
 
 if TYPE_CHECKING:
     import trl
@@ -182,7 +182,7 @@ def todays(
             raise ArgumentError(what, where=f"{where}({written})", todo=f"keep {twice} alone")
         settings |= ours
     if said:
-        processes.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
+        output.warn(f"{where}: {'; '.join(said)}.", FutureWarning)
     return settings
 
 

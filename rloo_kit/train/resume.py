@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from rloo_kit.errors import ConfigError, OutOfMemoryError, RunFolderError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.memory.plan_inputs import is_lora, quantisation_tensors
-from rloo_kit.session import output, processes
+from rloo_kit.redact import without_secrets
+from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import running_shell
-from rloo_kit.values import without_secrets
 from rloo_kit.watch.run_folder import MANIFEST, STATE, facts, step_of
 
 import_unsloth()
@@ -104,7 +104,7 @@ class ResumableTrainer(SavingTrainer):
         """
         writes, room = self.args.should_save, self.checkpoint_bytes
         alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
-        with processes.named(), alone, output.one_output():
+        with multi_process.named(), alone, output.one_output():
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
     def _train(self, folder: Path | None, **kwargs: object) -> TrainOutput:
@@ -115,7 +115,7 @@ class ResumableTrainer(SavingTrainer):
             run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
         out_of_memory.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself:
-            processes.say(self.memory_plan.sliced)
+            output.say(self.memory_plan.sliced)
         with self.stops.listening(together=self.accelerator.num_processes > 1):
             try:
                 with out_of_memory.phase(self, "optimizer"):
@@ -126,7 +126,7 @@ class ResumableTrainer(SavingTrainer):
                 said = self._keep_what_is_done(error)
                 if isinstance(error, KeyboardInterrupt) and running_shell() is not None:
                     raise Interrupted(said) from None
-                processes.say(said)
+                output.say(said)
                 if isinstance(error, OutOfMemoryError):
                     kept = integrity.last_whole_checkpoint(self.folder)
                     raise out_of_memory.with_way_on(error, kept) from error.__cause__
@@ -152,9 +152,9 @@ class ResumableTrainer(SavingTrainer):
         if asked is True:
             found, passed_over = integrity.newest_whole(self.folder)
             for folder, reason in passed_over:
-                processes.warn(f"passed over {folder.name}: {reason}")
+                output.warn(f"passed over {folder.name}: {reason}")
             start = "no whole checkpoint: starting at step 0"
-            processes.say(f"resuming from {self.shown(found)}" if found else start)
+            output.say(f"resuming from {self.shown(found)}" if found else start)
         elif asked is not None and asked is not False:
             found = Path(asked).absolute()
             integrity.check(found, self.folder)
@@ -166,7 +166,7 @@ class ResumableTrainer(SavingTrainer):
             moved = checkpointing.set_aside(self.folder, step_of(found) if found and inside else -1)
             if moved:
                 what = "of later steps" if inside else "of an earlier run"
-                processes.say(f"checkpoints {what} are now in {self.shown(moved)}")
+                output.say(f"checkpoints {what} are now in {self.shown(moved)}")
         self.accelerator.wait_for_everyone()
         return found
 
@@ -182,15 +182,15 @@ class ResumableTrainer(SavingTrainer):
             then = facts(folder).get("run") or {}
             if then.get("version") != VERSION:  # of plain TRL, or of another version of the kit
                 where = self.shown(folder)
-                processes.say(f"{where} does not say what its run was made of, so nothing is compared")
+                output.say(f"{where} does not say what its run was made of, so nothing is compared")
                 return
             found = check_base(now["base"], then["base"], folder) + changed(now, then)
         if found:
-            processes.warn(f"not as in the checkpoint's run: {'; '.join(found)}")
+            output.warn(f"not as in the checkpoint's run: {'; '.join(found)}")
 
     def _already_done(self, folder: Path) -> TrainOutput:
         """Works around: transformers takes one more step from a checkpoint that is at the last one."""
-        processes.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
+        output.say(f"{self.shown(folder)} is at the last step or later: nothing left to train")
         self._load_from_checkpoint(str(folder))
         self.state = TrainerState.load_from_json(str(folder / STATE))
         return TrainOutput(self.state.global_step, 0.0, {})

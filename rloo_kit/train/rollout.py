@@ -16,7 +16,7 @@ from rloo_kit.errors import RewardError
 from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import generate
 from rloo_kit.policy.generate import SlicedGenerate
-from rloo_kit.session import processes
+from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs, microbatches
 from rloo_kit.train.validate import Own
@@ -147,7 +147,7 @@ class RolloutTrainer(ResumableTrainer):
             what = f"Memory ran out with {at_once} completions sampled at once, step {self.state.global_step + 1}"
             what += f": from here on it is {self._at_most}. What was sampled is kept"
             todo = f"RLOOConfig(generation_rows={self._at_most}) spares a next run the attempt."
-            processes.warn(f"{what}. What to do: {todo}", main_alone=False)
+            output.warn(f"{what}. What to do: {todo}", main_alone=False)
 
     @property
     def _sharded(self) -> bool:
@@ -173,7 +173,7 @@ class RolloutTrainer(ResumableTrainer):
             # Where none has scored anything, the health check speaks.
             if self._unscored[name] == UNSCORED_BATCHES and not scores.isnan().all():
                 what = f"Reward '{name}' has returned None for every sample of {UNSCORED_BATCHES} batches in a row"
-                processes.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
+                output.warn(f"{what}, so it has no effect. Check the dataset column that it reads.")
         k = self.num_generations_eval
         if not self.model.training and k > 1:
             totals = self._totals(scores, k)

@@ -25,12 +25,11 @@ from rewards.call_records import made_by
 from rewards.thinking import ThinkTokens
 from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
-from rloo_kit.redact import holds_secret, without_hidden
+from rloo_kit.redact import holds_secret, is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
 from rloo_kit.train.checkpoint_integrity import replace_text
 from rloo_kit.train.config import RLOOConfig
 from rloo_kit.train.validate import ESTIMATORS, HANDLERS
-from rloo_kit.values import is_secret
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rloo_kit.advantages import dead_groups
 from rloo_kit.memory import out_of_memory, plan
 from rloo_kit.memory.meter import Meter
 from rloo_kit.memory.plan_inputs import reference_is_base
-from rloo_kit.session import processes
+from rloo_kit.session import import_order, output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
 from rloo_kit.train import losses, metrics, microbatches
@@ -96,7 +96,7 @@ class RLOOTrainer(RolloutTrainer):
     ) -> None:
         named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
-        processes.folder()
+        import_order.check_working_folder()
         given = check_arguments.completed(given)
         self._asked = run_record.Asked.of(given, train_dataset)
         drop_reference(given["model"])
@@ -125,7 +125,7 @@ class RLOOTrainer(RolloutTrainer):
         self._start_afresh()
         if because := self.passes.two_because:
             what = f"Each step takes one more forward pass for the KL term: {because}"
-            processes.warn(f"{what}. What to do: single_pass=False silences this.")
+            output.warn(f"{what}. What to do: single_pass=False silences this.")
 
     def _set_callbacks(self) -> None:
         for shown in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from annotated_types import Ge, Gt, Interval, MinLen
 
 from rewards.errors import RewardValueError
-from rloo_kit import forward_passes, values
+from rloo_kit import argument_types, forward_passes
+from rloo_kit.argument_types import INFINITE, Count, Hint, Natural
 from rloo_kit.errors import ConfigError, RLOOKitError
 from rloo_kit.memory.plan_inputs import IDLE
 from rloo_kit.policy.tokenizer import check_template
 from rloo_kit.session.versions import TESTED, version_of
-from rloo_kit.values import INFINITE, Count, Hint, Natural
 
 if TYPE_CHECKING:
     import trl
@@ -90,14 +90,14 @@ RANGES: dict[Hint, str] = {
     Annotated[int, Ge(2)]: "num_generations",
     Annotated[int, Interval(ge=1, le=10**9)] | Literal[-1]: "max_steps",
     Annotated[float, Interval(gt=0, le=10**6)]: "num_train_epochs",
-    values.Seed: "seed",
+    argument_types.Seed: "seed",
     Natural: "top_k",
-    values.Share: "weight_decay",
-    values.Temperature: "temperature",
+    argument_types.Share: "weight_decay",
+    argument_types.Temperature: "temperature",
     Annotated[float, Interval(ge=0, le=10)]: "learning_rate",
     Annotated[float, Interval(ge=0, le=1000)]: "beta",
     Annotated[float, Interval(gt=0, lt=1)]: "epsilon",
-    values.Positive | None: "epsilon_high",
+    argument_types.Positive | None: "epsilon_high",
     # At 0 a weight without a gradient becomes NaN.
     Annotated[float, Interval(ge=1e-37, le=1)]: "adam_epsilon",
     Annotated[float, Ge(0), INFINITE]: "max_grad_norm",
@@ -169,7 +169,7 @@ def checked(given: Mapping[str, Any], known: Mapping[str, Hint] | None = None) -
     types = {**(known or hints()), "on_unhealthy": Literal[("warn", "stop", *HANDLERS)]}
     loaded = sys.modules.get("rloo_kit.advantages")  # not for the command line's first look: it imports torch
     types["advantage_estimator"] = Literal[tuple(loaded.ESTIMATORS if loaded else ESTIMATORS)]
-    found = values.check(given, types, "RLOOConfig", ADVICE)
+    found = argument_types.check(given, types, "RLOOConfig", ADVICE)
     check_template(found.get("chat_template_kwargs") or (), "RLOOConfig")
     return found
 

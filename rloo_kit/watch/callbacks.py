@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import output, processes
+from rloo_kit.session import output
 from rloo_kit.watch import plots
 from rloo_kit.watch.diagnose import clock
 from rloo_kit.watch.log import Known, Log, rounds
@@ -73,7 +73,7 @@ class HealthCallback(TrainerCallback):
             if callable(wanted) and state.is_world_process_zero:
                 wanted(finding)
             elif state.is_world_process_zero:
-                processes.say(f"unhealthy: {finding}")
+                output.say(f"unhealthy: {finding}")
             if wanted == "stop":
                 control.should_training_stop = True
                 # A checkpoint of weights that are not finite would hide the last good one from a resume.
@@ -164,7 +164,7 @@ class ProgressCallback(TrainerCallback):
         """Start the clock."""
         self._started, self._first_step = time.monotonic(), state.global_step
         if state.is_world_process_zero:
-            processes.say(header(state.max_steps))
+            output.say(header(state.max_steps))
 
     def on_log(
         self, args: object, state: TrainerState, control: object, logs: Logs | None = None, **kwargs: object
@@ -173,11 +173,11 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         if "eval_reward" in logs:
-            processes.say(evaluation_line(state.global_step, logs))
+            output.say(evaluation_line(state.global_step, logs))
         if "reward" in logs or "loss" in logs:
             done, to_do = state.global_step - self._first_step, max(0, state.max_steps - state.global_step)
             left = (time.monotonic() - self._started) / done * to_do if done else None
-            processes.say(line(state.global_step, state.max_steps, logs, left))
+            output.say(line(state.global_step, state.max_steps, logs, left))
 
 
 # --- a picture -----------------------------------------------------------------------------------------------
@@ -220,4 +220,4 @@ class LivePlot(TrainerCallback):
         except Exception as error:  # hours of training are worth more than their picture
             self._draws = False
             said = f"Live plot disabled: {type(error).__name__}: {error}. Training goes on"
-            processes.warn(f"{said}; live_plot=False avoids this warning.")
+            output.warn(f"{said}; live_plot=False avoids this warning.")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.session.launch import MODULES, Machines, command
 from tests.conftest import CLEAN_ENVIRONMENT
 
 collect_ignore_glob = ["worker.py"]  # a script, not a module with doctests
@@ -20,16 +19,14 @@ PATIENCE = 550  # seconds; pytest's own is 600, and a busy machine is slow
 SMALL = {"max_steps": 2, "per_device_train_batch_size": 2, "save_strategy": "no"}
 
 
-def start(
-    folder: Path, processes: int, machines: Machines | None = None, **settings: Any
-) -> subprocess.Popen[str]:
-    """The worker in processes of this machine, by the kit's own command; not waited for."""
+def start(folder: Path, processes: int, *options: str, **settings: Any) -> subprocess.Popen[str]:
+    """The worker in processes of this machine, by torchrun with its further options; not waited for."""
     target = [str(Path(__file__).with_name("worker.py")), str(folder), json.dumps(SMALL | settings)]
-    made = command("ddp", processes, target, on_cpu=True, machines=machines)
-    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **made.environment}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes), *options]
+    env = {**CLEAN_ENVIRONMENT, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": folder}
-    return subprocess.Popen([sys.executable, "-m", MODULES[made.launcher], *made.arguments], env=env, **how)
+    return subprocess.Popen([*command, *target], env=env, **how)
 
 
 def finish(run: subprocess.Popen[str], fails: bool = False) -> tuple[str, str]:

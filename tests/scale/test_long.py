@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rloo_kit.session.launch import Machines
 from tests.conftest import CLEAN_ENVIRONMENT
 from tests.scale.conftest import PATIENCE, ROOT, finish, problems, seen, start
 
@@ -74,7 +73,8 @@ def test_a_run_goes_on_in_two_processes_with_the_same_prompts(
 
 def test_two_machines_meet(alone: dict[int, list[str]], tmp_path: Path, port: int) -> None:
     """Two launchers on this machine, each with a process, as on two machines that share a disk."""
-    started = [start(tmp_path, 2, Machines(2, rank, "127.0.0.1", port), **STEPS) for rank in (0, 1)]
+    meet = f"--nnodes 2 --master_addr 127.0.0.1 --master_port {port} --node_rank".split()
+    started = [start(tmp_path, 1, *meet, rank, **STEPS) for rank in "01"]
     outs = [finish(one)[0] for one in started]
     told = seen(tmp_path, 2)
     assert [one["processes"] for one in told] == [2, 2]

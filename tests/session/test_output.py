@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.session import output, processes
+from rloo_kit.session import output
 from rloo_kit.session.output import quiet
 
 ROWS = [["MiB", "planned"], ["a < b", "12.5"], ["total", "12.5"]]
@@ -70,9 +70,9 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
 ) -> None:
     with output.one_output():
         assert notebook.outputs == [], "nothing is shown before something is said"
-        processes.say("step 1 < 2")
+        output.say("step 1 < 2")
         output.show(b"first")
-        processes.say("unhealthy: a\nb")
+        output.say("unhealthy: a\nb")
         with output.one_output():
             output.show(b"second")
         assert output.shows_pictures()
@@ -83,7 +83,7 @@ def test_all_that_is_said_is_one_output_with_the_last_picture_above_it(
     assert base64.b64encode(b"second").decode() in shown["text/html"]
     assert capsys.readouterr().out == ""
     with output.one_output():
-        processes.say("another run")
+        output.say("another run")
     assert [one["text/plain"] for one in notebook.outputs][1:] == ["another run"]
 
 
@@ -92,7 +92,7 @@ def test_elsewhere_lines_are_printed_and_pictures_are_not_shown(
 ) -> None:
     monkeypatch.setattr(output, "in_notebook", lambda: False)
     with output.one_output():
-        processes.say("step 1")
+        output.say("step 1")
         output.show(b"picture")
         assert not output.shows_pictures()
     assert (capsys.readouterr().out, notebook.outputs) == ("step 1\n", [])
@@ -105,7 +105,7 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
         output.show(b"p" * 100_000)
         for number in range(100):  # ten a second
             notebook.now += 0.1
-            processes.say(f"step {number}")
+            output.say(f"step {number}")
         raise KeyboardInterrupt
     assert notebook.sent < 1 + 11 * output.BYTES_PER_SECOND / 133_000
     assert notebook.sent > 20
@@ -113,10 +113,10 @@ def test_fast_steps_send_no_more_than_a_server_lets_through_and_the_last_line_is
 
 
 LIVE_CELL = """
-from rloo_kit.session import output, processes
+from rloo_kit.session import output
 with output.one_output():
     for step in range(1, 4):
-        processes.say(f"step {step}")
+        output.say(f"step {step}")
         output.show(b"picture %d" % step)
 """
 

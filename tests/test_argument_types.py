@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pytest
 
-from rloo_kit import values
+from rloo_kit import argument_types, redact
+from rloo_kit.argument_types import INFINITE, Count, Hint, Positive, Seed, Share, Steps
 from rloo_kit.errors import ConfigError
-from rloo_kit.values import INFINITE, Count, Hint, Positive, Seed, Share, Steps
 
 
 class Pace(enum.Enum):
@@ -43,10 +43,10 @@ def test_a_value_is_of_its_type_or_refused_in_three_parts(
     hint: Hint, right: list[tuple[Any, Any]], wrong: list[Any]
 ) -> None:
     for given, becomes in right:
-        assert values.check({"x": given}, {"x": hint}, "call") == {"x": becomes}
+        assert argument_types.check({"x": given}, {"x": hint}, "call") == {"x": becomes}
     for given in wrong:
         with pytest.raises(ConfigError) as caught:
-            values.check({"x": given}, {"x": hint}, "call")
+            argument_types.check({"x": given}, {"x": hint}, "call")
         what, where, todo = str(caught.value).splitlines()
         assert what.startswith("x must be ")
         assert where == f"Where: call(x={given!r})."
@@ -70,11 +70,11 @@ def test_the_nearest_right_value_is_suggested_or_the_advice_stands(
     value: object, hint: Hint, todo: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        values.check({"x": value, "other": object()}, {"x": hint}, "call", {"x": "8 is usual"})
+        argument_types.check({"x": value, "other": object()}, {"x": hint}, "call", {"x": "8 is usual"})
     assert caught.value.todo == todo
 
 
 def test_a_secret_is_not_shown_and_a_long_value_cut() -> None:
-    assert values.shown("hub_token", "x") == "(not shown)"
-    assert values.shown("max_new_tokens", 5) == "5"
-    assert values.shown("name", "y" * 100) == "'" + "y" * 56 + "..."
+    assert redact.shown("hub_token", "x") == "(not shown)"
+    assert redact.shown("max_new_tokens", 5) == "5"
+    assert redact.shown("name", "y" * 100) == "'" + "y" * 56 + "..."

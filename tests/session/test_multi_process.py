@@ -1,18 +1,16 @@
 """What a launch asked for, what accelerate gave, and what only the main process says."""
 
-import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.session import launch, processes
-from rloo_kit.session.launch import CONFIGS, ENGINES, Machines, asked, command, deepspeed_file, downgrade
+from rloo_kit.session import multi_process, output
+from rloo_kit.session.multi_process import asked, downgrade
 
-LAUNCH = {launch.BY_LAUNCH: "False"}
-CPU, DEEPSPEED = {launch.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
+LAUNCH = {multi_process.BY_LAUNCH: "False"}
+CPU, DEEPSPEED = {multi_process.CPU: "True"}, {"ACCELERATE_USE_DEEPSPEED": "true"}
 FSDP = {"ACCELERATE_USE_FSDP": "true"}
 TWO = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 MPI = {"OMPI_COMM_WORLD_SIZE": "2"}
@@ -68,15 +66,15 @@ def test_what_was_not_given_is_said_in_three_parts(case: str) -> None:
 
 
 def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
-    for name in (*processes.COUNTS, *processes.RANKS):
+    for name in (*multi_process.COUNTS, *multi_process.RANKS):
         monkeypatch.delenv(name, raising=False)
     for environment, speaks in (({}, True), (TWO, True), (TWO | {"RANK": "1"}, False), ({"RANK": "1"}, True)):
         with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for name, value in environment.items():
                 patch.setenv(name, value)
-            processes.say("a screen")
-            processes.warn("a doubt")
+            output.say("a screen")
+            output.warn("a doubt")
         assert (capsys.readouterr().out == "a screen\n") is speaks
         assert [str(one.message) for one in caught] == ["a doubt"] * speaks
         assert all(one.filename == __file__ for one in caught)
@@ -85,7 +83,7 @@ def test_only_the_main_process_speaks(monkeypatch: Any, capsys: Any) -> None:
 def test_a_trainer_that_was_launched_for_more_stops_before_it_samples(
     make_trainer: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setenv(launch.BY_LAUNCH, "False")
+    monkeypatch.setenv(multi_process.BY_LAUNCH, "False")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ConfigError, match="the launch asked for several processes"):
         make_trainer()
@@ -114,62 +112,3 @@ def test_without_a_working_directory_nothing_heavy_is_imported_and_the_error_is_
         check=False,
     )
     assert "RunFolderError: the folder that this process works in was deleted" in done.stderr
-
-
-# --- launching ---
-
-ROOT = Path(__file__).parents[2]
-TWO_MACHINES = Machines(2, 1, "node0", 29400)
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (
-            {"engine": "fsdp2", "processes": 8, "machines": TWO_MACHINES},
-            "accelerate launch --config_file configs/accelerate/fsdp2.yaml --num_processes 8 --num_machines 2 "
-            "--machine_rank 1 --main_process_ip node0 --main_process_port 29400 -m rloo_kit train run.yaml",
-        ),
-        (
-            {"engine": "zero2", "processes": 2, "on_cpu": True},
-            "torchrun --nproc_per_node 2 -m rloo_kit train run.yaml",
-        ),
-        (
-            {"engine": "ddp", "processes": 4, "on_cpu": True, "machines": TWO_MACHINES},
-            "ACCELERATE_USE_CPU=true torchrun --nproc_per_node 2 --nnodes 2 --node_rank 1 --master_addr node0 "
-            "--master_port 29400 -m rloo_kit train run.yaml",
-        ),
-    ],
-)
-def test_the_command_of_an_engine(given: dict[str, Any], expected: str) -> None:
-    assert str(command(target=["-m", "rloo_kit", "train", "run.yaml"], **given)) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"engine": "zero4", "processes": 2}, "no such engine"),
-        ({"engine": "fsdp2", "processes": 2, "on_cpu": True}, "FSDP2 needs GPUs"),
-        ({"engine": "ddp", "processes": 3, "machines": TWO_MACHINES}, "a multiple of the machines"),
-        ({"engine": "ddp", "processes": 0}, "at least 1"),
-    ],
-)
-def test_a_launch_that_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        command(target=["train.py"], **given)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_accelerate_takes_every_engines_configuration_and_the_command(engine: str) -> None:
-    from accelerate.commands.config.config_args import ClusterConfig
-    from accelerate.commands.launch import launch_command_parser
-
-    config = ClusterConfig.from_yaml_file(yaml_file=str(ROOT / CONFIGS / f"{engine}.yaml"))
-    assert config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(engine, "DEEPSPEED")
-    if own := deepspeed_file(engine):
-        assert config.deepspeed_config["deepspeed_config_file"] == own
-        assert engine == f"zero{json.loads((ROOT / own).read_text())['zero_optimization']['stage']}"
-    made = command(engine, 4, ["-m", "rloo_kit", "train", "run.yaml"], machines=TWO_MACHINES)
-    given = launch_command_parser().parse_args(list(made.arguments))
-    assert (given.num_processes, given.num_machines, given.machine_rank) == (4, 2, 1)
-    assert (given.training_script, given.training_script_args) == ("rloo_kit", ["train", "run.yaml"])

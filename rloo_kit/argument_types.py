@@ -1,4 +1,4 @@
-"""Check values against the types that are written at them, and show them in messages without secrets.
+"""Types and ranges of arguments, and the check of values against them.
 
 Types are Python's own, with ranges as ``typing.Annotated``; pydantic compares them, strictly: no text for a number, no
 1.5 for a count, and no NaN or infinity but where a type says so.  Values that have to go together are not checked here.
@@ -10,7 +10,6 @@ import difflib
 import enum
 import functools
 import operator
-import re
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.redact import INSTEAD, without_hidden
+from rloo_kit.redact import shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -40,8 +39,6 @@ Temperature = Annotated[float, Interval(ge=0.01, le=100)]
 """Below it a prompt's completions are all equal, above it they are noise."""
 Seed = Annotated[int, Interval(ge=0, le=2**32 - 1)]
 """What numpy, random and torch all take."""
-
-SECRET = re.compile(r"token(?!s|izer)|key|secret|password", re.IGNORECASE)
 
 
 def check(
@@ -141,32 +138,3 @@ def _for_pydantic(hint: Hint) -> Hint:
     if origin in (list, tuple):
         return origin[tuple(map(_for_pydantic, get_args(hint)))]  # type: ignore[index]
     return hint
-
-
-def shown(name: str, value: Any) -> str:
-    """A value for a message, cut short; never one that could be a secret."""
-    text = repr(value)
-    if SECRET.search(name) or "hf_" in text:
-        return INSTEAD
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def is_secret(name: str, value: object) -> bool:
-    """Whether a setting is left out of what is written down of a run."""
-    return isinstance(value, str | Mapping | list | tuple) and without_secrets(value, name) != value
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """A setting as it may be written down: at any depth no hidden value, and no text under a secret's name.
-
-    Args:
-        name: of the setting, or the key in one that is a dict; with a secret's its text is left out whole.
-    """
-    if isinstance(value, str):
-        return INSTEAD if SECRET.search(name) else without_hidden(value)
-    if isinstance(value, Mapping):
-        return {key: without_secrets(part, str(key)) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = (without_secrets(part, name) for part in value)
-        return list(parts) if isinstance(value, list) else tuple(parts)
-    return value
