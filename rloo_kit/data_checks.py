@@ -18,7 +18,7 @@ from datasets import Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from rewards.thinking import CLOSE, OPEN, QWEN3, ThinkTokens
 from rewards.trl_interface import TRL_KEYWORDS, members, reward_name, said_by
 from rloo_kit.errors import DatasetError, RewardError
-from rloo_kit.policy.tokenizer import check_thinking
+from rloo_kit.policy.thinking import check_thinking
 from rloo_kit.session import output
 
 if TYPE_CHECKING:

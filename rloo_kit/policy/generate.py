@@ -12,7 +12,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ from rloo_kit.memory import out_of_memory
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+
+    from rloo_kit.policy.thinking import Budget
 
 Arguments = dict[str, Any]
 Rows = list[int]
@@ -57,6 +59,19 @@ def head_in_one_product(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def decode_graphs(model: torch.nn.Module) -> Iterator[None]:
+    """Works around: unsloth replays decoding as CUDA graphs in a trainer's generate alone.  While inside it does so
+    here too, and their buffers go afterwards.  UNSLOTH_DECODE_CUDA_GRAPHS=0 still switches them off."""
+    graphs = sys.modules.get("unsloth.models._decode_graphs")  # on a GPU
+    with graphs.rl_generation() if graphs else nullcontext():
+        try:
+            yield
+        finally:
+            if graphs:
+                graphs.release_for_training(model)
+
+
 class Drawn:
     """The tokens drawn so far, ``ids`` (rows, tokens), prompts included: a criterion that stops nothing."""
 
@@ -69,13 +84,16 @@ class Drawn:
         return False
 
 
-def options(device: torch.device, drawn: Drawn | None = None, fast: bool = True) -> dict[str, object]:
+def options(
+    device: torch.device, drawn: Drawn | None = None, fast: bool = True, budget: Budget | None = None
+) -> dict[str, object]:
     """Keyword arguments for ``model.generate(...)`` on this device, which record in ``drawn``."""
-    from transformers import StoppingCriteriaList
+    from transformers import LogitsProcessorList, StoppingCriteriaList
 
+    found: dict[str, object] = {} if budget is None else {"logits_processor": LogitsProcessorList([budget])}
     if fast and device.type == "cpu":
-        return {"custom_generate": partial(decode, drawn=drawn)}
-    return {} if drawn is None else {"stopping_criteria": StoppingCriteriaList([drawn])}
+        return found | {"custom_generate": partial(decode, drawn=drawn)}
+    return found if drawn is None else found | {"stopping_criteria": StoppingCriteriaList([drawn])}
 
 
 @torch.no_grad()
@@ -218,9 +236,17 @@ class SlicedGenerate:
     """
 
     def __init__(
-        self, model: Any, at_once: int, eos_ids: Sequence[int], *, fast: bool = True, halves: bool = True
+        self,
+        model: Any,
+        at_once: int,
+        eos_ids: Sequence[int],
+        *,
+        fast: bool = True,
+        halves: bool = True,
+        budget: Budget | None = None,
     ) -> None:
-        self.model, self.at_once, self.eos_ids, self.fast, self.halves = model, at_once, eos_ids, fast, halves
+        self.model, self.at_once, self.eos_ids, self.halves = model, at_once, eos_ids, halves
+        self._options = partial(options, fast=fast, budget=budget)
         self._generate = model.generate  # as it is now: the trainer puts this object in its place
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -229,7 +255,7 @@ class SlicedGenerate:
         With a tensor among the further arguments, as vision models have, the batch stays whole.
         """
         if any(isinstance(value, torch.Tensor) for value in how.values()):
-            how |= options(input_ids.device, fast=self.fast)
+            how |= self._options(input_ids.device)
             return self._generate(input_ids=input_ids, attention_mask=attention_mask, **how)
         prompts = [ids[kept] for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)]
         pad_id = _settings(how).pad_token_id
@@ -263,7 +289,7 @@ class SlicedGenerate:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The texts (rows, tokens) as far as they were sampled, and which rows (rows,) have not ended."""
         drawn, training = Drawn(ids), self.model.training
-        recorded = options(ids.device, drawn, fast=self.fast)
+        recorded = self._options(ids.device, drawn)
         try:
             whole = self._generate(input_ids=ids, attention_mask=mask, **how, **recorded)
             return whole, torch.zeros(len(ids), dtype=torch.bool)

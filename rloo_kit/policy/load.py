@@ -21,6 +21,7 @@ from rloo_kit.errors import ArgumentError, ConfigError, OutOfMemoryError
 from rloo_kit.models import CATALOGUE, PROJECTIONS, Checkpoint
 from rloo_kit.policy import resolve, tokenizer
 from rloo_kit.policy.resolve import Source
+from rloo_kit.policy.thinking import set_thinking
 from rloo_kit.session import output, prepare
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import quiet, without_bars
@@ -40,7 +41,8 @@ def _remember(policy: Policy, call: Call) -> None:
     """The model remembers it too: the trainer may be given that alone.  What was chosen for the machine has a name."""
     given = dict(call.arguments)
     named = given.pop("model_name", None) or given.get("name") or policy.checkpoint.name
-    chosen = {} if policy.thinking or policy.checkpoint.thinks == "never" else {"thinking": False}
+    plain = policy.thinking is True or policy.checkpoint.thinks == "never"
+    chosen = {} if plain else {"thinking": policy.thinking}
     policy.model.made_by = Call(call.function, {**given, **chosen, "name": named})
 
 
@@ -56,7 +58,7 @@ def load_policy(
     target_modules: str | Sequence[str] | None = None,
     use_rslora: bool = False,
     gradient_checkpointing: Literal["unsloth"] | bool = "unsloth",
-    thinking: bool | None = None,
+    thinking: bool | Count | None = None,
     seed: Seed = 0,
     **kwargs: Any,
 ) -> Policy:
@@ -76,7 +78,9 @@ def load_policy(
         use_rslora: scale the LoRA by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732).
         gradient_checkpointing: "unsloth", True or False; passed on to unsloth.
         thinking: False renders every prompt with thinking off, wherever the policy is used and in what it saves; True
-            leaves it on.  None keeps what the checkpoint, or the saved adapter, does by itself.
+            leaves it on.  A number is a budget: a thought with as many tokens that is still open is closed by </think>,
+            which is then not trained on (:mod:`rloo_kit.policy.thinking` says why that is exact).  None keeps what the
+            checkpoint, or the saved adapter, does by itself.
         seed: for the LoRA's initial values.
         kwargs: unsloth's names for these (model_name, r, random_state, ...) and further arguments of its
             ``from_pretrained`` (token, revision, fast_inference, dtype, ...).
@@ -158,7 +162,7 @@ class Asked:
     four_bit: bool | None  # None leaves it to the checkpoint
     lora: Lora | None  # None where all weights are trained
     checkpointing: bool | str
-    thinking: bool | None
+    thinking: bool | int | None
     seed: int
     further: Arguments = field(default_factory=dict)  # for ``FastLanguageModel.from_pretrained`` as they are
 
@@ -258,7 +262,7 @@ def _loaded(found: Source, asked: Asked) -> Policy:
         checkpoint = found.checkpoint or replace(
             resolve.checkpoint_of_model(model, of_text), name=os.fspath(asked.name or "")
         )
-        tokenizer.set_thinking(of_text, checkpoint, asked.thinking)
+        set_thinking(of_text, checkpoint, asked.thinking)
         if not found.is_adapter and asked.lora is not None:
             model = FastLanguageModel.get_peft_model(
                 model,

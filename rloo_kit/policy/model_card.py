@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rloo_kit.policy.thinking import setting_of
 from rloo_kit.redact import without_hidden
 from rloo_kit.session.versions import TESTED, version_of
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from rewards import Audit
     from rloo_kit import Evaluation
     from rloo_kit.models import Checkpoint
@@ -61,9 +64,12 @@ def written(
     return without_hidden("\n".join([*lines, "", f"Versions: {', '.join(versions)}.", ""]))
 
 
-def remembered(model: object) -> Facts:
-    """What the trainer told the model of the last run that trained it; empty for one that was not trained here."""
-    return getattr(model, "trained_by", {})
+def remembered(model: object, tokenizer: PreTrainedTokenizerBase) -> Facts:
+    """What the trainer told the model of the last run that trained it, and how prompts are rendered if not plainly."""
+    thinking = setting_of(tokenizer)
+    said = f"</think> is put after {thinking} tokens of a thought" if thinking else "off in every prompt"
+    chosen = {} if thinking is True else {"Thinking": {"load_policy(thinking=...)": f"{thinking}: {said}"}}
+    return {**getattr(model, "trained_by", {}), **chosen}
 
 
 def is_ours(folder: Path) -> bool:

@@ -17,8 +17,9 @@ from rloo_kit.errors import ConfigError
 from rloo_kit.memory import hardware
 from rloo_kit.models import Checkpoint
 from rloo_kit.policy import resolve, save
-from rloo_kit.policy.generate import SlicedGenerate, head_in_one_product, without_max_length
-from rloo_kit.policy.tokenizer import complete, is_off, of_prompts, without_dropout
+from rloo_kit.policy.generate import SlicedGenerate, decode_graphs, head_in_one_product, without_max_length
+from rloo_kit.policy.thinking import budget_of, setting_of
+from rloo_kit.policy.tokenizer import complete, of_prompts, without_dropout
 from rloo_kit.session import output
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ class Policy:
         return hasattr(self.model, "peft_config")
 
     @property
-    def thinking(self) -> bool:
-        """Whether the policy may think before it answers: ``load_policy(thinking=...)``, or the checkpoint's way."""
-        return self.checkpoint.thinks != "never" and not is_off(self.tokenizer)
+    def thinking(self) -> bool | int:
+        """Whether the policy may think before it answers, or for how many tokens: ``load_policy(thinking=...)``."""
+        return self.checkpoint.thinks != "never" and setting_of(self.tokenizer)
 
     @property
     def checkpoints_activations(self) -> bool:
@@ -166,7 +167,7 @@ class Policy:
         batch_size = batch_size or self.fitting_batch_size(max(map(len, rows)) + max_new_tokens)
         out: list[Completion] = []
         with _sampling(self.model, seed):
-            sliced = SlicedGenerate(self.model, batch_size, self.eos_ids)
+            sliced = SlicedGenerate(self.model, batch_size, self.eos_ids, budget=budget_of(self.tokenizer))
             for start in range(0, len(jobs), batch_size):
                 out += self._generate_batch(jobs[start : start + batch_size], draw, sliced)
                 if progress is not None:
@@ -320,6 +321,7 @@ def _sampling(model: PeftModel, seed: int | None) -> Iterator[None]:
         torch.no_grad(),
         without_max_length(model),
         head_in_one_product(model),
+        decode_graphs(model),
     ):
         if seed is not None:
             torch.manual_seed(seed)

@@ -170,7 +170,7 @@ def write(
         if multi_process.is_main():
             check_target(target, where, policy.base, adapter="adapter" in form)
             with replacing(target, where) as fresh, without_bars():
-                facts = {**model_card.remembered(policy.model), **weights(fresh)}
+                facts = {**model_card.remembered(policy.model, policy.tokenizer), **weights(fresh)}
                 policy.tokenizer.save_pretrained(str(fresh))
                 if model_card.may_be_written(target):
                     text = model_card.written(policy.checkpoint, form, run=facts, **said)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rloo_kit.errors import ConfigError
-from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS, Checkpoint
+from rloo_kit.models import END_OF_TEXT, END_OF_TURN, PADS
+from rloo_kit.policy.thinking import check_thinking
 from rloo_kit.session import output
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 RENDERING = ("conversation", "tokenize", "add_generation_prompt", "return_dict", "padding")
 """Arguments of a chat template that sampling and training set."""
-
-NO_THOUGHT = "{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif %}"
-"""Before a hybrid Qwen3's chat template: thinking is off wherever a call does not say."""
 
 
 def of_prompts(
@@ -48,40 +46,6 @@ def check_template(names: Iterable[str], where: str) -> None:
             f"chat_template_kwargs cannot set {taken[0]}: it is set already",
             where=f"{where}(chat_template_kwargs={{{taken[0]!r}: ...}})",
             todo=f"remove {taken[0]}; enable_thinking=False is Qwen3's own",
-        )
-
-
-def is_off(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether prompts are rendered with thinking off."""
-    return str(getattr(tokenizer, "chat_template", None) or "").startswith(NO_THOUGHT)
-
-
-def set_thinking(tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | None) -> None:
-    """Switch thinking on or off in the chat template, which every prompt passes, and which is saved with the policy.
-
-    Raises:
-        ConfigError: the checkpoint always thinks and is not to, or never does and is to.
-    """
-    if thinking is None:
-        return
-    if (checkpoint.thinks, thinking) in (("always", False), ("never", True)):
-        others = "qwen3-4b-instruct answers at once" if not thinking else "qwen3-1.7b thinks by choice"
-        raise ConfigError(
-            f"this checkpoint {checkpoint.thinks} thinks",
-            where=f"load_policy({checkpoint.name!r}, thinking={thinking})",
-            todo=f"leave thinking out, or load another checkpoint: {others}",
-        )
-    template = str(tokenizer.chat_template or "").removeprefix(NO_THOUGHT)
-    tokenizer.chat_template = template if thinking or checkpoint.thinks == "never" else NO_THOUGHT + template
-
-
-def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
-    """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
-    if template.get("enable_thinking") and is_off(tokenizer):
-        raise ConfigError(
-            "the policy was loaded with thinking off, and is asked to think here",
-            where="chat_template_kwargs={'enable_thinking': True}",
-            todo="load_policy(..., thinking=True), or leave enable_thinking out",
         )
 
 

@@ -137,7 +137,7 @@ def select(batch: dict[str, torch.Tensor], rows: Sequence[int], trim: bool = Tru
 
 def model_inputs(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Token ids, attention mask and the number of completion tokens, as TRL's log-probabilities take them."""
-    ids, mask = (
-        torch.cat([batch[f"prompt_{it}"], batch[f"completion_{it}"]], dim=1) for it in ("ids", "mask")
-    )
-    return ids, mask, batch["completion_ids"].size(1)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    # A token that a thinking budget forced does not count, and is attended to by those after it.
+    attended = batch["completion_mask"].flip(1).cummax(1).values.flip(1)
+    return ids, torch.cat([batch["prompt_mask"], attended], dim=1), batch["completion_ids"].size(1)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_kit import data_checks
 from rloo_kit.advantages import dead_groups, total_rewards
-from rloo_kit.errors import RewardError
+from rloo_kit.errors import ConfigError, RewardError
 from rloo_kit.memory import out_of_memory
-from rloo_kit.policy import generate
+from rloo_kit.policy import generate, thinking
 from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
@@ -51,6 +51,11 @@ class RolloutTrainer(ResumableTrainer):
         super()._start_afresh()
         self._unscored: Counter[str] = Counter()
         self._at_most: int | None = None  # rows sampled at once, since memory ran out
+        self._budget = thinking.budget_of(self._tokenizer)
+        if self._budget and not self._samples_itself:
+            what = "a thinking budget needs completions that the policy itself samples"
+            todo = "leave out use_vllm and use_transformers_continuous_batching, or the budget"
+            raise ConfigError(what, where=f"load_policy(thinking={self._budget.tokens})", todo=todo)
         self._token_sums: dict[str, torch.Tensor] = {}  # since the last log: totals and counts of tokens
 
     def _rollout(self, examples: Sequence[Example]) -> tuple[Batch, torch.Tensor]:
@@ -71,14 +76,23 @@ class RolloutTrainer(ResumableTrainer):
             found = pad(tensors, padding_value=value, padding_side=side, pad_to_multiple_of=multiple)
             return found.to(self.accelerator.device)
 
-        pad_id, masked = self._tokenizer.pad_token_id, self.mask_truncated_completions
-        counted = [[0 if masked and self._is_cut(row) else 1] * len(row) for row in completion_ids]
+        pad_id = self._tokenizer.pad_token_id
+        counted = [self._counted(*row) for row in zip(prompt_ids, completion_ids, strict=True)]
         return {
             "prompt_ids": padded(prompt_ids, "left", pad_id),
             "prompt_mask": padded([[1] * len(row) for row in prompt_ids], "left"),
             "completion_ids": padded(completion_ids, "right", pad_id),
             "completion_mask": padded(counted, "right"),
         }
+
+    def _counted(self, prompt_ids: list[int], completion_ids: list[int]) -> list[int]:
+        """1 for each token that is trained on: neither cut and masked, nor forced by ``load_policy(thinking=N)``."""
+        if self.mask_truncated_completions and self._is_cut(completion_ids):
+            return [0] * len(completion_ids)
+        forced = (
+            self._budget.forced(prompt_ids, completion_ids) if self._budget else [False] * len(completion_ids)
+        )
+        return [int(not one) for one in forced]
 
     def _is_cut(self, completion_ids: list[int]) -> bool:
         return completion_ids[-1] not in (*self.eos_token_ids, self._tokenizer.pad_token_id)
@@ -132,7 +146,8 @@ class RolloutTrainer(ResumableTrainer):
             at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
         fast = self.own.fast_sampling and not self.args.generation_kwargs
-        sliced = SlicedGenerate(model, at_once, self.eos_token_ids, fast=fast, halves=not self._sharded)
+        how: Any = {"fast": fast, "halves": not self._sharded, "budget": self._budget}
+        sliced = SlicedGenerate(model, at_once, self.eos_token_ids, **how)
         model.generate = sliced
         try:
             with generate.head_in_one_product(model) if self.own.fast_sampling else nullcontext():

@@ -279,7 +279,8 @@ def card(trainer: trl.RLOOTrainer) -> str:
     form = "LoRA adapter" if hasattr(trainer.model, "peft_config") else "checkpoint, all weights trained"
     base = checkpoint_of_model(trainer.model, trainer.processing_class)
     results = getattr(trainer.model, "measured", None)  # by the command line, before training
-    return model_card.written(base, form, results, run=model_card.remembered(trainer.model))
+    run = model_card.remembered(trainer.model, trainer.processing_class)
+    return model_card.written(base, form, results, run=run)
 
 
 def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:

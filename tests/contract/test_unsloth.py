@@ -47,6 +47,12 @@ from unsloth.models import _decode_graphs, llama
 found["generate"] = inspect.getsource(llama.unsloth_fast_generate)
 found["release"] = inspect.getsource(_decode_graphs.release_for_training)
 
+from rloo_kit.policy.generate import decode_graphs
+_decode_graphs._DEFAULT_OK = True  # as on an NVIDIA GPU
+with decode_graphs(torch.nn.Module()):
+    inside = _decode_graphs.enabled()
+found["graphs"] = [inside, _decode_graphs.enabled()]
+
 from unsloth.models._attn_mask_compat import _prepare_4d_causal_attention_mask_for_sdpa
 from unsloth.utils import attention_dispatch as dispatch
 import sys
@@ -131,6 +137,14 @@ def test_a_generate_that_fails_on_a_gpu_leaves_the_model_sampling_and_its_buffer
         end = source.index(line, end)
     assert all(source.count(line) == 1 for line in restored), "not where an error passes"
     assert "def release_for_training(model):" in gpu_path["release"]
+
+
+def test_generate_asks_once_a_call_whether_it_decodes_by_graphs_which_the_kit_switches_on(
+    gpu_path: dict,
+) -> None:
+    """Unsloth does so in a trainer's generate; ``Policy.generate`` and evaluations are to be as fast."""
+    assert gpu_path["graphs"] == [True, False], "while inside rloo_kit.policy.generate.decode_graphs"
+    assert gpu_path["generate"].count("graphs = _decode_graphs.enabled()") == 1
 
 
 def test_the_loader_takes_what_load_policy_passes_and_the_name_for_bfloat16_exists() -> None:

@@ -1,10 +1,13 @@
 """Sampling: the distribution is that of transformers, with less work, in slices, and where memory runs out."""
 
+import contextlib
 import itertools
 import logging
 import math
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -217,6 +220,27 @@ def test_no_call_warns_of_a_length_that_was_not_asked_for(policy: Any, caplog: A
     policy.generate(["7 + 8 ="], max_new_tokens=2)
     assert config.max_length == 40960, "the model's own is left as it was"
     assert "max_length" not in caplog.text
+
+
+def test_on_a_gpu_a_policys_generate_is_unsloths_scope_of_graphs_and_frees_them(
+    policy: Any, monkeypatch: Any
+) -> None:
+    said: list[object] = []
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        said.append("in")
+        yield
+        said.append("out")
+
+    graphs = SimpleNamespace(rl_generation=scope, release_for_training=said.append)
+    monkeypatch.setitem(sys.modules, "unsloth.models._decode_graphs", graphs)
+    generate = policy.model.generate
+    monkeypatch.setattr(
+        policy.model, "generate", lambda **how: said.append("generate") or generate(**how), raising=False
+    )
+    policy.generate(["1 +", "2 +"], max_new_tokens=1, batch_size=1)
+    assert said == ["in", "generate", "generate", policy.model, "out"]
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from rewards.made import made_by
 from transformers import AutoTokenizer
 
 import rewards
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import CATALOGUE
-from rloo_kit.policy.tokenizer import set_thinking
+from rloo_kit.policy.thinking import Budget, set_thinking
+from rloo_kit.train import microbatches
+from rloo_kit.train.losses import LEVELS, policy_loss
 from tests.conftest import SMALL
 
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
@@ -21,6 +24,14 @@ CLOSED = [151667, 271, 151668, 271]  # <think>, an empty line, </think>, an empt
 @pytest.fixture(scope="module")
 def off() -> rloo_kit.Policy:
     return rloo_kit.load_policy("tiny", thinking=False)
+
+
+LIMIT = 5  # tokens of a thought
+
+
+@pytest.fixture(scope="module")
+def budgeted() -> rloo_kit.Policy:
+    return rloo_kit.load_policy("tiny", thinking=LIMIT, seed=0)
 
 
 def test_prompts_end_with_a_closed_thought(off: rloo_kit.Policy) -> None:
@@ -49,21 +60,40 @@ def test_every_part_of_the_kit_renders_them_so(
     assert all(row[-4:] == CLOSED for row in seen)
 
 
+@pytest.mark.parametrize(("name", "thinking"), [("off", False), ("budgeted", LIMIT)])
 def test_what_is_saved_keeps_it_for_the_kit_and_for_transformers_alone(
-    off: rloo_kit.Policy, tmp_path: Path
+    name: str, thinking: Any, request: Any, tmp_path: Path
 ) -> None:
-    adapter, merged = off.save(tmp_path / "adapter"), off.save_merged(tmp_path / "merged")
+    policy = request.getfixturevalue(name)
+    adapter, merged = policy.save(tmp_path / "adapter"), policy.save_merged(tmp_path / "merged")
+    assert all(
+        f"(thinking=...): {thinking}: " in (one / "README.md").read_text() for one in (adapter, merged)
+    )
     alone = AutoTokenizer.from_pretrained(merged)
     ids = alone.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert ids[-4:] == CLOSED
-    assert not rloo_kit.load_policy(adapter).thinking
-    assert rloo_kit.load_policy(adapter, thinking=True).thinking
+    assert ids == policy.tokenize([QUESTION])[0]
+    assert rloo_kit.load_policy(merged, load_in_4bit=False).thinking == thinking
+    again = rloo_kit.load_policy(adapter)
+    assert (again.thinking, made_by(again.model).arguments["thinking"]) == (thinking, thinking)
+    assert rloo_kit.load_policy(adapter, thinking=True).thinking is True
+    assert rloo_kit.load_policy(adapter, thinking=9).thinking == 9
 
 
 def test_an_answer_with_a_thought_is_rendered_as_before(off: rloo_kit.Policy) -> None:
     said = [*QUESTION, {"role": "assistant", "content": "<think>\n1\n</think>\n\n2"}]
     usual = rloo_kit.load_policy("tiny").tokenizer.apply_chat_template(said, tokenize=False)
     assert off.tokenizer.apply_chat_template(said, tokenize=False) == usual
+
+
+def test_prompts_of_a_budget_are_rendered_as_without_one(budgeted: rloo_kit.Policy) -> None:
+    for how in ({}, {"enable_thinking": False}):
+        usual = rloo_kit.load_policy("tiny").tokenize([QUESTION], **how)
+        assert budgeted.tokenize([QUESTION], **how) == usual
+
+
+def test_an_engine_of_its_own_takes_no_budget(budgeted: rloo_kit.Policy, make_trainer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"the policy itself samples[\s\S]*leave out use_vllm"):
+        make_trainer(model=budgeted, use_transformers_continuous_batching=True)
 
 
 def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, tmp_path: Path) -> None:
@@ -78,7 +108,11 @@ def test_a_call_that_asks_it_to_think_is_refused(off: rloo_kit.Policy, tmp_path:
 
 @pytest.mark.parametrize(
     ("name", "thinking", "todo"),
-    [("qwen3-4b-thinking", False, "qwen3-4b-instruct"), ("qwen3-4b-instruct", True, "qwen3-1.7b")],
+    [
+        ("qwen3-4b-thinking", False, "qwen3-4b-instruct"),
+        ("qwen3-4b-instruct", True, "qwen3-1.7b"),
+        ("qwen3-4b-instruct", 512, "thinking=512"),
+    ],
 )
 def test_a_checkpoint_that_always_or_never_thinks_says_so(name: str, thinking: bool, todo: str) -> None:
     with pytest.raises(ConfigError, match=f"{CATALOGUE[name].thinks} thinks") as refused:
@@ -91,3 +125,129 @@ def test_to_switch_off_what_never_thinks_changes_nothing() -> None:
     before = tokenizer.chat_template
     set_thinking(tokenizer, CATALOGUE["qwen3-4b-instruct"], False)
     assert tokenizer.chat_template == before
+
+
+# --- a budget ---------------------------------------------------------------------------------------------
+
+OPEN, CLOSE, EOS = 151667, 151668, 151645
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "forced"),
+    [
+        ([1], [OPEN, 7, 7, CLOSE, 8], [3]),
+        ([1], [OPEN, 7, CLOSE, 8, 8], []),
+        ([1], [8, 8, 8, 8], []),
+        ([1, OPEN], [7, 7, CLOSE, 8], [2]),
+        ([1, OPEN, 10], [7, CLOSE, 8], [1]),
+        ([1, OPEN, EOS, 1], [7, 7, 7, 7], []),
+        ([OPEN, 5, 5, 5], [CLOSE, 8], [0]),
+        ([1], [OPEN, 7, 7, CLOSE, OPEN, 7, 7, CLOSE], [3, 7]),
+    ],
+    ids=["of the completion", "closed before", "none", "opened by the prompt", "which has a token of it",
+         "named in a user's turn", "too long already", "each thought has its own"],
+)  # fmt: skip
+def test_the_close_behind_a_full_thought_is_forced(
+    prompt: list[int], completion: list[int], forced: list[int]
+) -> None:
+    found = Budget(2, rewards.QWEN3).forced(prompt, completion)
+    assert found == [index in forced for index in range(len(completion))]
+
+
+# A policy of four tokens whose every completion can be counted: its logits are of the last two tokens.
+SMALL_MARKERS = rewards.ThinkTokens(0, 1, eos_ids=(2,))
+LONGEST = 5
+
+
+def drawn(table: torch.Tensor, ids: list[int]) -> torch.Tensor:
+    """Log-probabilities of the next token."""
+    return table[ids[-2], ids[-1]].log_softmax(0)
+
+
+def budgeted_process(table: torch.Tensor, budget: Budget, start: list[int]) -> Any:
+    """Each completion with its probability, as the sampler makes them: through the logits processor."""
+    open_ones: list[tuple[list[int], torch.Tensor]] = [([], torch.tensor(1.0).double())]
+    for step in range(LONGEST):
+        following = []
+        for done, chance in open_ones:
+            ids = [*start, *done]
+            scores = budget(torch.tensor([ids]), drawn(table, ids).unsqueeze(0))[0].softmax(0)
+            for token in scores.nonzero().flatten().tolist():
+                whole = ([*done, token], chance * scores[token])
+                if token == 2 or step + 1 == LONGEST:
+                    yield whole
+                else:
+                    following.append(whole)
+        open_ones = following
+
+
+@pytest.mark.parametrize("level", LEVELS[:2])
+def test_the_masked_loss_has_the_true_gradient_of_the_budgeted_process(level: str) -> None:
+    """Over every completion, with a reward of its own for each."""
+    torch.manual_seed(0)
+    table = torch.randn(4, 4, 4, dtype=torch.float64)
+    table[..., 1:3] -= 2.0  # thoughts are long
+    table.requires_grad_()
+    budget, start = Budget(2, SMALL_MARKERS), [3, 3]
+    completions = list(budgeted_process(table, budget, start))
+    chances, pays = (
+        torch.stack([chance for _, chance in completions]),
+        torch.rand(len(completions)).double() + 1,
+    )
+    assert chances.sum().item() == pytest.approx(1)
+    (true,) = torch.autograd.grad(chances @ pays, table, retain_graph=True)
+
+    def estimated(masked: bool) -> torch.Tensor:
+        logps = torch.zeros(len(completions), LONGEST, dtype=torch.float64)
+        mask = torch.zeros_like(logps)
+        for row, (ids, _) in enumerate(completions):
+            forced = budget.forced(start, ids)
+            for at, token in enumerate(ids):
+                logps[row, at] = drawn(table, [*start, *ids[:at]])[token]
+                mask[row, at] = not (masked and forced[at])
+        per_row, _ = policy_loss(logps, logps.detach(), pays, mask, level, (0.8, 1.2))
+        return torch.autograd.grad(-(chances.detach() * per_row).sum(), table)[0]
+
+    torch.testing.assert_close(estimated(masked=True), true)
+    assert (estimated(masked=False) - true).abs().max() > 0.01, "so the mask is what makes it so"
+
+
+def thoughts(rows: list[list[int]]) -> list[int]:
+    """Tokens between <think> and </think>, of those that have a thought."""
+    opened = [row for row in rows if OPEN in row]
+    return [(row.index(CLOSE) if CLOSE in row else len(row)) - row.index(OPEN) - 1 for row in opened]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_thoughts_end_at_the_budget(budgeted: rloo_kit.Policy, greedy: bool) -> None:
+    rows = [list(one.ids) for one in budgeted.generate([QUESTION], n=8, greedy=greedy, max_new_tokens=16)]
+    free = rloo_kit.load_policy("tiny", seed=0).generate([QUESTION], n=8, greedy=greedy, max_new_tokens=16)
+    assert max(thoughts(rows)) == LIMIT < max(thoughts([list(one.ids) for one in free]))
+    assert all(CLOSE in row for row in rows if OPEN in row)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("how", [{}, {"fast_sampling": False}, {"beta": 0.05}, {"generation_rows": 3}])
+def test_the_update_ignores_what_was_forced(
+    how: dict[str, Any], budgeted: rloo_kit.Policy, make_trainer: Any, monkeypatch: Any
+) -> None:
+    seen: list[dict[str, torch.Tensor]] = []
+    trainer = make_trainer(model=budgeted, max_completion_length=12, max_steps=1, **how)
+    inner = trainer._compute_loss
+    monkeypatch.setattr(trainer, "_compute_loss", lambda m, batch: seen.append(batch) or inner(m, batch))
+    trainer.train()
+    some = 0
+    for batch in seen:
+        for ids, mask in zip(
+            batch["completion_ids"].tolist(), batch["completion_mask"].tolist(), strict=True
+        ):
+            if not any(mask):
+                continue
+            at = ids.index(OPEN) + 1 + LIMIT if OPEN in ids else len(ids)
+            forced = at < len(ids) and CLOSE not in ids[:at]
+            some += forced
+            assert not forced or ids[at] == CLOSE
+            assert [index for index, one in enumerate(mask) if not one and any(mask[index:])] == [at] * forced
+        _, attended, width = microbatches.model_inputs(batch)
+        assert (attended[:, -width:].diff(dim=1) <= 0).all(), "what follows attends to it"
+    assert some

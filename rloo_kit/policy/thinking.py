@@ -1,0 +1,117 @@
+"""``load_policy(thinking=...)``: written into the chat template, which every prompt passes and every save keeps.
+
+False renders prompts with the thought closed.  A number N is a budget: a thought with N tokens that is still open is
+closed, as in s1's budget forcing (Muennighoff et al. 2025, arXiv 2501.19393) and Qwen3's thinking budget (arXiv
+2505.09388).  What the budget forces was not drawn from the policy, so it is not trained on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rewards.thinking import ThinkTokens
+from rloo_kit.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from rloo_kit.models import Checkpoint
+
+NO_THOUGHT = "{%- if enable_thinking is not defined %}{%- set enable_thinking = false %}{%- endif %}"
+"""Before a hybrid Qwen3's chat template: thinking is off wherever a call does not say."""
+
+BUDGET = re.compile(r"\{#- thinking_budget=(\d+) -#\}")
+"""Before a chat template, as a comment: the kit reads it, and others render what they rendered."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Closes a thought that has ``tokens`` tokens and is still open: a ``LogitsProcessor`` of transformers.
+
+    Tokens are counted from <think> on, whether the prompt or the completion has it.  Where the count is full, the
+    sampled process has one continuation, </think>, whatever the policy says.  So a close at that place is always
+    forced, and :meth:`forced` finds it from the ids alone: one that the policy would have drawn there is forced too.
+
+    The gradient of the process's expected reward has a term for each token that is drawn, and none for one that is
+    forced, whose chance is 1 under every policy: E[R sum over drawn t of grad log pi(o_t | o_<t)].  For the same reason
+    it is in no ratio, no KL term and no entropy.
+    """
+
+    tokens: int
+    markers: ThinkTokens
+
+    def full(self, ids: torch.Tensor) -> torch.Tensor:
+        """Of ids (rows, tokens), prompts included: after which of them a thought is open and the budget spent."""
+        place, ends = ids.new_ones(ids.shape).cumsum(1), ids == self.markers.close_id
+        for eos_id in self.markers.eos_ids:
+            ends |= ids == eos_id
+        opened = (place * (ids == self.markers.open_id)).cummax(1).values
+        return (opened > (place * ends).cummax(1).values) & (place - opened >= self.tokens)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores (rows, vocabulary) of the next token, with </think> alone where the budget is spent."""
+        full = self.full(input_ids)[:, -1]
+        if not full.any():
+            return scores
+        closing = scores.masked_fill(full.unsqueeze(1), -float("inf"))
+        closing[full, self.markers.close_id] = 0.0
+        return closing
+
+    def forced(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[bool]:
+        """Which tokens of a completion the budget put there."""
+        import torch
+
+        full = self.full(torch.tensor([[*prompt_ids, *completion_ids]]))[0].tolist()
+        return full[len(prompt_ids) - 1 : -1]
+
+
+def setting_of(tokenizer: PreTrainedTokenizerBase) -> bool | int:
+    """False where prompts are rendered with thinking off, a budget of tokens, or True."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    budget = BUDGET.match(template)
+    return int(budget[1]) if budget else not template.startswith(NO_THOUGHT)
+
+
+def budget_of(tokenizer: PreTrainedTokenizerBase) -> Budget | None:
+    """The budget of what this tokenizer renders, if it has one."""
+    tokens = setting_of(tokenizer)
+    return None if isinstance(tokens, bool) else Budget(tokens, ThinkTokens.from_tokenizer(tokenizer))
+
+
+def set_thinking(
+    tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint, thinking: bool | int | None
+) -> None:
+    """Write it into the chat template; None leaves that as it is.
+
+    Raises:
+        ConfigError: the checkpoint always thinks and is not to, or never does and is to.
+    """
+    if thinking is None:
+        return
+    if (checkpoint.thinks, bool(thinking)) in (("always", False), ("never", True)):
+        others = "qwen3-1.7b thinks by choice" if thinking else "qwen3-4b-instruct answers at once"
+        raise ConfigError(
+            f"this checkpoint {checkpoint.thinks} thinks",
+            where=f"load_policy({checkpoint.name!r}, thinking={thinking})",
+            todo=f"leave thinking out, or load another checkpoint: {others}",
+        )
+    template = BUDGET.sub("", str(tokenizer.chat_template or "").removeprefix(NO_THOUGHT), count=1)
+    if not isinstance(thinking, bool):
+        template = f"{{#- thinking_budget={thinking} -#}}{template}"
+    elif not thinking and checkpoint.thinks != "never":
+        template = NO_THOUGHT + template
+    tokenizer.chat_template = template
+
+
+def check_thinking(tokenizer: PreTrainedTokenizerBase, template: Mapping[str, object]) -> None:
+    """Refuse a call that asks a policy to think that was loaded not to, with a ConfigError."""
+    if template.get("enable_thinking") and setting_of(tokenizer) is False:
+        raise ConfigError(
+            "the policy was loaded with thinking off, and is asked to think here",
+            where="chat_template_kwargs={'enable_thinking': True}",
+            todo="load_policy(..., thinking=True), or leave enable_thinking out",
+        )
