@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from rewards.made import made_by
 from transformers import AutoTokenizer
 
 import rewards
 import rloo_kit
+from rewards.call_records import made_by
 from rloo_kit.errors import ConfigError
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.thinking import Budget, set_thinking
