@@ -258,12 +258,12 @@ def run(spec: Spec) -> Result:
     import torch
     from learned import TASKS
 
-    from rloo_kit.train import cpu_logprobs, shared_prompts
+    from rloo_kit.train import cpu_logprobs
 
     if VARIANTS[spec.variant].untiled:
         cpu_logprobs.is_exact = lambda *given: False
     if VARIANTS[spec.variant].unshared:
-        shared_prompts.fits = lambda *given: False
+        cpu_logprobs.fits = lambda *given: False
     learned = TASKS[spec.task]
     policy = rloo_kit.load_policy(spec.policy, seed=spec.seed, **learned.load)
     task = learned.make(policy, spec.level, spec.seed)

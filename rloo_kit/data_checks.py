@@ -1,7 +1,7 @@
 """Check datasets and reward functions before GPU time is spent; changes nothing.
 
 For training and evaluation.  Each check raises a DatasetError or a RewardError that names the row or the argument, and
-what to do.  What a reward returns is checked by ``rewards.guarded``, a configuration by :mod:`rloo_kit.train.validate`.
+what to do.  ``rewards.guarded`` checks what a reward returns, :mod:`rloo_kit.train.check_config` a configuration.
 """
 
 from __future__ import annotations

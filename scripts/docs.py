@@ -263,7 +263,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
-SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/validate.py.
+SIGNATURE_HEAD = '''"""The arguments of ``RLOOConfig``, for type checkers, editors, and train/check_config.py.
 
 Written by ``python scripts/docs.py`` from train/config.py: not to be edited.
 """
@@ -286,7 +286,7 @@ class Signature(trl.RLOOConfig):
 def signature_source() -> str:
     """The text of ``signature.pyi``, broken as the formatter breaks it."""
     from rloo_kit import RLOOConfig
-    from rloo_kit.train import validate
+    from rloo_kit.train import config
 
     lines = []
     for one in inspect.signature(RLOOConfig).parameters.values():
@@ -294,7 +294,7 @@ def signature_source() -> str:
         default = json.dumps(value) if isinstance(value, str) else repr(value)
         simple = value is None or isinstance(value, str | int | float)
         may_be_function = one.name in ("advantage_estimator", "on_unhealthy")
-        hint = "str | Callable[..., Any]" if may_be_function else written_type(validate.hints()[one.name])
+        hint = "str | Callable[..., Any]" if may_be_function else written_type(config.types()[one.name])
         line = f"        {one.name}: {hint} = {default if simple else '...'},"
         if len(line) > 110:
             line = line.replace("[", f"[\n{' ' * 12}").replace("]", f"\n{' ' * 8}]")

@@ -32,7 +32,7 @@ from rloo_kit.cli.document import Document, check_known, read, written
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import load
 from rloo_kit.tasks.task import FILES
-from rloo_kit.train import renamed_args, validate
+from rloo_kit.train import check_config, renamed_args
 
 if TYPE_CHECKING:
     from rloo_kit.train.config import RLOOConfig
@@ -179,13 +179,13 @@ def _policy(given: dict[str, Any], folder: Path) -> None:
 
 
 def _trainer(given: dict[str, Any], folder: Path) -> None:
-    known = validate.written_down()
+    known = check_config.written_down()
     for name, value in given.items():
         if names_function(name, value):
             callables.check_defined(value, folder)
         elif known and len(given) == 1:  # together they are checked when the settings are made
             with warnings.catch_warnings(action="ignore"):  # said then, too
-                validate.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
+                check_config.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
 
 
 def names_function(name: str, value: object) -> bool:

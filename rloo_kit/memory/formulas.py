@@ -10,8 +10,8 @@ F ffn size, V vocabulary, L layers, r LoRA rank.
 
 from functools import cached_property
 
-from rloo_kit.forward_passes import DRAWN_AT_ONCE
 from rloo_kit.memory.hardware import CUDA_CONTEXT_BYTES
+from rloo_kit.memory.passes import DRAWN_AT_ONCE
 from rloo_kit.memory.plan_inputs import PROCESSORS, Model, Settings
 from rloo_kit.session.output import GIB, MIB
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import models
 from rloo_kit.errors import ConfigError, PolicyNotFoundError
-from rloo_kit.forward_passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.memory.hardware import Device, Engine
+from rloo_kit.memory.passes import DEFAULTS, PLAIN, Passes
 from rloo_kit.models import HEAD_NORMS, PROJECTIONS, Checkpoint
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import GIB

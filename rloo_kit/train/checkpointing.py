@@ -10,7 +10,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,20 +20,20 @@ import numpy as np
 import torch
 import trl
 from filelock import FileLock, Timeout
+from transformers import TrainerCallback
 
 from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
-from rloo_kit.memory import formulas, out_of_memory
+from rloo_kit.memory import out_of_memory
 from rloo_kit.policy import model_card
 from rloo_kit.policy.save import check_finite
 from rloo_kit.train import checkpoint_integrity as integrity
 from rloo_kit.train import run_record
 from rloo_kit.train.checkpoint_integrity import is_ours, last_whole_checkpoint
-from rloo_kit.train.stops import Stops
+from rloo_kit.train.gradients import check_gradients
+from rloo_kit.train.signals import Stops
 from rloo_kit.watch.run_folder import STATE, checkpoints, step_of
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from rloo_kit.memory.plan import Plan
 
 WRITING = "_rloo_kit_writing"
@@ -50,7 +50,7 @@ class SavingTrainer(trl.RLOOTrainer):
     memory_plan: Plan
     stops: Stops
     _step: int
-    _asked: run_record.Asked
+    _asked: dict[str, Any]
     _made_of: dict[str, Any] | None = None
     _whole: int | None
     """The step that weights, optimizer and schedule belong to; None before the first, and during an update."""
@@ -72,33 +72,7 @@ class SavingTrainer(trl.RLOOTrainer):
         inside = path.is_relative_to(self.folder)
         return str(Path(self.args.output_dir) / path.relative_to(self.folder) if inside else path)
 
-    @property
-    def checkpoint_bytes(self) -> int:
-        """What a checkpoint takes, without the tokenizer's files; 0 where the run writes none."""
-        if self.args.save_strategy == "no":
-            return 0
-        parts = [formulas.LORA, formulas.REFERENCE]
-        if self.memory_plan.settings.full_finetuning:
-            parts += [formulas.WEIGHTS, formulas.REST]
-        if not self.args.save_only_model:
-            parts.append(formulas.OPTIMIZER)
-        return sum(self.memory_plan.parts.get(part, 0) for part in parts)
-
     # --- the end of a step --------------------------------------------------------------------------------
-
-    def begin_update(self) -> None:
-        """From here on weights, optimizer and schedule are changed one after the other, and no signal stops the run."""
-        self.stops.held, self._whole = True, None
-
-    def end_update(self) -> None:
-        """They belong together again.
-
-        Raises:
-            NonFiniteError: a weight is NaN or infinite.
-        """
-        check_finite(self.model, f"step {self.state.global_step}", self._way_on)
-        self._whole = self.state.global_step
-        self._remember()
 
     def _maybe_log_save_evaluate(self, *args: object, **kwargs: object) -> None:
         """Works around: a signal between two of these would leave a step half logged or half saved."""
@@ -147,8 +121,7 @@ class SavingTrainer(trl.RLOOTrainer):
             self.state.best_model_checkpoint = str(best)
             self.state.save_to_json(str(written / STATE))
         kept = Path(self.state.best_model_checkpoint) if self.state.best_model_checkpoint else None
-        step, optimizer = self.state.global_step, optimizer_name(self.optimizer)
-        integrity.seal(written, {"step": step, "optimizer": optimizer, "run": self._made_of})
+        integrity.seal(written, {"step": self.state.global_step, "run": self._made_of})
         if is_ours(place):
             delete(place)
         written.rename(place)
@@ -181,24 +154,34 @@ class SavingTrainer(trl.RLOOTrainer):
             self._write_card(self.folder)
 
     def _write_card(self, folder: Path) -> None:
-        self._remember()
+        self.remember()
         integrity.replace_text(folder / model_card.CARD, run_record.card(self))
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
         """The model keeps what its card is to say: the user may save it without the trainer."""
         self.model.trained_by = run_record.facts(self, self._data_facts)
 
     @cached_property
     def _data_facts(self) -> dict[str, object]:
-        return run_record.data(self._asked.train_dataset)
+        return run_record.data(self._asked["train_dataset"])
 
 
-def optimizer_name(optimizer: Optimizer) -> str:
-    """What an optimizer's saved state belongs to: its class, its library, and bits where it has some."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-    bits = getattr(getattr(inner, "args", None), "optim_bits", None)
-    library = type(inner).__module__.split(".")[0]
-    return f"{type(inner).__name__} of {library}" + (f", {bits} bit" if bits else "")
+class StepEnds(TrainerCallback):
+    """Tells the trainer when an update begins, and when weights, optimizer and schedule belong together again."""
+
+    def __init__(self, trainer: SavingTrainer) -> None:
+        self._trainer = trainer
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, model: Any, **kwargs: Any) -> None:
+        """From here on they are changed one after the other, and no signal stops the run."""
+        check_gradients(model, self._trainer.accelerator, state.global_step + 1)
+        self._trainer.stops.held, self._trainer._whole = True, None
+
+    def on_step_end(self, args: Any, state: Any, *_: Any, **kwargs: Any) -> None:
+        """The step's number is that of its weights."""
+        check_finite(self._trainer.model, f"step {state.global_step}", self._trainer._way_on)
+        self._trainer._whole = state.global_step
+        self._trainer.remember()
 
 
 # --- a run's folder ---------------------------------------------------------------------------------------
@@ -255,22 +238,13 @@ def set_random_states(states: RandomStates) -> None:
         torch.cuda.set_rng_state_all(on_gpus)
 
 
-def is_of_the_disk(error: Exception) -> bool:
-    """safetensors' and torch's own errors carry no errno."""
-    torchs = ("PytorchStreamWriter", "inline_container", "file write failed", "iostream error")
-    said = isinstance(error, RuntimeError) and any(word in str(error) for word in torchs)
-    return isinstance(error, OSError) or type(error).__name__ == "SafetensorError" or said
-
-
 @contextmanager
-def explained(
-    kind: type[RLOOKitError], what: str, where: Path, todo: str, of: Callable[[Exception], bool]
-) -> Iterator[None]:
-    """Turn an error of these, which may name no file, into one of the kit's."""
+def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> Iterator[None]:
+    """Turn an error while files are read or written, which may name no file, into one of the kit's."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, RLOOKitError) or out_of_memory.is_out_of_memory(error) or not of(error):
+        if isinstance(error, RLOOKitError) or out_of_memory.is_out_of_memory(error):
             raise
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         # Torch goes on to advise loading it unsafely.
@@ -280,15 +254,15 @@ def explained(
 
 
 def writable(what: str, folder: Path) -> AbstractContextManager[None]:
-    """An error of the disk while ``what`` is written becomes a RunFolderError."""
+    """An error while ``what`` is written becomes a RunFolderError."""
     todo = "make room on a full disk, or see who may write there; train(resume_from_checkpoint=True) goes on"
-    return explained(RunFolderError, f"{what} could not be written", folder, todo, is_of_the_disk)
+    return explained(RunFolderError, f"{what} could not be written", folder, todo)
 
 
 def loadable(place: Path) -> AbstractContextManager[None]:
     """An error while something is read becomes a ConfigError."""
     todo = "resume from another one, or load_policy(that folder) and train() a new run from its weights"
-    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo, lambda error: True)
+    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo)
 
 
 def make_folder(output_dir: str | os.PathLike[str]) -> None:
@@ -302,11 +276,11 @@ def make_folder(output_dir: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def run_lock(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
+def run_lock(output_dir: Path) -> Iterator[None]:
     """Hold a run's folder while inside; the system gives the lock back when the process ends, however that ends.
 
     Raises:
-        RunFolderError: another run has it, it cannot be written to, or one checkpoint of that size does not fit.
+        RunFolderError: another run has it, or it cannot be written to.
     """
     make_folder(output_dir)
     with writable("the run's folder", output_dir):
@@ -319,11 +293,4 @@ def run_lock(output_dir: Path, checkpoint_bytes: int = 0) -> Iterator[None]:
                 todo="wait for it, end it, or choose another output_dir",
             ) from None
     with taken:
-        free = shutil.disk_usage(output_dir).free
-        if checkpoint_bytes > free:
-            raise RunFolderError(
-                f"there is no room for a checkpoint of {checkpoint_bytes / 1e6:,.0f} MB: {free / 1e6:,.0f} MB are free",
-                where=f"output_dir {output_dir}",
-                todo="make room, choose another output_dir, or save_strategy='no'",
-            )
         yield

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
+import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rloo_kit import advantages
-from rloo_kit.forward_passes import DEFAULTS
+from rloo_kit.argument_types import Hint
+from rloo_kit.memory.passes import DEFAULTS, PLAIN
 from rloo_kit.redact import without_hidden, without_secrets
 from rloo_kit.session import multi_process, output
 from rloo_kit.session.import_order import import_unsloth, without_variable
-from rloo_kit.train import renamed_args, validate
-from rloo_kit.train.validate import HANDLERS, NAMES, Own
+from rloo_kit.train import check_config, renamed_args
+from rloo_kit.train.check_config import HANDLERS
 
 import_unsloth()
 
@@ -38,7 +41,7 @@ PRECISION = "ACCELERATE_MIXED_PRECISION"
 
 
 @dataclass(init=False)
-class RLOOConfig(Base, Own):
+class RLOOConfig(Base):
     """TRL's ``RLOOConfig``, argument for argument, with these defaults and additions.
 
     The defaults are for a real Qwen3 on a small card; what unsloth would change on a GPU stands at TRL's own value.
@@ -96,28 +99,46 @@ class RLOOConfig(Base, Own):
         ConfigError: a value out of range or two that contradict each other.
     """
 
-    output_dir: str | None = field(default="out/rloo")
-    num_generations: int | None = field(default=DEFAULTS.num_generations)
-    beta: float = field(default=DEFAULTS.beta)
-    learning_rate: float = field(default=1e-5)
-    per_device_train_batch_size: int = field(default=DEFAULTS.per_device_train_batch_size)
-    gradient_accumulation_steps: int = field(default=DEFAULTS.gradient_accumulation_steps)
-    logging_steps: float = field(default=1)
-    save_steps: float = field(default=25)
-    save_total_limit: int | None = field(default=2)
-    disable_tqdm: bool | None = field(default=True)
+    # The kit's own.
+    advantage_estimator: str = "rloo"
+    kl_placement: Literal["reward", "loss"] = "reward"
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    loss_aggregation: Literal[
+        "seq-mean-token-sum", "seq-mean-token-mean", "token-mean", "seq-mean-token-sum-norm"
+    ] = "seq-mean-token-sum"
+    importance_sampling_level: Literal["token", "sequence"] | None = None
+    use_bias_correction_kl: bool = False
+    single_pass: bool = DEFAULTS.single_pass
+    skip_dead_groups: bool | None = None
+    fast_sampling: bool = DEFAULTS.fast_sampling
+    generation_rows: int | None = None
+    progress: bool = True
+    live_plot: bool = True
+    on_unhealthy: str = "warn"
+    reward_limit: float = 1e6
+    # TRL's, for a real Qwen3 on a small card.
+    output_dir: str | None = "out/rloo"
+    num_generations: int | None = DEFAULTS.num_generations
+    beta: float = DEFAULTS.beta
+    learning_rate: float = 1e-5
+    per_device_train_batch_size: int = DEFAULTS.per_device_train_batch_size
+    gradient_accumulation_steps: int = DEFAULTS.gradient_accumulation_steps
+    logging_steps: float = 1
+    save_steps: float = 25
+    save_total_limit: int | None = 2
+    disable_tqdm: bool | None = True
     # What unsloth's generated config changes on a GPU, at TRL's values.
-    optim: str = field(default=DEFAULTS.optim)
-    weight_decay: float = field(default=0.0)
-    warmup_steps: float = field(default=0)
-    seed: int = field(default=42)
-    torch_empty_cache_steps: int | None = field(default=None)
-    logging_nan_inf_filter: bool = field(default=False)
-    include_num_input_tokens_seen: str | bool = field(default="no")
+    optim: str = DEFAULTS.optim
+    weight_decay: float = 0.0
+    warmup_steps: float = 0
+    seed: int = 42
+    torch_empty_cache_steps: int | None = None
+    logging_nan_inf_filter: bool = False
+    include_num_input_tokens_seen: str | bool = "no"
     # In place of an 8 unsloth puts the train batch.  Where none is asked for it is rounded up to whole groups.
-    per_device_eval_batch_size: int = field(default=4)
-    eval_accumulation_steps: int | None = field(default=None)
-    generation_kwargs: dict[str, Any] | str | None = field(default=None)
+    per_device_eval_batch_size: int = 4
+    eval_accumulation_steps: int | None = None
+    generation_kwargs: dict[str, Any] | str | None = None
 
     def _settle(self, output_dir: str | None = None, **kwargs: Any) -> None:
         kwargs |= {} if output_dir is None else {"output_dir": output_dir}
@@ -125,8 +146,8 @@ class RLOOConfig(Base, Own):
         _keep_functions(given)
         items = dataclasses.fields(type(self))
         defaults = {item.name: item.default for item in items if item.default is not dataclasses.MISSING}
-        ours = {name: defaults[name] for name in (*inspect.get_annotations(RLOOConfig), *NAMES)}
-        values = ours | validate.checked(given) | _precision(given)
+        ours = {name: defaults[name] for name in inspect.get_annotations(RLOOConfig)}
+        values = ours | check_config.checked(given, types()) | _precision(given)
         if "per_device_eval_batch_size" not in given:
             k = values.get("num_generations_eval") or values["num_generations"]
             values["per_device_eval_batch_size"] = -(-values["per_device_eval_batch_size"] // k) * k
@@ -135,13 +156,13 @@ class RLOOConfig(Base, Own):
         if values.get("load_best_model_at_end") or values.get("save_strategy") == "best":
             values.setdefault("metric_for_best_model", "eval_reward")  # transformers would take the loss
         # Before any of TRL's or unsloth's code runs, which changes what does not go together.
-        complete = SimpleNamespace(**defaults | values)
-        validate.check_together(complete, multi_process.process_count())
-        for doubt in validate.doubts(complete):
+        complete: Any = SimpleNamespace(**defaults | values)
+        check_config.check_together(complete, multi_process.process_count())
+        for doubt in check_config.doubts(complete):
             output.warn(doubt)
-        for name in NAMES:
+        for name in OWN:
             setattr(self, name, values.pop(name))
-        with validate.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
+        with check_config.refused_as_ours("RLOOConfig", given), without_variable(PRECISION):
             super().__init__(**values)
         self._given, self._as_made = given, dict(vars(self))
 
@@ -196,10 +217,37 @@ class RLOOConfig(Base, Own):
         return made
 
 
+OWN = tuple(n for n in inspect.get_annotations(RLOOConfig) if n not in trl.RLOOConfig.__dataclass_fields__)
+"""The settings that TRL does not have."""
+
+
 def known_names(config_class: type) -> set[str]:
     """The arguments that a configuration takes: its fields, and what unsloth's generated class adds."""
     known = {item.name for item in dataclasses.fields(config_class) if item.init}
     return known | set(inspect.signature(trl.RLOOConfig.__init__).parameters) - {"self", "kwargs"}
+
+
+@functools.cache
+def types() -> Mapping[str, Hint]:
+    """The type of every setting, with its range."""
+    return check_config.narrowed(typing.get_type_hints(RLOOConfig) | typing.get_type_hints(trl.RLOOConfig))
+
+
+def check(args: trl.RLOOConfig) -> trl.RLOOConfig:
+    """A configuration that the trainer was given, as it is now: read from a file, or changed since it was made.
+
+    A plain ``trl.RLOOConfig`` comes back as a copy, with the kit's settings at what it means.
+
+    Raises:
+        ConfigError: the first value that is wrong, alone or beside the others.
+    """
+    if not isinstance(args, RLOOConfig):
+        means = {"kl_estimator": "k1", "skip_dead_groups": False, "live_plot": False, **PLAIN}
+        args, given = copy.copy(args), vars(args)
+        vars(args).update({name: getattr(RLOOConfig, name) for name in OWN} | means | given)
+    check_config.checked({name: value for name, value in vars(args).items() if name in types()}, types())
+    check_config.check_together(args, multi_process.process_count())
+    return args
 
 
 def _keep_functions(given: dict[str, Any]) -> None:
@@ -229,7 +277,7 @@ def signature(config_class: type) -> inspect.Signature:
     """
     kind, fields = inspect.Parameter, dataclasses.fields(config_class)
     defaults = {one.name: one.default for one in fields if one.init}
-    kinds: dict[str, Any] = dict.fromkeys(("output_dir", *NAMES, *defaults), kind.KEYWORD_ONLY)
+    kinds: dict[str, Any] = dict.fromkeys(("output_dir", *OWN, *defaults), kind.KEYWORD_ONLY)
     kinds["output_dir"] = kind.POSITIONAL_OR_KEYWORD
     return inspect.Signature([kind(name, kinds[name], default=defaults[name]) for name in kinds])
 

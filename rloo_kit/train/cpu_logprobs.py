@@ -1,7 +1,10 @@
-"""Log-probability and entropy of sampled tokens on a CPU: one pass over tiles of the vocabulary that stay in cache.
+"""Log-probabilities of sampled tokens on a CPU, with less work: the head in tiles, and each distinct prompt once.
 
-For the rollout, in place of unsloth's chunks of whole rows (unsloth_zoo/cpu/ops.py, ``_ChunkedLogProbs``), which pass
-several times over logits that no cache holds; only where that is exact (:func:`is_exact`).
+The head's tiles of the vocabulary stay in cache, in place of unsloth's chunks of whole rows (unsloth_zoo/cpu/ops.py,
+``_ChunkedLogProbs``), which pass several times over logits that no cache holds; only where that is exact
+(:func:`is_exact`).  Prompts go once, and not once for each of their K completions, into transformers' own cache,
+gradient included, and the completions go on from it.  No attention is replaced, and columns and positions are those of
+the plain pass, so padding on the left stays where it is; only where that can be done (:func:`fits`).
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import softplus
+from transformers import DynamicCache
 
-from rloo_kit.forward_passes import CPU_TILE
-
+CPU_TILE = 512  # positions and words whose logits are computed at once: 1 MiB, which a core's own cache holds
 FAR = 30.0  # how far a logit may be above its row's reference: e^30 is far from float32's largest number
+FEWEST = 2  # rows a prompt, on average: below, two passes cost about what the tokens left out would have
+
+
+# --- the head in tiles ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -123,8 +130,82 @@ def _of_rows(
         return log_prob.squeeze(1), None, None
     mean_row /= total
     rest = log_rest.exp()
-    of_others = log_others - (hidden * mean_row).sum(
-        1, keepdim=True
-    )  # the mean of a linear function's values
+    of_others = log_others - (hidden * mean_row).sum(1, keepdim=True)  # a linear function's mean value
     entropies = rest * (of_others - log_rest) - log_prob.exp() * log_prob
     return log_prob.squeeze(1), entropies.squeeze(1), (own - mean_row).mul_(rest)
+
+
+# --- each prompt once -------------------------------------------------------------------------------------
+
+
+class PromptCache(DynamicCache):
+    """Keys and values of distinct prompts; with ``rows`` set, read for each row and no longer added to: each layer
+    repeats what it reads and lets it go."""
+
+    rows: torch.Tensor | None = None  # the prompt of each row
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (rows, heads, tokens, width) of the prompts and then of the tokens given."""
+        if self.rows is None:
+            return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        held: Any = self.layers[layer_idx]
+        return (
+            torch.cat([held.keys.index_select(0, self.rows), key_states], dim=-2),
+            torch.cat([held.values.index_select(0, self.rows), value_states], dim=-2),
+        )
+
+
+def sharing(model: Any, ids: torch.Tensor, mask: torch.Tensor, width: int) -> Any:
+    """The model, or where it fits what TRL may call in its place, for completions of ``width`` columns."""
+    # The prompts' last token goes with the completions: it predicts their first.
+    start = ids.size(1) - width - 1
+    if start < 1:
+        return model
+    prompts, rows = torch.stack([ids[:, :start], mask[:, :start]], 1).unique(dim=0, return_inverse=True)
+    if len(ids) < FEWEST * len(prompts):
+        return model
+    backbones = [module for module in model.modules() if hasattr(module, "embed_tokens")]
+    possible = len(backbones) == 1 and fits(model, backbones[0])
+    return partial(_shared, model, backbones[0], prompts, rows) if possible else model
+
+
+def fits(model: Any, backbone: Any) -> bool:
+    """Whether the pass goes on from a cache as it would go on from the tokens: transformers' own forward on a CPU (not
+    unsloth's for a GPU), attention to all earlier tokens in each layer, and no layer computed again for its gradient
+    (transformers switches the cache off there)."""
+    config = backbone.config
+    recomputed = any(getattr(module, "gradient_checkpointing", False) for module in backbone.modules())
+    return (
+        backbone.embed_tokens.weight.device.type == "cpu"
+        and type(backbone).forward.__module__.startswith("transformers.")
+        and config._attn_implementation in ("sdpa", "eager")
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and not (recomputed and backbone.training)
+        and not getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    )
+
+
+def _shared(
+    model: Any,
+    backbone: Any,
+    prompts: torch.Tensor,
+    rows: torch.Tensor,
+    *,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    labels: torch.Tensor,
+    **kwargs: Any,
+) -> Any:
+    """What the model says of the rows; its log-probabilities are of the completions' tokens alone."""
+    cache, start = PromptCache(), prompts.size(-1)
+    backbone(input_ids=prompts[:, 0], attention_mask=prompts[:, 1], past_key_values=cache, use_cache=True)
+    cache.rows = rows
+    return model(
+        input_ids=input_ids[:, start:-1],
+        attention_mask=attention_mask[:, :-1],
+        past_key_values=cache,
+        shift_labels=labels[:, start + 1 :],
+        **kwargs,
+    )

@@ -82,3 +82,32 @@ def policy_loss(
     if level == "token":
         return (loss * mask).sum(1), ratio
     return loss * tokens if level == "sequence" else loss, ratio
+
+
+def clip_counts(
+    ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, clip: tuple[float, float]
+) -> torch.Tensor:
+    """How many of :func:`policy_loss`'s ratios were clipped in this process; (5,): below, above, of all, and the
+    extremes that :func:`clip_metrics` takes."""
+    if ratio.ndim == 2:
+        advantages, ratio = advantages.unsqueeze(1).expand_as(ratio)[mask.bool()], ratio[mask.bool()]
+    low = ((ratio < clip[0]) & (advantages < 0)).float()
+    high = ((ratio > clip[1]) & (advantages > 0)).float()
+    none = low.new_tensor(torch.inf)
+    extremes = (low.min(), -high.max()) if len(low) else (none, none)
+    return torch.stack([low.sum(), high.sum(), low.new_tensor(len(low)), *extremes])
+
+
+def clip_metrics(counts: torch.Tensor) -> dict[str, float]:
+    """TRL's ``clip_ratio/*`` from the :func:`clip_counts` (processes, 5) of all processes; empty without any ratio."""
+    low, high, total = counts[:, :3].sum(0).tolist()
+    if not total:
+        return {}
+    least, most = counts[:, 3:].amin(0).tolist()
+    return {
+        "clip_ratio/low_mean": low / total,
+        "clip_ratio/low_min": least,
+        "clip_ratio/high_mean": high / total,
+        "clip_ratio/high_max": -most,
+        "clip_ratio/region_mean": (low + high) / total,
+    }

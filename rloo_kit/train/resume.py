@@ -26,18 +26,16 @@ from rloo_kit.watch.run_folder import MANIFEST, STATE, facts, step_of
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
-from peft import get_peft_model_state_dict  # noqa: E402
-from safetensors import safe_open  # noqa: E402
 from torch.optim.lr_scheduler import LambdaLR  # noqa: E402
 from torch.utils.data import Sampler  # noqa: E402
 from transformers import TrainerState  # noqa: E402
-from transformers.trainer_callback import ExportableState  # noqa: E402
 from transformers.trainer_utils import TrainOutput  # noqa: E402
 
 from rloo_kit.train import checkpoint_integrity as integrity  # noqa: E402
-from rloo_kit.train import checkpointing, run_record, stops  # noqa: E402
-from rloo_kit.train.checkpointing import SavingTrainer, loadable, optimizer_name  # noqa: E402
-from rloo_kit.train.stops import Interrupted, Terminated  # noqa: E402
+from rloo_kit.train import checkpointing, run_record  # noqa: E402
+from rloo_kit.train.checkpointing import SavingTrainer, loadable  # noqa: E402
+from rloo_kit.train.gradients import reset_loss_scale  # noqa: E402
+from rloo_kit.train.signals import Interrupted, Terminated  # noqa: E402
 
 if TYPE_CHECKING:
     import trl
@@ -49,15 +47,20 @@ if TYPE_CHECKING:
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
-LORA = {"r": "lora_rank", "lora_alpha": "lora_alpha", "use_rslora": "use_rslora"}
+LORA = {
+    "r": "lora_rank",
+    "lora_alpha": "lora_alpha",
+    "use_rslora": "use_rslora",
+    "target_modules": "target_modules",
+}
 """PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
 
-VERSION = 2
+VERSION = 3
 """Of what :func:`made_of` gives.  A checkpoint with another one, or none, is resumed and not compared."""
 
 STOPPED = (KeyboardInterrupt, Terminated)
 
-AS_IT_WAS = "load the policy as it was; or load_policy(that folder) and train() a new run from its weights"
+OR_ANEW = "as it was; or load_policy(that folder) and train() a new run from its weights"
 
 _COMPARED = """
 seed data_seed num_generations per_device_train_batch_size gradient_accumulation_steps steps_per_generation
@@ -68,13 +71,14 @@ advantage_estimator kl_placement kl_estimator loss_aggregation importance_sampli
 sync_ref_model ref_model_mixup_alpha ref_model_sync_steps router_aux_loss_coef disable_dropout neftune_noise_alpha
 label_smoothing_factor
 learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps max_steps num_train_epochs
-optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
+optim optim_args weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
 """
 SETTINGS = tuple(_COMPARED.split())
 """Settings that make a resumed run another one than that which was stopped, and nothing fails."""
 
-SAMPLE = 1024
-"""Values of each frozen tensor that are looked at; what was trained and merged differs in far more than 1 of 1,000."""
+SAMPLE = (
+    1024  # values of each frozen tensor that are looked at; merging a LoRA changes far more than 1 of 1,000
+)
 
 
 class ResumableTrainer(SavingTrainer):
@@ -95,15 +99,14 @@ class ResumableTrainer(SavingTrainer):
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: no whole checkpoint is there, or its base, LoRA or optimizer is another one; other changes are
-                named in one warning.
-            RunFolderError: another run has ``output_dir``, it cannot be written to, or it has no room.
+            ConfigError: no whole checkpoint is there, or its base or LoRA is another one; other changes are named in
+                one warning.
+            RunFolderError: another run has ``output_dir``, or it cannot be written to.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
             KeyboardInterrupt, SystemExit: the run was stopped.
         """
-        writes, room = self.args.should_save, self.checkpoint_bytes
-        alone = checkpointing.run_lock(self.folder, room) if writes else nullcontext()
+        alone = checkpointing.run_lock(self.folder) if self.args.should_save else nullcontext()
         with multi_process.named(), alone, output.one_output():
             return self._train(self._checkpoint_to_resume(resume_from_checkpoint), **kwargs)
 
@@ -112,7 +115,7 @@ class ResumableTrainer(SavingTrainer):
             return self._already_done(folder)
         self._start_afresh()
         if self.args.should_save:
-            run_record.write(self.folder, self._asked, self.model, self.args, resumed=folder is not None)
+            run_record.write(self.folder, self._asked, self.args, resumed=folder is not None)
         out_of_memory.warn_if_too_large(self.memory_plan)
         if self.memory_plan.sliced and self._samples_itself:
             output.say(self.memory_plan.sliced)
@@ -203,7 +206,7 @@ class ResumableTrainer(SavingTrainer):
         super()._start_afresh()
         self._step, self._buffered_inputs, self._current_train_step_time = 0, None, 0.0
         self._metrics["train"].clear()
-        stops.reset_loss_scale(self.accelerator)
+        reset_loss_scale(self.accelerator)
 
     def _keep_what_is_done(self, error: BaseException) -> str:
         """Works around: a run that is stopped, or ends by an error such as a reward's whose service is down, loses all
@@ -214,13 +217,9 @@ class ResumableTrainer(SavingTrainer):
         if self.args.save_strategy == "no":
             return "stopped: save_strategy='no', so nothing is saved"
         if step is None or isinstance(error, RunFolderError) or not (alone or isinstance(error, STOPPED)):
-            there = any(self.folder.glob("checkpoint-*"))
-            further = (
-                f"; {way_on} from the last checkpoint"
-                if there
-                else ", and no checkpoint: train() begins again"
-            )
-            return f"stopped: there is no finished step to save{further}"
+            if any(self.folder.glob("checkpoint-*")):
+                return f"stopped: there is no finished step to save; {way_on} from the last checkpoint"
+            return "stopped: there is no finished step to save, and no checkpoint: train() begins again"
         try:
             if not (place := self.folder / f"checkpoint-{step}").is_dir():
                 if self._random is not None:  # the step that is dropped has drawn completions
@@ -233,26 +232,11 @@ class ResumableTrainer(SavingTrainer):
 
     # --- what is loaded -----------------------------------------------------------------------------------
 
-    def _load_callback_state(self) -> None:
-        """Works around: a callback with a state that the checkpoint's run did not have ends the run at a save."""
-        super()._load_callback_state()
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, ExportableState):
-                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
-
     def _load_optimizer_and_scheduler(self, folder: str | None) -> None:
         """Works around: torch's load_state_dict takes learning rate, betas and weight decay from the checkpoint, so a
-        learning_rate that was lowered would have no effect; and it loads the state of one optimizer into another,
-        which fails later or starts anew.  (DeepSpeed loads its own before this, and keeps them.)"""
+        learning_rate that was lowered would have no effect.  (DeepSpeed loads its own before this, and keeps them.)"""
         if folder is None:
             return
-        saved, mine = facts(Path(folder)).get("optimizer"), optimizer_name(self.optimizer)
-        if saved not in (None, mine):
-            raise ConfigError(
-                f"the checkpoint's optimizer is another one: {saved}, not {mine}",
-                where=f"RLOOConfig(optim={str(self.args.optim)!r}), {folder}",
-                todo="set optim as it was; or load_policy(that folder) and train() a new run from its weights",
-            )
         groups = self.optimizer.param_groups
         asked = [{name: group[name] for name in HYPERPARAMETERS if name in group} for group in groups]
         if self.args.device.type == "cpu":  # with several processes "cpu:0", which torch.load does not know
@@ -349,25 +333,19 @@ class ByEpoch(Sampler[int]):
 
 def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
     """Works around: PEFT loads an adapter's weights into a LoRA that scales them otherwise; it loads what fits by name,
-    fails halfway where a shape does not, and leaves the rest."""
+    and leaves the rest."""
     mine, file = getattr(model, "peft_config", {}).get("default"), folder / "adapter_config.json"
     if mine is None or not file.is_file():
         return
     config = json.loads(file.read_text(encoding="utf-8"))
-    pairs = [(name, getattr(mine, key), config.get(key, False)) for key, name in LORA.items()]
-    wrong = [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]
-    if not wrong and (folder / "adapter_model.safetensors").is_file():
-        with safe_open(folder / "adapter_model.safetensors", framework="pt") as opened:
-            then = {name: list(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        now = {name: list(weight.shape) for name, weight in get_peft_model_state_dict(model).items()}
-        names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-        wrong = [f"{name} is {now.get(name)} (it was {then.get(name)})" for name in names[:1]]
-    if wrong:
-        raise ConfigError(
-            f"the policy's LoRA is another one than the checkpoint's: {', '.join(wrong)}",
-            where=f"load_policy(...), {folder}",
-            todo=AS_IT_WAS,
-        )
+
+    def plain(value: Any) -> Any:
+        return sorted(value) if isinstance(value, set | list) else value
+
+    pairs = [(name, plain(getattr(mine, key)), plain(config.get(key))) for key, name in LORA.items()]
+    if wrong := [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]:
+        what = f"the policy's LoRA is another one than the checkpoint's: {', '.join(wrong)}"
+        raise ConfigError(what, where=f"load_policy(...), {folder}", todo=f"load the policy {OR_ANEW}")
 
 
 def drop_reference(model: PreTrainedModel) -> None:
@@ -382,19 +360,16 @@ def drop_reference(model: PreTrainedModel) -> None:
 
 def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]) -> Made:
     """What the kit's trainer makes its run of, with :func:`base_of` its model and a summary of its dataset."""
-    names, weights = trainer.reward_func_names, trainer.reward_weights.tolist()
+    weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
     if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):
         del settings["max_steps"], settings["num_train_epochs"]  # how far a run goes, and not how
     text = json.dumps(without_secrets(settings), default=lambda one: type(one).__name__)
-    sources = zip(names, map(run_record.digest, trainer._asked.rewards), strict=True)
     return {
         "version": VERSION,
         "base": dict(base),
         "dataset": list(of_data.values()),
-        "rewards": [f"{name} x {weight:g}" for name, weight in zip(names, weights, strict=True)],
-        "sources": {f"the source of {name}": source for name, source in sources},
-        "chat template": run_record.hashed(getattr(trainer.processing_class, "chat_template", None)),
+        "rewards": [f"{name} x {weight:g}" for name, weight in weights],
         "settings": json.loads(text),
     }
 
@@ -402,20 +377,17 @@ def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mappi
 def changed(now: Made, then: Made) -> list[str]:
     """What differs, each with its new and its old value; of what either does not know nothing is said."""
     named, before = (
-        {"dataset": one["dataset"][1:], "rewards": one["rewards"], "chat template": one.get("chat template")}
-        | one["sources"]
-        | one["settings"]
-        for one in (now, then)
+        {"dataset": one["dataset"][1:], "rewards": one["rewards"]} | one["settings"] for one in (now, then)
     )
     pairs = [(name, value, before[name]) for name, value in named.items() if name in before]
     return [f"{name}={value!r} (it was {was!r})" for name, value, was in pairs if value != was]
 
 
 def base_of(model: torch.nn.Module) -> dict[str, object]:
-    """The frozen weights that a LoRA is trained on: name, bits, how they were loaded, and a digest of them, rounded to
+    """The frozen weights that a LoRA is trained on: name, how they were loaded, and a digest of them, rounded to
     bfloat16, so that float32 agrees; empty where there are none, or not all are here."""
     found, parameters = hashlib.sha256(), list(model.named_parameters())
-    bits = 4 if any(quantisation_tensors(p) for _, p in parameters) else 16
+    packed = any(quantisation_tensors(p) for _, p in parameters)
     first = next(p for _, p in parameters if p.is_floating_point())
     frozen = [(n, p) for n, p in parameters if not p.requires_grad and not is_lora(n)]
     complete = bool(frozen) and not any(p.is_meta or not p.numel() for _, p in frozen)
@@ -428,8 +400,8 @@ def base_of(model: torch.nn.Module) -> dict[str, object]:
             found.update(taken.numpy().tobytes())
     return {
         "name": Path(str(getattr(getattr(model, "config", None), "_name_or_path", ""))).name,
-        "bits": bits,
-        "loaded": f"{first.device.type}, 4 bit" if bits == 4 else str(first.dtype).removeprefix("torch."),
+        "bits": 4 if packed else 16,
+        "loaded": f"{first.device.type}, 4 bit" if packed else str(first.dtype).removeprefix("torch."),
         "digest": found.hexdigest()[:16] if complete else "",
     }
 
@@ -441,9 +413,7 @@ def check_base(now: Made, then: Made, folder: Path) -> list[str]:
             return []
         if now["loaded"] != then["loaded"] or not now["digest"] or not then["digest"]:
             return [f"whether the base is the same cannot be told: {now['loaded']} (it was {then['loaded']})"]
-    raise ConfigError(
-        f"the policy's base is another one: {now['name']} {now['digest']} in {now['bits']} bit, and the checkpoint's "
-        f"was {then['name']} {then['digest']} in {then['bits']}",
-        where=f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}",
-        todo=AS_IT_WAS,
-    )
+    mine, its = (f"{one['name']} {one['digest']} in {one['bits']}" for one in (now, then))
+    what = f"the policy's base is another one: {mine} bit, and the checkpoint's was {its}"
+    where = f"load_policy(load_in_4bit={now['bits'] == 4}), {folder}"
+    raise ConfigError(what, where=where, todo=f"load the policy {OR_ANEW}")

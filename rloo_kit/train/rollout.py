@@ -19,7 +19,6 @@ from rloo_kit.policy.generate import SlicedGenerate
 from rloo_kit.session import output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.train import cpu_logprobs, microbatches
-from rloo_kit.train.validate import Own
 
 import_unsloth()
 
@@ -28,7 +27,6 @@ from accelerate.utils import gather_object  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 from trl.trainer.utils import pad, use_adapter  # noqa: E402
 
-from rloo_kit.train import shared_prompts  # noqa: E402
 from rloo_kit.train.resume import ResumableTrainer  # noqa: E402
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ UNSCORED_BATCHES = 3  # in a row without a single score, after which a reward fu
 class RolloutTrainer(ResumableTrainer):
     """TRL's trainer with checked sampling and scores, and no more forward passes than are asked for."""
 
-    own: Own
     _backbones: list[torch.nn.Module]
     _max_seq_length: int | None
 
@@ -140,17 +137,15 @@ class RolloutTrainer(ResumableTrainer):
             yield
             return
         at_once = self._at_most or rows
-        if (
-            not self._sharded or self.own.generation_rows
-        ):  # the plan knows the free memory of one process alone
+        if not self._sharded or self.args.generation_rows:  # the plan knows one process's free memory alone
             at_once = min(at_once, self.memory_plan.rows_at_once(rows))
         model, bound, patched = self.model, self.model.generate, "generate" in vars(self.model)
-        fast = self.own.fast_sampling and not self.args.generation_kwargs
+        fast = self.args.fast_sampling and not self.args.generation_kwargs
         how: Any = {"fast": fast, "halves": not self._sharded, "budget": self._budget}
         sliced = SlicedGenerate(model, at_once, self.eos_token_ids, **how)
         model.generate = sliced
         try:
-            with generate.head_in_one_product(model) if self.own.fast_sampling else nullcontext():
+            with generate.head_in_one_product(model) if self.args.fast_sampling else nullcontext():
                 yield
         finally:
             if patched:
@@ -250,41 +245,26 @@ class RolloutTrainer(ResumableTrainer):
         """Works around: in training mode unsloth's fast forward drops the attention mask, so that padding on the left
         is attended to, unless a flag is set, as unsloth sets it for its own PPO (its models/llama.py and rl.py).
         Without such padding the mask says no more than causal attention, whose kernels are faster.  And on a CPU the
-        head passes several times over logits that no cache holds (:mod:`.cpu_logprobs`), and the model K times over
-        each prompt (:mod:`.shared_prompts`)."""
+        head passes several times over logits that no cache holds, and the model K times over each prompt
+        (:mod:`.cpu_logprobs`)."""
         padded = bool((mask[:, 0] == 0).any())
         for backbone in self._backbones:
             backbone._unsloth_keep_padding_mask = padded  # type: ignore[assignment]
         # An evaluation's pass comes in parts, and a router's loss is a mean over all tokens of all rows.
         if len(args) == 1 and not kwargs.get("compute_aux_loss") and not self._sharded:
-            model = shared_prompts.sharing(model, ids, mask, args[0])
+            model = cpu_logprobs.sharing(model, ids, mask, args[0])
         with cpu_logprobs.in_tiles(entropy=kwargs.get("compute_entropy", False)):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, *args, **kwargs)
 
 
-# A module's mode, and where PEFT's layers and models keep which adapter is on (tuners_utils.py, peft_model.py).
-SWITCHES = ("training", "_disable_adapters", "_active_adapter", "active_adapter", "_adapters_disabled")
-
-
 @contextmanager
 def undisturbed(model: torch.nn.Module) -> Iterator[None]:
-    """Put back what reward functions called inside have changed: a judge that switches gradients or the adapter off
-    would have something else trained, and one that seeds torch would have every step draw the same completions."""
-    switches = [(vars(m), {n: vars(m)[n] for n in SWITCHES if n in vars(m)}) for m in model.modules()]
-    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    """Put back what reward functions called inside have changed: one that seeds torch would have every step draw the
+    same completions, and one that asks the policy may leave it in evaluation mode, or gradients switched off."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    dtype, device = torch.get_default_dtype(), torch.get_default_device()
-    grad = torch.set_grad_enabled(torch.is_grad_enabled())
+    training, grad = model.training, torch.set_grad_enabled(torch.is_grad_enabled())
     try:
         with torch.random.fork_rng(devices), grad, chdir("."):
             yield
     finally:
-        torch.set_default_dtype(dtype)
-        if torch.get_default_device() != device:
-            torch.set_default_device(device)
-        for held, before in switches:
-            for name in SWITCHES:
-                held.pop(name, None)
-            held.update(before)
-        for parameter, was_trained in trained:
-            parameter.requires_grad_(was_trained)
+        model.train(training)

@@ -1,7 +1,6 @@
 """What a run was started with, for ``rloo-kit export`` (``_run.json``) and for its model card.
 
-What cannot be described stops no run, and what looks like a secret is left out, with a word.  Digests tell whether two
-things are the same, and nothing of them.
+What cannot be described stops no run, and what looks like a secret is left out, with a word.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -27,9 +26,9 @@ from rloo_kit.policy import load, model_card
 from rloo_kit.policy.resolve import checkpoint_of_model
 from rloo_kit.redact import holds_secret, is_secret, without_hidden
 from rloo_kit.tasks.task import FILES, Origin, origin_of
+from rloo_kit.train.check_config import ESTIMATORS, HANDLERS
 from rloo_kit.train.checkpoint_integrity import replace_text
 from rloo_kit.train.config import RLOOConfig
-from rloo_kit.train.validate import ESTIMATORS, HANDLERS
 from rloo_kit.watch.run_folder import NOTEBOOK, RECIPE
 
 if TYPE_CHECKING:
@@ -47,20 +46,19 @@ LEFT_OUT = "it looks as if it holds a secret"
 NOT_DESCRIBED = ("callbacks", "optimizers", "peft_config", "reward_processing_classes", "quantization_config")
 """Arguments of the trainer that a configuration has no word for."""
 
+METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
 
-class Asked(NamedTuple):
-    """What a trainer was given, beside its model and its settings; ``others`` are :data:`NOT_DESCRIBED`."""
+SHOWN = (
+    *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations", "temperature"),
+    *("max_completion_length", "mask_truncated_completions", "seed"),
+    *("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
+)
+"""Of a configuration, what a model card says, beside the sizes of groups and batches."""
 
-    rewards: Sequence[object]
-    train_dataset: object
-    eval_dataset: object
-    others: Sequence[str]
+ROWS = 10_000  # of a dataset, that its digest is of
 
-    @classmethod
-    def of(cls, given: Mapping[str, Any], train_dataset: object) -> Asked:
-        """From the trainer's arguments, with the dataset as it was given."""
-        others = [name for name in NOT_DESCRIBED if given.get(name)]
-        return cls(given["reward_funcs"], train_dataset, given.get("eval_dataset"), others)
+
+# --- in the words of a configuration ----------------------------------------------------------------------
 
 
 class CannotBeWrittenError(Exception):
@@ -69,9 +67,6 @@ class CannotBeWrittenError(Exception):
     def __init__(self, what: str, todo: str) -> None:
         super().__init__(what)
         self.what, self.todo = what, todo
-
-
-# --- in the words of a configuration ----------------------------------------------------------------------
 
 
 @dataclass
@@ -85,12 +80,12 @@ class Recipe:
     functions: dict[str, str] = field(default_factory=dict)
 
     def section(self, name: str, describe: Callable[[], Any]) -> None:
-        """Describe a section, or say what is in the way."""
+        """Describe a section, or say what is in the way: a description must not cost the run."""
         try:
             self.config[name] = describe()
         except CannotBeWrittenError as error:
             self.cannot.append((name, error.what, error.todo))
-        except Exception as error:  # a description must not cost the run
+        except Exception as error:
             what = f"{name} cannot be described: {type(error).__name__}: {error}"
             self.cannot.append((name, " ".join(what.split()), "write this section by hand"))
 
@@ -120,19 +115,19 @@ class Recipe:
         return name
 
 
-def write(folder: Path, asked: Asked, model: nn.Module, args: trl.RLOOConfig, resumed: bool) -> None:
-    """Write ``_run.json`` into a run's folder."""
-    recipe, origin = Recipe(), origin_of(asked.train_dataset)
+def write(folder: Path, asked: Mapping[str, Any], args: trl.RLOOConfig, resumed: bool) -> None:
+    """Write ``_run.json`` into a run's folder, of the arguments that its trainer was given."""
+    recipe, origin = Recipe(), origin_of(asked["train_dataset"])
     correct = None if origin is None else origin.correct
-    recipe.section("policy", lambda: _policy(recipe, model, resumed))
+    recipe.section("policy", lambda: _policy(recipe, asked["model"], resumed))
     recipe.section("task", lambda: _task(origin))
-    recipe.section("rewards", lambda: [_reward(recipe, one, correct) for one in asked.rewards])
+    recipe.section("rewards", lambda: [_reward(recipe, one, correct) for one in asked["reward_funcs"]])
     recipe.section("trainer", lambda: settings_of(args, recipe.notes))
-    measured = origin_of(asked.eval_dataset)
-    if asked.eval_dataset is not None and (measured is None or measured.side != "held_out"):
+    measured = origin_of(evaluated := asked.get("eval_dataset"))
+    if evaluated is not None and (measured is None or measured.side != "held_out"):
         what = "eval_dataset is not the task's held-out side"
         recipe.cannot.append(("task", what, "pass eval_dataset=task.held_out"))
-    recipe.notes += [f"the trainer's {name}" for name in asked.others]
+    recipe.notes += [f"the trainer's {name}" for name in NOT_DESCRIBED if asked.get(name)]
     replace_text(folder / RECIPE, recipe.as_json())
 
 
@@ -264,15 +259,6 @@ def _used_by(code: types.CodeType) -> set[str]:
 
 # --- for the model card -----------------------------------------------------------------------------------
 
-METHOD = "RLOO (Ahmadian et al. 2024, arXiv 2402.14740)"
-
-SHOWN = (
-    *("learning_rate", "lr_scheduler_type", "optim", "beta", "epsilon", "num_iterations", "temperature"),
-    *("max_completion_length", "mask_truncated_completions", "seed"),
-    *("kl_placement", "kl_estimator", "loss_aggregation", "importance_sampling_level"),
-)
-"""Of a configuration, what decides what was learned, beside the sizes of groups and batches."""
-
 
 def card(trainer: trl.RLOOTrainer) -> str:
     """The card of what a trainer saves."""
@@ -320,11 +306,6 @@ def data(dataset: object) -> dict[str, object]:
     return {"name": name, "prompts": len(dataset), "fingerprint": rows(dataset)}
 
 
-# --- digests ----------------------------------------------------------------------------------------------
-
-ROWS = 10_000
-
-
 def rows(dataset: Dataset) -> str:
     """A digest of a dataset's columns, its number of rows, and the first :data:`ROWS` of them.
 
@@ -337,20 +318,5 @@ def rows(dataset: Dataset) -> str:
     False
     """
     head = dataset.with_format("arrow")[:ROWS].to_pylist()
-    return hashed([len(dataset), dataset.column_names, head])
-
-
-def digest(reward: object) -> str:
-    """Of a reward's source, or of the call that made it; empty where neither is known."""
-    recipe = Recipe()
-    try:
-        if made_by(reward) is None:
-            return hashed(inspect.getsource(reward if inspect.isroutine(reward) else type(reward)))
-        return hashed([_reward(recipe, reward, None), recipe.functions])
-    except Exception:  # of an odd object; a description must not cost the run
-        return ""
-
-
-def hashed(said: object) -> str:
-    """A digest of something by its ``repr``."""
-    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+    said = repr([len(dataset), dataset.column_names, head])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]

@@ -7,7 +7,8 @@ mean reward of the other K - 1 of its prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rloo_kit import advantages, data_checks
@@ -18,20 +19,21 @@ from rloo_kit.memory.plan_inputs import reference_is_base
 from rloo_kit.session import import_order, output
 from rloo_kit.session.import_order import import_unsloth
 from rloo_kit.session.output import without_bars
-from rloo_kit.train import losses, metrics, microbatches
+from rloo_kit.train import losses, microbatches
 
 import_unsloth()
 
 import torch  # noqa: E402 - unsloth first
 from transformers import PrinterCallback  # noqa: E402
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK  # noqa: E402
+from trl.trainer.utils import nanstd  # noqa: E402
 
-from rloo_kit.train import check_arguments, checkpointing, distributed, run_record  # noqa: E402
+from rloo_kit.train import check_trainer_args  # noqa: E402
+from rloo_kit.train.check_config import HANDLERS, refused_as_ours  # noqa: E402
+from rloo_kit.train.checkpointing import StepEnds, make_folder  # noqa: E402
 from rloo_kit.train.config import RLOOConfig  # noqa: E402
 from rloo_kit.train.resume import drop_reference  # noqa: E402
 from rloo_kit.train.rollout import Batch, Example, RolloutTrainer  # noqa: E402
-from rloo_kit.train.stops import FiniteGradients, StepEnds  # noqa: E402
-from rloo_kit.train.validate import Own, refused_as_ours  # noqa: E402
 from rloo_kit.watch.callbacks import HealthCallback, LivePlot, ProgressCallback  # noqa: E402
 from rloo_kit.watch.diagnose import judged_by  # noqa: E402
 
@@ -70,7 +72,7 @@ class RLOOTrainer(RolloutTrainer):
         kwargs: arguments of older TRL trainers, under their names; all others are as in TRL's trainer.
 
     Raises:
-        ConfigError: see :mod:`rloo_kit.train.validate`; or the launcher gave other processes than were asked for.
+        ConfigError: see :mod:`rloo_kit.train.check_config`; or the launcher gave other processes than were asked for.
         DatasetError, RewardError, rewards.RewardValueError: see :mod:`rloo_kit.data_checks`.
         RunFolderError: ``output_dir`` cannot be made, or the working directory was deleted.
         ArgumentError: an argument that TRL's trainer does not have.
@@ -94,22 +96,21 @@ class RLOOTrainer(RolloutTrainer):
         peft_config: Any = None,
         **kwargs: object,
     ) -> None:
-        named = {name: value for name, value in locals().items() if name in check_arguments.ARGUMENTS}
+        named = {name: value for name, value in locals().items() if name in check_trainer_args.ARGUMENTS}
         given = {name: value for name, value in {**named, **kwargs}.items() if value is not None}
         import_order.check_working_folder()
-        given = check_arguments.completed(given)
-        self._asked = run_record.Asked.of(given, train_dataset)
+        given = check_trainer_args.completed(given)
+        self._asked = dict(given)
         drop_reference(given["model"])
         if given["args"].should_save:
-            checkpointing.make_folder(given["args"].output_dir)
-        self.own = Own.of(given["args"])
-        self._estimator = advantages.find(self.own.advantage_estimator)
+            make_folder(given["args"].output_dir)
+        self._estimator = advantages.find(given["args"].advantage_estimator)
         self._estimator.probe(given["args"].num_generations)
         refused = refused_as_ours("RLOOTrainer", vars(given["args"]) | given)
-        with refused, distributed.in_its_precision(given["model"]), without_bars():
+        with refused, in_its_precision(given["model"]), without_bars():
             super().__init__(**given)
-        distributed.check_launch(self.accelerator, self.args, self.train_dataset)
-        distributed.as_at_the_start(self.ref_model, self.model)
+        check_trainer_args.check_launch(self.accelerator, self.args, self.train_dataset)
+        as_at_the_start(self.ref_model, self.model)
         _ = self.folder  # as seen from here
         if self.beta == 0 or reference_is_base(self.model):
             drop_reference(self.model)  # TRL then takes the base, with the adapter switched off
@@ -132,15 +133,13 @@ class RLOOTrainer(RolloutTrainer):
             self.remove_callback(shown)
 
         judged = judged_by(self.reward_funcs, self.reward_func_names)
-        for wanted, callback in (
-            (self.own.progress, ProgressCallback()),
-            (self.own.progress and self.own.live_plot, LivePlot()),
-            (True, HealthCallback(self.own.handler, judged)),
-            (True, FiniteGradients(self.accelerator)),
-            (True, StepEnds(self)),
-        ):
-            if wanted:
-                self.add_callback(callback)
+        handler = HANDLERS.get(self.args.on_unhealthy, self.args.on_unhealthy)
+        if self.args.progress:
+            self.add_callback(ProgressCallback())
+        if self.args.progress and self.args.live_plot:
+            self.add_callback(LivePlot())
+        self.add_callback(HealthCallback(handler, judged))
+        self.add_callback(StepEnds(self))
 
     # --- from prompts to advantages -----------------------------------------------------------------------
 
@@ -196,16 +195,23 @@ class RLOOTrainer(RolloutTrainer):
 
     @property
     def _trains_on_all(self) -> bool:
-        skip = self.own.skip_dead_groups
+        skip = self.args.skip_dead_groups
         return not (self.beta == 0 and not self.aux_loss_enabled if skip is None else skip)
 
     def _log_scores(self, batch: Batch, scores: torch.Tensor, totals: torch.Tensor) -> None:
         scored = self.accelerator.gather(batch["completion_mask"].any(1).int()).view_as(totals)
         masked = ~scored.any(1)  # groups whose completions are all cut and masked
-        weights = self.reward_weights.to(scores.device)
-        found = metrics.reward_metrics(self.reward_func_names, scores, weights, totals)
-        found["dead_groups"] = (dead_groups(totals) | masked).float().mean().item()
-        self._log_each(found)
+        unclipped = advantages.total_rewards(scores, self.reward_weights.to(scores.device), clip=None)
+        spread = nanstd(totals, dim=1)
+        found = {
+            "reward": unclipped.nanmean(),
+            "reward_std": nanstd(unclipped),
+            "frac_reward_zero_std": spread.isclose(torch.zeros_like(spread)).float().mean(),
+            "dead_groups": (dead_groups(totals) | masked).float().mean(),
+        }
+        for name, column in zip(self.reward_func_names, scores.T, strict=True):
+            found |= {f"rewards/{name}/mean": column.nanmean(), f"rewards/{name}/std": nanstd(column)}
+        self._log_each({name: value.item() for name, value in found.items()})
 
     def _log_each(self, found: dict[str, float]) -> None:
         for name, value in found.items():
@@ -213,7 +219,7 @@ class RLOOTrainer(RolloutTrainer):
 
     def _kl(self, logps: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Per-token KL estimates (rows, tokens), 0 where masked; logs their mean over tokens."""
-        estimate = advantages.KL_ESTIMATORS[str(self.own.kl_estimator)]
+        estimate = advantages.KL_ESTIMATORS[self.args.kl_estimator]
         kl = estimate(logps - batch["ref_per_token_logps"])
         kl = kl.masked_fill(batch["completion_mask"] == 0, 0.0)  # a product would keep an overflow of a pad
         self._log_token_mean("kl", kl, batch["completion_mask"])
@@ -232,7 +238,7 @@ class RLOOTrainer(RolloutTrainer):
                 steps=steps,
                 accumulation=self.args.gradient_accumulation_steps,
                 block=self.num_generations if self.passes.advantages_wait else 1,
-                aggregation=self.own.loss_aggregation,
+                aggregation=self.args.loss_aggregation,
                 longest=self.max_completion_length,
                 trim=self.pad_to_multiple_of is None,
                 filled=self._sharded,
@@ -252,12 +258,11 @@ class RLOOTrainer(RolloutTrainer):
         """Works around: TRL has one aggregation, and no KL term in the loss."""
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        if not len(
-            inputs["prompt_ids"]
-        ):  # a gradient of 0, not of None: momentum goes on as it would in stock TRL
+        if not len(inputs["prompt_ids"]):
+            # A gradient of 0, not of None: momentum goes on as it would in stock TRL.
             zeros = [p.sum().to(self.accelerator.device) * 0.0 for p in model.parameters() if p.requires_grad]
             return torch.stack(zeros).sum()
-        mask, own = inputs["completion_mask"], self.own
+        mask = inputs["completion_mask"]
         asked = {"compute_entropy": True, "compute_aux_loss": self.aux_loss_enabled}
         found = self._get_per_token_logps_and_entropies(model, *microbatches.model_inputs(inputs), **asked)
         logps, entropies, aux_loss = found
@@ -268,11 +273,11 @@ class RLOOTrainer(RolloutTrainer):
             taken = inputs["advantages"]
         clip = (1 - self.epsilon_low, 1 + self.epsilon_high)
         old_logps = inputs.get("old_per_token_logps", logps.detach())
-        level = losses.level_of(own.importance_sampling_level, own.loss_aggregation)
+        level = losses.level_of(self.args.importance_sampling_level, self.args.loss_aggregation)
         per_row, ratio = losses.policy_loss(logps, old_logps, taken, mask, level, clip)
         if self.passes.reference and self.passes.kl_in_loss:
             kl = self._kl(logps, inputs)
-            if own.use_bias_correction_kl:
+            if self.args.use_bias_correction_kl:
                 kl = kl * ratio.view(len(ratio), -1)
             per_row = per_row + self.beta * kl.sum(1)
         loss = (per_row * inputs["row_weight"]).sum()
@@ -282,6 +287,31 @@ class RLOOTrainer(RolloutTrainer):
         if entropies is not None:
             self._log_token_mean("entropy", entropies, mask)
         # Every process asks, or those that have something would wait for the others.
-        counts = self.accelerator.gather(metrics.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0))
-        self._log_each(metrics.clip_metrics(counts))
+        counts = self.accelerator.gather(losses.clip_counts(ratio.detach(), taken, mask, clip).unsqueeze(0))
+        self._log_each(losses.clip_metrics(counts))
         return loss
+
+
+@contextlib.contextmanager
+def in_its_precision(model: torch.nn.Module | str) -> Iterator[None]:
+    """Works around: TRL's trainer turns what is trained of a quantised model to bfloat16 when it is made: eight bits of
+    mantissa hold no change below 1 part in 256, and a step of learning rate 1e-5 is a thousandth of most weights.
+    (On a GPU unsloth takes those lines out, models/rl.py.  A model that is only named is TRL's to load.)"""
+    weights = () if isinstance(model, str) else model.parameters()
+    trained = [(weight, weight.data) for weight in weights if weight.requires_grad]
+    try:
+        yield
+    finally:
+        for weight, exact in trained:
+            if weight.dtype != exact.dtype:
+                weight.data = exact.to(weight.device)
+
+
+def as_at_the_start(reference: torch.nn.Module | None, model: torch.nn.Module) -> None:
+    """Works around: without PEFT TRL loads the reference by the model's name, in float32, whatever the policy's weights
+    and precision are by then.  With PEFT there is none."""
+    if reference is None:
+        return
+    # By parameter: a cast of the whole module would round the rotary embedding's frequencies, too.
+    for kept, trained in zip(reference.parameters(), model.parameters(), strict=True):
+        kept.data = trained.detach().clone().to(kept.device)

@@ -19,7 +19,7 @@ from transformers import GenerationMixin, Trainer, TrainingArguments
 from rewards.trl_interface import TRL_KEYWORDS
 from rloo_kit.session import output
 from rloo_kit.train import config, renamed_args
-from rloo_kit.train.check_arguments import ARGUMENTS
+from rloo_kit.train.check_trainer_args import ARGUMENTS
 from rloo_kit.train.trainer import RLOOTrainer
 from rloo_kit.watch import callbacks
 
@@ -108,7 +108,7 @@ def test_a_reward_gets_the_keywords_that_guarded_expects_and_the_progress_lines_
 LINES = {
     # Why the trainer overrides it: resuming ignores the adapter beside subfolders.  If it fails, the override can go.
     Trainer._load_from_checkpoint: ("if adapter_subdirs:", "for subdir_name in adapter_subdirs:"),
-    # rloo_kit.train.distributed undoes it: what is trained of a quantised model turns to bfloat16.
+    # rloo_kit.train.trainer undoes it: what is trained of a quantised model turns to bfloat16.
     Stock.__init__: ("if _is_quantized_model:", "param.data = param.data.to(torch.bfloat16)"),
     # rloo_kit.session.output lets it through once.
     Stock._calculate_rewards: ("logger.warning(", output.ONCE[Stock.__module__]),
@@ -125,9 +125,9 @@ LINES = {
         "folder_path=output_dir",
         'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]',
     ),
-    # rloo_kit.train.stops reads gradients in that hook.
+    # rloo_kit.train.gradients reads gradients in that hook.
     Trainer: ("on_pre_optimizer_step", "self.optimizer.step()"),
-    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.  And shared_prompts hands
+    # rloo_kit.train.microbatches trims columns: what is masked within them must cost nothing.  And cpu_logprobs hands
     # labels that are shifted already, and a cache, which the backbone gets.
     Utils.add_fused_lm_head: (
         "backbone_attr)(*args, **kwargs)",

@@ -112,7 +112,7 @@ def test_ours_sets_what_the_generated_config_changes_and_passes_known_arguments(
     assert gpu_path["changed"] == CHANGED_ON_A_GPU
     ours = set(rloo_kit.RLOOConfig.__annotations__) | {"bf16"}  # settled by rloo_kit.train.config
     assert set(CHANGED_ON_A_GPU) <= ours, "a notebook would mean two things"
-    # rloo_kit.train.check_arguments._check_model knows the class by its name.
+    # rloo_kit.train.check_trainer_args._check_model knows the class by its name.
     assert gpu_path["name"].startswith("Unsloth")
     ours = {"model", "reward_funcs", "args", "train_dataset", "processing_class", "peft_config"}
     assert ours <= set(gpu_path["arguments"])
@@ -168,7 +168,7 @@ def test_a_policy_knows_its_length_and_both_modes(policy: rloo_kit.Policy) -> No
 LINES = (
     # Why rloo_kit.policy.generate.without_max_length is there.
     ("unsloth_zoo/tokenizer_utils.py", "model.generation_config.update(max_length"),
-    # Why train.distributed.in_its_precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
+    # Why train.trainer.in_its_precision is of no effect on a GPU: TRL's cast of the LoRA to bfloat16 is taken out.
     ("unsloth/models/rl.py", '"if _is_quantized_model:",\n        "if False:",'),
     # Why UNSLOTH_BLOCK_COMPILE=0 leaves layers uncompiled (session/import_order.py).
     ("unsloth/models/_block_compile.py", 'os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"'),

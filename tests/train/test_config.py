@@ -18,8 +18,8 @@ import unsloth
 import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.errors import ArgumentError, ConfigError
-from rloo_kit.train import config, losses, validate
-from rloo_kit.train.validate import NAMES
+from rloo_kit.train import check_config, config, losses
+from rloo_kit.train.config import OWN
 from tests.conftest import ROOT, random_rewards
 
 
@@ -84,7 +84,7 @@ def test_a_choice_that_does_not_exist_is_named_with_the_nearest(settings: dict[s
 
 
 def test_the_choices_that_are_written_at_the_settings_are_those_there_are() -> None:
-    hints = validate.own_hints()
+    hints = config.types()
     assert get_args(get_args(hints["kl_estimator"])[0]) == tuple(advantages.KL_ESTIMATORS)
     assert get_args(hints["loss_aggregation"]) == losses.AGGREGATIONS
 
@@ -196,7 +196,7 @@ def test_a_type_checker_refuses_a_misspelt_name_a_wrong_type_and_a_choice_that_d
 
 def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
     parameters = inspect.signature(rloo_kit.RLOOConfig).parameters
-    first = ["output_dir", *NAMES]
+    first = ["output_dir", *OWN]
     assert list(parameters)[: len(first)] == first
     assert set(parameters) == {item.name for item in dataclasses.fields(rloo_kit.RLOOConfig) if item.init}
     assert str(parameters["learning_rate"]) == "learning_rate=1e-05"
@@ -206,9 +206,9 @@ def test_every_field_is_in_the_signature_the_kits_first_with_defaults() -> None:
 
 def test_the_types_that_are_read_without_trl_are_those_of_every_argument(monkeypatch: Any) -> None:
     """The command line refuses a misspelling by them, before the seconds that an import of TRL takes."""
-    assert set(validate.written_down()) == set(inspect.signature(rloo_kit.RLOOConfig).parameters)
-    monkeypatch.setattr(validate, "version_of", lambda name: "another")
-    assert validate.written_down.__wrapped__() == {}, "another release has other fields"
+    assert set(check_config.written_down()) == set(inspect.signature(rloo_kit.RLOOConfig).parameters)
+    monkeypatch.setattr(check_config, "version_of", lambda name: "another")
+    assert check_config.written_down.__wrapped__() == {}, "another release has other fields"
 
 
 # --- legal, and hardly meant ------------------------------------------------------------------------------

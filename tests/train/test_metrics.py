@@ -1,26 +1,14 @@
 """What a step logs: means over tokens, rewards, and clipped ratios."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
 
-from rloo_kit.train import metrics
+from rloo_kit.train import losses
 from tests.conftest import as_loaded, random_rewards
 
 EPSILON, EPSILON_HIGH = 0.2, 0.28
-
-
-def test_rewards_are_logged_as_trl_logs_them() -> None:
-    """Means over what was scored; the sum without clipping; groups without spread by the clipped totals."""
-    scores = torch.tensor([[1.0, math.nan], [0.0, 2.0], [math.nan, math.nan], [3.0, 0.0]])
-    totals = torch.tensor([[1.0, 1.0], [math.nan, 1.0]])
-    found = metrics.reward_metrics(["right", "short"], scores, torch.tensor([1.0, 0.5]), totals)
-    assert found["rewards/right/mean"] == pytest.approx(4 / 3)
-    assert found["rewards/short/std"] == pytest.approx(2**0.5)
-    assert (found["reward"], found["reward_std"]) == pytest.approx((5 / 3, 4 / 3**0.5 / 2))
-    assert found["frac_reward_zero_std"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -39,8 +27,8 @@ def test_what_is_clipped_is_counted_where_the_advantage_would_push_on(
     ratio: Any, expected: tuple[float, ...], why: str
 ) -> None:
     taken, mask = torch.tensor([-1.0, 1.0, 1.0, -1.0]), torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
-    counts = metrics.clip_counts(torch.tensor(ratio), taken, mask, (1 - EPSILON, 1 + EPSILON_HIGH))
-    found = metrics.clip_metrics(counts.unsqueeze(0))
+    counts = losses.clip_counts(torch.tensor(ratio), taken, mask, (1 - EPSILON, 1 + EPSILON_HIGH))
+    found = losses.clip_metrics(counts.unsqueeze(0))
     logged = {name.removeprefix("clip_ratio/"): value for name, value in found.items()}
     low, least, high, most = expected
     shares = {"low_mean": low, "low_min": least, "high_mean": high, "high_max": most}

@@ -17,7 +17,7 @@ import rloo_kit
 from rloo_kit.advantages import ESTIMATORS
 from rloo_kit.errors import ArgumentError, ConfigError
 from rloo_kit.train import renamed_args
-from rloo_kit.train.validate import NAMES, Own
+from rloo_kit.train.config import OWN
 from tests.train.test_update import (
     BETA,
     EPSILON,
@@ -37,7 +37,7 @@ from tests.train.test_update import (
 __all__ = ["on_paper", "play", "written"]  # fixtures
 
 PLAIN: dict[str, Any] = {"output_dir": "out/run", "bf16": False}
-OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(NAMES)
+OURS = {item.name for item in dataclasses.fields(trl.RLOOConfig)} | set(OWN)
 
 
 # --- older releases ---------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_loss_and_gradient_of_a_batch_are_those_of_trls_grpo_trainer(
     ours = rloo_kit.RLOOConfig.from_grpo(config)
     Accelerator(cpu=True)  # a configuration that is made takes the state away that trainers share
     monkeypatch.setattr(on_paper, "beta", ours.beta)
-    loss = mean_loss(play(now, **dataclasses.asdict(Own.of(ours)) | {"single_pass": False}))
+    loss = mean_loss(play(now, **{name: getattr(ours, name) for name in OWN} | {"single_pass": False}))
     (gradient,) = torch.autograd.grad(loss, now)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, expected_gradient)

@@ -13,11 +13,10 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 
-import rewards
 import rloo_kit
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.train import resume, run_record
+from rloo_kit.train import resume
 from rloo_kit.train.checkpoint_integrity import seal
 from rloo_kit.watch import run_folder
 from tests.conftest import SMALL, as_loaded, random_rewards
@@ -176,6 +175,7 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
         "learning_rate": 3e-6,
         "normalize_advantages": True,
         "seed": 7,
+        "optim": "adamw_torch",
     }
     settings = {**SAVED, **changed, "max_steps": 4, "reward_weights": [2.0]}
     other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **settings)
@@ -189,20 +189,11 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
         assert f"{name}={value!r} (it was {before[name]!r})" in told
 
 
-def test_a_reward_whose_source_or_arguments_have_changed_is_another_one() -> None:
-    digest = run_record.digest
-    assert digest(scaled(1.0)) == digest(scaled(1.0)) != digest(random_rewards)
-    made = [rewards.answer_reward(kind, form="boxed") for kind in ("number", "number", "exact")]
-    assert digest(made[0]) == digest(made[1]) != digest(made[2])
-    together = [rewards.weighted([made[0], scaled(1.0)], [1, weight]) for weight in (1, 1, 2)]
-    assert digest(together[0]) == digest(together[1]) != digest(together[2])
-
-
 OTHERS = {
     "lora_alpha": ({"lora_alpha": 7}, r"lora_alpha=7 \(it was 16\)"),
     "rslora": ({"use_rslora": True}, r"use_rslora=True \(it was False\)"),
     "rank": ({"lora_rank": 2}, r"lora_rank=2 \(it was 16\), lora_alpha=2 \(it was 16\)"),
-    "modules": ({"target_modules": ["q_proj"]}, r"is another one than .* is None \(it was \[16, \d+\]\)"),
+    "modules": ({"target_modules": ["q_proj"]}, r"target_modules=\['q_proj'\] \(it was \['down_proj', "),
     "bits": ({"load_in_4bit": False}, "in 16 bit, and the checkpoint's was .* in 4"),
 }
 
@@ -225,13 +216,6 @@ def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
         trainer.train(resume_from_checkpoint=str(stopped))
     assert stopped.with_name("checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
     assert all(weight.equal(before[name]) for name, weight in lora_of(other).items())
-
-
-@pytest.mark.usefixtures("stopped")
-def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any) -> None:
-    trainer = make_trainer(random_rewards, **{**SAVED, "max_steps": 3}, optim="sgd")
-    with pytest.raises(ConfigError, match=r"(?s)another one: .*, not SGD of torch.*set optim as it was"):
-        trainer.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.usefixtures("stopped")
@@ -260,14 +244,14 @@ fast_sampling fp16 fp16_full_eval fsdp fsdp_config full_determinism generation_b
 gradient_checkpointing gradient_checkpointing_kwargs greater_is_better ignore_data_skip include_for_metrics
 include_num_input_tokens_seen label_names length_column_name liger_kernel_config live_plot
 load_best_model_at_end local_rank metric_for_best_model model_init_kwargs num_completions_to_print
-num_generations_eval on_unhealthy optim optim_target_modules output_dir pad_to_multiple_of
+num_generations_eval on_unhealthy optim_target_modules output_dir pad_to_multiple_of
 parallelism_config per_device_eval_batch_size prediction_loss_only progress project remove_unused_columns
 restore_callback_states_from_checkpoint resume_from_checkpoint reward_limit reward_weights run_name
 single_pass skip_memory_metrics tf32 torch_compile torch_compile_backend torch_compile_mode
 torch_empty_cache_steps transformers_continuous_batching_config trust_remote_code use_cache use_cpu
 use_liger_kernel use_transformers_continuous_batching use_transformers_paged
 """
-"""Where a run computes, what it shows, or what is compared otherwise: the optimizer, the weights of rewards."""
+"""Where a run computes, what it shows, or what is compared otherwise: the weights of rewards."""
 
 TOLD = "logging log eval save hub dataloader ddp trackio vllm do report push"
 

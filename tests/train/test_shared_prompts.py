@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rloo_kit.train import microbatches, shared_prompts
+from rloo_kit.train import cpu_logprobs, microbatches
 from tests.conftest import SMALL, random_rewards
 
 PLAIN_PASS, SHARED_PASSES = 1, 2
@@ -45,7 +45,7 @@ def passed(unchecked: rloo_kit.Policy) -> Any:
 
 
 def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prompts, "fits", lambda *given: False)
+    monkeypatch.setattr(cpu_logprobs, "fits", lambda *given: False)
 
 
 def batch_of(trainer: Any, prompts: list[int], completions: list[list[int]]) -> dict[str, torch.Tensor]:
@@ -136,7 +136,7 @@ def test_where_a_cache_cannot_be_gone_on_from_the_plain_pass_is_taken(
         monkeypatch.setattr(backbone.config, "layer_types", ["sliding_attention"] * 3)
     else:
         monkeypatch.setattr(type(backbone).forward, "__module__", "unsloth.models.llama")
-    assert not shared_prompts.fits(trainer.model, backbone)
+    assert not cpu_logprobs.fits(trainer.model, backbone)
     if why == "checkpointing":
         backbone.layers[1]._gradient_checkpointing_func = lambda function, *given: function(*given)
         found(trainer, batch_of(trainer, [4, 9], ALL))
@@ -156,7 +156,7 @@ def test_a_step_with_a_reference_and_split_groups_logs_what_the_plain_way_logs(
         entry = trainer.state.log_history[0]
         return {name: entry[name] for name in ("grad_norm", "kl", "entropy", "loss")}
 
-    monkeypatch.setattr(shared_prompts, "FEWEST", 1)
+    monkeypatch.setattr(cpu_logprobs, "FEWEST", 1)
     ours, of_ours = logged(), sum(rows * tokens for rows, tokens in passed)
     passed.clear()
     plainly(monkeypatch)

@@ -9,7 +9,6 @@ import torch
 import trl
 
 import rloo_kit
-from rloo_kit.train.validate import PLAIN
 from rloo_kit.watch import callbacks
 from tests.conftest import random_rewards
 
@@ -98,7 +97,8 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_pa
     trainer = make_trainer(args=args)
     trainer.train()
     assert not trainer.passes.single
-    assert trainer.own == PLAIN
+    assert (trainer.args.skip_dead_groups, trainer.args.fast_sampling) == (False, False)
+    assert not hasattr(args, "single_pass"), "the user's own is left as it was"
     assert trainer.state.global_step == 1
 
 

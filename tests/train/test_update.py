@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,6 @@ import rloo_kit
 from rloo_kit import advantages
 from rloo_kit.memory import plan_inputs
 from rloo_kit.train import cpu_logprobs
-from rloo_kit.train.validate import NAMES
 from tests.conftest import as_loaded
 
 
@@ -271,13 +269,11 @@ def play(on_paper: Any, written: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
             aux = aux_loss if kwargs.get("compute_aux_loss") else None
             return table[ids[:, 0], :width], torch.zeros(len(ids), width), aux
 
-        own = replace(on_paper.own, **{name: settings.pop(name) for name in [*settings] if name in NAMES})
         for name, value in settings.items():
             monkeypatch.setattr(on_paper.args, name, value)
-        asked = SimpleNamespace(**vars(on_paper.args) | vars(own) | {"beta": on_paper.beta})
+        asked = SimpleNamespace(**vars(on_paper.args) | {"beta": on_paper.beta})
         for name, value in {
-            "own": own,
-            "_estimator": advantages.find(own.advantage_estimator),
+            "_estimator": advantages.find(asked.advantage_estimator),
             "passes": plan_inputs.settings_of(asked).passes,
             "_rollout": rollout,
             "_step": 0,

@@ -76,7 +76,7 @@ VALUES: dict[str, list[Any]] = {
     "normalize_advantages": ["false"],
     "bf16": ["yes"],
     "chat_template_kwargs": ["thinking", [1], {"tokenize": False}, {"add_generation_prompt": False}],
-    "generation_kwargs": ["do_sample", {"temperature": 0.1}, {"temprature": 1.0}],
+    "generation_kwargs": ["do_sample"],
 }
 """Settings that are wrong alone; the culprit is the setting."""
 
@@ -100,7 +100,6 @@ SETTINGS = {
     "both kinds of 16 bit": together("bf16", fp16=True, bf16=True),
     "the lowest loss as the best": together("metric_for_best_model", "eval_reward", **BEST),
     "checkpoints every 2.5 steps": together("save_steps", save_strategy="steps", save_steps=2.5),
-    "slices with vLLM": together("generation_rows", generation_rows=2, use_vllm=True),
     "a KL correction without a KL term in the loss": together(
         "use_bias_correction_kl", "kl_placement", use_bias_correction_kl=True, beta=0.1
     ),

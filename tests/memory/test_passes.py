@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rloo_kit.forward_passes import DEFAULTS, Passes
+from rloo_kit.memory.passes import DEFAULTS, Passes
 
 
 def passes(**changed: Any) -> Passes:

@@ -10,7 +10,7 @@ from datasets import Dataset
 import rloo_kit
 from rloo_kit.errors import DatasetError
 from rloo_kit.policy.bundled import TINY
-from rloo_kit.train import distributed, run_record
+from rloo_kit.train import check_trainer_args, run_record
 from tests.conftest import random_rewards
 
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
@@ -23,9 +23,9 @@ def test_processes_with_rows_in_another_order_fewer_or_other_answers_are_refused
     other: list[dict[str, str]],
 ) -> None:
     mine, same, others = (run_record.rows(Dataset.from_list(rows)) for rows in (ROWS, list(ROWS), other))
-    distributed.check_same([mine, same])
+    check_trainer_args.check_same([mine, same])
     with pytest.raises(DatasetError, match=r"different rows(.|\n)*processes 0 and 2 of 3"):
-        distributed.check_same([mine, same, others])
+        check_trainer_args.check_same([mine, same, others])
 
 
 @pytest.mark.parametrize("where", [SERVER, COLOCATE])
@@ -51,7 +51,7 @@ def with_engine(standby: bool) -> torch.nn.Module:
 def test_the_trainers_settings_are_those_of_the_policys_own_engine_or_refused() -> None:
     def checked(standby: bool = False, **settings: Any) -> dict[str, Any]:
         args: Any = SimpleNamespace(**{"use_vllm": False, "vllm_mode": "colocate", "fsdp": [], **settings})
-        distributed.check_vllm(args, with_engine(standby))
+        check_trainer_args.check_vllm(args, with_engine(standby))
         return vars(args)
 
     for standby in (True, False):

@@ -1,29 +1,33 @@
 """What ``RLOOTrainer`` is given, checked and completed before TRL sees it.
 
-For the trainer: old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, and guarded rewards.
-Configurations are checked by :mod:`.validate`, datasets and rewards by :mod:`rloo_kit.data_checks`.
+Old names, a :class:`~rloo_kit.Policy` in place of model and tokenizer, guarded rewards, and launches that would go on
+in silence with something else.  Datasets and rewards are checked by :mod:`rloo_kit.data_checks`.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
+from accelerate.utils import gather_object
+from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 import rewards
 from rloo_kit import data_checks
-from rloo_kit.errors import ArgumentError, ConfigError
+from rloo_kit.errors import ArgumentError, ConfigError, DatasetError
+from rloo_kit.memory.hardware import sleeps
 from rloo_kit.models import CATALOGUE
 from rloo_kit.policy.policy import Policy, warn_of_temperature
 from rloo_kit.session import multi_process, output
-from rloo_kit.train import distributed, validate
-from rloo_kit.train.config import RLOOConfig
+from rloo_kit.train import check_config, config, run_record
 from rloo_kit.train.renamed_args import TRAINER_GONE, TRAINER_OLD, todays
-from rloo_kit.train.validate import Own
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 Arguments = dict[str, Any]
 
@@ -52,12 +56,13 @@ def completed(given: Arguments) -> Arguments:
                 "policy.generate and policy.save the second. What to do: set policy.tokenizer.chat_template, and leave "
                 "processing_class out.",
             )
-    args = given["args"] = given.get("args") or RLOOConfig()
+    given["args"] = given.get("args") or config.RLOOConfig()
     _check_kinds(given)
     _check_model(given)
-    validate.check(args, multi_process.process_count())
+    plain = not isinstance(given["args"], config.RLOOConfig)
+    args = given["args"] = config.check(given["args"])
     if isinstance(given["model"], torch.nn.Module):
-        distributed.check_vllm(args, given["model"])
+        check_vllm(args, given["model"])
     _check_datasets(given)
     if isinstance(policy, Policy):
         warn_of_temperature(policy, args.temperature)
@@ -65,9 +70,8 @@ def completed(given: Arguments) -> Arguments:
             # transformers' Trainer would switch it on for TRL's default; on a GPU unsloth keeps to the policy's.
             given["args"] = args = copy.copy(args)
             args.gradient_checkpointing = False
-    if not isinstance(args, RLOOConfig):  # ours has warned already
-        for doubt in validate.doubts(args):
-            output.warn(doubt)
+    for doubt in check_config.doubts(args) if plain else ():  # ours has warned already
+        output.warn(doubt)
     given["reward_funcs"] = _guarded_rewards(given)
     return given
 
@@ -128,7 +132,7 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
     funcs, models = given.get("reward_funcs"), (str, torch.nn.Module)  # TRL calls models itself
     funcs = [] if funcs is None else funcs if isinstance(funcs, list | tuple) else [funcs]
     data_checks.check_rewards(funcs, given["args"].reward_weights, where="RLOOConfig")
-    columns, limit = data_checks.reward_columns(given["train_dataset"]), Own.of(given["args"]).reward_limit
+    columns, limit = data_checks.reward_columns(given["train_dataset"]), given["args"].reward_limit
     guarded = [
         one if isinstance(one, models) else rewards.guarded(one, limit=limit, columns=columns)
         for one in funcs
@@ -139,3 +143,49 @@ def _guarded_rewards(given: Arguments) -> list[Any]:
     for func, name in zip(callables, data_checks.distinct([one.__name__ for one in callables]), strict=True):
         func.__name__ = name
     return guarded
+
+
+# --- vLLM and several processes ---------------------------------------------------------------------------
+
+
+def check_vllm(args: trl.RLOOConfig, model: torch.nn.Module) -> None:
+    """Works around: TRL sends a 4-bit policy's packed bytes as its weights; and unsloth switches ``use_vllm`` on for a
+    policy of ``fast_inference``, and aligns the rest for GRPO alone (2026.10.9, models/rl.py): TRL would never wake an
+    engine in standby, nor put it to sleep."""
+    engine = getattr(model, "vllm_engine", None)
+    if engine is not None and (args.fsdp or (args.use_vllm and args.vllm_mode == "server")):
+        raise ConfigError(
+            "the policy samples with unsloth's vLLM, beside which neither a server nor FSDP2 is a choice",
+            where=f"load_policy(fast_inference=True), RLOOConfig(vllm_mode={args.vllm_mode!r}, fsdp={args.fsdp!r})",
+            todo="load_policy(..., fast_inference=False), or remove the other",
+        )
+    if engine is not None:
+        args.use_vllm, args.vllm_mode = True, "colocate"
+        args.vllm_enable_sleep_mode = sleeps(engine)
+    elif args.use_vllm and (packed := [n for n, p in model.named_parameters() if hasattr(p, "quant_state")]):
+        raise ConfigError(
+            f"vLLM would be sent packed bytes of 4-bit weights, {len(packed)} tensors, and sample from them",
+            where=f"RLOOConfig(use_vllm=True, vllm_mode={args.vllm_mode!r}), first {packed[0]}",
+            todo="load_policy(..., load_in_4bit=False), or remove use_vllm",
+        )
+
+
+def check_launch(accelerator: Accelerator, args: trl.RLOOConfig, dataset: Dataset | IterableDataset) -> None:
+    """Works around: accelerate falls back in silence to fewer processes or to DDP, and each process is sent the same
+    row numbers, whatever its rows are."""
+    state, wanted = accelerator.state, multi_process.asked(args.deepspeed, args.fsdp)
+    kind, on_cpu = str(state.distributed_type.value), accelerator.device.type == "cpu"
+    if error := multi_process.downgrade(wanted, state.num_processes, kind, on_cpu=on_cpu):
+        raise error
+    if state.num_processes > 1 and isinstance(dataset, Dataset):
+        check_same(gather_object([run_record.rows(dataset)]))
+
+
+def check_same(digests: list[str]) -> None:
+    """Refuse processes, by rank, whose datasets differ."""
+    for rank, one in enumerate(digests):
+        if one != digests[0]:
+            what = "the processes have different rows, and would score one prompt's completions as another's"
+            where = f"RLOOTrainer(train_dataset=...), processes 0 and {rank} of {len(digests)}"
+            todo = "make it of a fixed seed, and at a fixed level: tasks.arithmetic(level=2, seed=0)"
+            raise DatasetError(what, where=where, todo=todo)

@@ -14,7 +14,7 @@ import rloo_kit
 from rewards import RewardCallError
 from rloo_kit.train import checkpoint_integrity, resume
 from rloo_kit.train.checkpoint_integrity import fault, last_whole_checkpoint
-from rloo_kit.train.stops import Stops, Terminated
+from rloo_kit.train.signals import Stops, Terminated
 from tests.conftest import random_rewards
 
 SETTINGS = {"save_strategy": "steps", "save_steps": 9, "max_steps": 4, "reward_funcs": random_rewards}
@@ -51,7 +51,7 @@ def test_a_step_in_progress_is_dropped_and_taken_again(
     trainer = make_trainer(model=rloo_kit.load_policy("tiny", seed=0), **SETTINGS)
     kept: list[Any] = []
     during(trainer, method, step=2)
-    ended, trainer.end_update = trainer.end_update, lambda: (ended(), kept.append(weights(trainer)))
+    ended, trainer.remember = trainer.remember, lambda: (ended(), kept.append(weights(trainer)))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Terminated) as stopped:
         trainer.train()

@@ -1,7 +1,5 @@
-"""Which forward passes a training step needs, and the defaults that this depends on.
-
-Shared by the trainer, which runs the passes, and :mod:`rloo_kit.memory`, which counts their bytes.
-"""
+"""Which forward passes a training step needs, and the defaults that this depends on: the trainer runs them, and the
+plan counts their bytes."""
 
 from __future__ import annotations
 
@@ -25,9 +23,6 @@ class Defaults:
 
 DEFAULTS = Defaults()
 
-CPU_TILE = (
-    512  # positions and words whose logits a CPU computes at once: 1 MiB, which a core's own cache holds
-)
 DRAWN_AT_ONCE = 8192  # entries of a row of logits that a CPU makes exponentials of at once when it draws
 PLAIN = {"single_pass": False, "fast_sampling": False}  # what a plain trl.RLOOConfig means
 

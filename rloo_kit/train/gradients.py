@@ -1,0 +1,53 @@
+"""Only finite gradients reach a weight, and fp16's search for a loss scale has an end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from rloo_kit.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FIRST_LOSS_SCALE = 1024.0
+"""Where fp16's loss scaler starts.  torch starts at 65536, which suits a loss that is a mean over tokens.  RLOO's is a
+sum over some hundred tokens of a completion, and each overflow costs a step's completions to halve the scale."""
+
+NO_SCALE_LEFT = 1.0
+"""Below it the scaler has halved as often as it can: the gradient is too large, not the scale."""
+
+
+def check_gradients(model: torch.nn.Module, accelerator: Accelerator, step: int) -> None:
+    """Works around: clipping a gradient of infinite norm multiplies it by zero, and inf x 0 is NaN.  In fp16 the scaler
+    skips a step whose gradient overflows, and halves its scale; it would do so forever.
+
+    Raises:
+        NonFiniteError: before the optimizer's ``step``; the weights are those of the last good one.
+    """
+    scaler = _scaler_of(accelerator)
+    if scaler is not None and scaler.get_scale() >= NO_SCALE_LEFT:
+        return
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    if gradients and not torch.nn.utils.get_total_norm(gradients).isfinite():
+        model.zero_grad()
+        tried = "" if scaler is None else f", at every loss scale down to {scaler.get_scale():g}"
+        raise NonFiniteError(
+            f"the gradient is not finite{tried}; the weights are those of the last good step",
+            where=f"step {step}",
+            todo="look at the last rewards, lower learning_rate, and train(resume_from_checkpoint=True)",
+        )
+
+
+def reset_loss_scale(accelerator: Accelerator) -> None:
+    """Works around: a step that stopped between unscaling and updating leaves its mark in fp16's loss scaler, and the
+    next run of the trainer fails with "unscale_() has already been called".  (A resumed one loads its checkpoint's.)"""
+    if (scaler := _scaler_of(accelerator)) is not None:
+        scaler.scale(torch.zeros((), device=accelerator.device))  # one that was never used cannot be updated
+        scaler.update(new_scale=FIRST_LOSS_SCALE)
+
+
+def _scaler_of(accelerator: Accelerator) -> torch.amp.GradScaler | None:
+    scaler: torch.amp.GradScaler | None = accelerator.scaler
+    return scaler if scaler is not None and scaler.is_enabled() else None
