@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import trl
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from transformers import TrainerCallback
 
 from rloo_kit.errors import ConfigError, RLOOKitError, RunFolderError
@@ -239,11 +240,13 @@ def set_random_states(states: RandomStates) -> None:
 
 
 @contextmanager
-def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> Iterator[None]:
+def explained(
+    kind: type[RLOOKitError], what: str, where: Path, todo: str, errors: tuple[type[Exception], ...]
+) -> Iterator[None]:
     """Turn an error while files are read or written, which may name no file, into one of the kit's."""
     try:
         yield
-    except Exception as error:
+    except errors as error:
         if isinstance(error, RLOOKitError) or out_of_memory.is_out_of_memory(error):
             raise
         said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
@@ -254,15 +257,17 @@ def explained(kind: type[RLOOKitError], what: str, where: Path, todo: str) -> It
 
 
 def writable(what: str, folder: Path) -> AbstractContextManager[None]:
-    """An error while ``what`` is written becomes a RunFolderError."""
+    """An error of the disk while ``what`` is written becomes a RunFolderError; torch's is a RuntimeError."""
     todo = "make room on a full disk, or see who may write there; train(resume_from_checkpoint=True) goes on"
-    return explained(RunFolderError, f"{what} could not be written", folder, todo)
+    return explained(
+        RunFolderError, f"{what} could not be written", folder, todo, (OSError, RuntimeError, SafetensorError)
+    )
 
 
 def loadable(place: Path) -> AbstractContextManager[None]:
     """An error while something is read becomes a ConfigError."""
     todo = "resume from another one, or load_policy(that folder) and train() a new run from its weights"
-    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo)
+    return explained(ConfigError, "the checkpoint cannot be loaded", place, todo, (Exception,))
 
 
 def make_folder(output_dir: str | os.PathLike[str]) -> None:

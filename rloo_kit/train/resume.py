@@ -361,8 +361,8 @@ def drop_reference(model: PreTrainedModel) -> None:
 def made_of(trainer: trl.RLOOTrainer, base: Mapping[str, object], of_data: Mapping[str, object]) -> Made:
     """What the kit's trainer makes its run of, with :func:`base_of` its model and a summary of its dataset."""
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
-    settings = {name: value for name, value in vars(trainer.args).items() if name in SETTINGS}
-    if str(getattr(trainer.args.lr_scheduler_type, "value", "")).startswith("constant"):
+    settings = {n: getattr(v, "value", v) for n, v in vars(trainer.args).items() if n in SETTINGS}
+    if str(settings["lr_scheduler_type"]).startswith("constant"):
         del settings["max_steps"], settings["num_train_epochs"]  # how far a run goes, and not how
     text = json.dumps(without_secrets(settings), default=lambda one: type(one).__name__)
     return {

@@ -271,17 +271,17 @@ def card(trainer: trl.RLOOTrainer) -> str:
 
 def facts(trainer: trl.RLOOTrainer, of_data: Mapping[str, object]) -> Facts:
     """Heading -> name -> value, of the kit's trainer at any step and of :func:`data`'s facts."""
-    args, own = trainer.args, trainer.own
+    args = trainer.args
     weights = zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)
     lora = getattr(trainer.model, "peft_config", {}).get("default")
     trained = {"LoRA rank": lora.r, "LoRA alpha": lora.lora_alpha} if lora else {"trained": "all weights"}
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    chosen = {**vars(args), **vars(own)}
-    plain = {name: getattr(chosen[name], "value", chosen[name]) for name in SHOWN}
+    chosen = {name: getattr(args, name) for name in SHOWN}
+    plain = {name: getattr(value, "value", value) for name, value in chosen.items()}
     return {
         "Method": {
             "method": METHOD,
-            "advantage estimator": own.advantage_estimator,
+            "advantage estimator": args.advantage_estimator,
             "updates": f"{trainer.state.global_step} of {trainer.state.max_steps}",
             "completions of a prompt": args.num_generations,
             "completions of an update": rows,

@@ -44,7 +44,6 @@ RESUMING = {
     "_maybe_log_save_evaluate": "068f29bd532e",
     "_get_output_dir": "e0a60ec91cf6",
     "_push_from_checkpoint": "06d230c57503",
-    "_load_callback_state": "b08121261b7f",
     "save_model": "3fece47109de",
     "create_model_card": "f34b8df559c7",
     "_save_rng_state": "b284b716e509",

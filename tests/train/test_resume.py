@@ -184,7 +184,11 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
     assert other.state.global_step == 4
     assert "rewards=['length x 2'] (it was ['length x 1', 'random_rewards x 0.5'])" in told
     assert "dataset=[63, " in told
-    before = {**vars(rloo_kit.RLOOConfig(output_dir="a")), "beta": 0.0}  # as make_trainer has it
+    before = {
+        **vars(rloo_kit.RLOOConfig(output_dir="a")),
+        "beta": 0.0,
+        "optim": "adamw_torch_fused",
+    }  # as make_trainer has it
     for name, value in changed.items():
         assert f"{name}={value!r} (it was {before[name]!r})" in told
 
