@@ -175,7 +175,7 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
         "learning_rate": 3e-6,
         "normalize_advantages": True,
         "seed": 7,
-        "optim": "adamw_torch",
+        "optim": "sgd",
     }
     settings = {**SAVED, **changed, "max_steps": 4, "reward_weights": [2.0]}
     other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **settings)
