@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 import rloo_kit
 from benchmarks.tables import document, table
-from rloo_kit.cli.launch import deepspeed_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results/scale.md"
@@ -73,7 +72,7 @@ def trained(
             return [completion(ids, index % K) for index, ids in enumerate(prompt_ids)]
 
     task = rloo_kit.tasks.addition(n_train=64, n_held_out=32, seed=0)
-    file = deepspeed_file(engine, str(ROOT / "configs/accelerate"))
+    file = str(ROOT / f"configs/accelerate/deepspeed_{engine}.json") if engine.startswith("zero") else None
     config = rloo_kit.RLOOConfig(
         **{"max_steps": STEPS, "save_strategy": "no", **settings},
         output_dir=str(folder),

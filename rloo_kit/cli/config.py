@@ -1,204 +1,306 @@
-"""A run as one YAML file, checked in two looks, each of which says all faults at once, with file, line and key.
+"""A run as one YAML file, checked in two looks.
 
-Its sections::
-
-    policy:    load_policy's arguments
-    task:      a name of rloo_kit.tasks with its arguments, or a file of questions and answers
-    rewards:   a list, each entry in one of the forms of rloo_kit.cli.callables
-    trainer:   RLOOConfig's fields
-    evaluate:  evaluate's n, samples, greedy, temperature, ...; measures before and after training
-    save:      the adapter's folder
-
-:func:`load_config` looks at names, types and ranges, without torch and unsloth, whose imports take seconds, and before
-any code runs; :attr:`Config.trainer` runs the .py files that are named, and looks at what has to go together.  What the
-configuration reads is looked for beside it, what it writes in the working directory.
+:func:`load_config` looks at names, types and ranges and says all faults at once, without torch and unsloth, whose
+imports take seconds, and before any code runs; :attr:`Config.args` runs the .py files that are named, and looks at what
+has to go together.  What the configuration reads is looked for beside it, what it writes in the working directory.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import yaml
+from annotated_types import Len
+from pydantic import AfterValidator, BaseModel, PrivateAttr, ValidationError
 
 from rloo_kit import redact, tasks
-from rloo_kit.cli import callables
-from rloo_kit.cli.callables import IN_FILE
-from rloo_kit.cli.document import Document, check_known, read, written
+from rloo_kit.cli.reward_entries import (
+    IN_FILE,
+    check_arguments,
+    check_entry,
+    check_known,
+    function_of,
+    mapped,
+)
 from rloo_kit.errors import ConfigError
 from rloo_kit.policy import load
-from rloo_kit.tasks.task import FILES
 from rloo_kit.train import check_config, renamed_args
 
 if TYPE_CHECKING:
     from rloo_kit.train.config import RLOOConfig
 
-SECTIONS = ("policy", "task", "rewards", "trainer", "evaluate", "save")
 TASKS = {name: make for name in tasks.__all__ if inspect.isfunction(make := getattr(tasks, name))}
 MEASURED = ("n", "samples", "greedy", "max_new_tokens", "batch_size", "seed", "chat_template_kwargs")
 MEASURED += ("temperature", "top_p", "top_k", "min_p")  # type: ignore[assignment]
 """What ``evaluate`` takes of a configuration."""
 
-FUNCTIONS = ("advantage_estimator", "on_unhealthy")
-"""Settings of the trainer's that may be a function of a file."""
+AS = {
+    "task": "write one name with its arguments: 'addition: {n_train: 500}'",
+    "rewards": "begin each with '- ', as in '- task.correct'",
+    "save": "write save: out/adapter",
+}
+"""How a section is written that is not names and values."""
 
 
-@dataclass(frozen=True)
-class Config:
-    """A configuration whose names and types are right.
+class SeveralFaults(ValueError):
+    """The faults of a section, by name."""
+
+
+def each(check: Callable[[str, Any], None]) -> AfterValidator:
+    """Check every name and value of a section by itself."""
+
+    def checked(given: dict[str, Any]) -> dict[str, Any]:
+        faults = {}
+        for name, value in given.items():
+            try:
+                check(name, value)
+            except ConfigError as error:
+                faults[name] = error
+        if faults:
+            raise SeveralFaults(faults)
+        return given
+
+    return AfterValidator(checked)
+
+
+def _policy(name: str, value: object) -> None:
+    check_known(name, load.NAMES, "load_policy takes no")
+    load.settled({name: value})
+
+
+def _task(name: str, arguments: object) -> None:
+    check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
+    check_arguments(TASKS[name], arguments, f"tasks.{name}")
+
+
+def _setting(name: str, value: object) -> None:
+    if known := check_config.written_down():  # beside another TRL they are checked when the settings are made
+        with warnings.catch_warnings(action="ignore"):  # said then, too
+            check_config.checked(renamed_args.todays({name: value}, set(known), "RLOOConfig"), known)
+
+
+def _measured(name: str, value: object) -> None:
+    check_known(name, MEASURED, "evaluate takes no")
+
+
+class Config(BaseModel, extra="forbid", strict=True):
+    """A run whose names and types are right; the attributes are the file's sections.
 
     Attributes:
-        task: a name of :mod:`rloo_kit.tasks`; ``task_arguments`` are that function's, without the policy.
-        evaluate: ``evaluate``'s arguments, as far as they are not those of training; None where nothing is measured.
+        policy: ``load_policy``'s arguments.
+        task: a name of :mod:`rloo_kit.tasks` with that function's arguments, without the policy.
+        rewards: entries as of :mod:`.reward_entries`.
+        trainer: ``RLOOConfig``'s arguments.
+        evaluate: ``evaluate``'s, as far as they are not those of training; None where nothing is measured.
+        save: the adapter's folder.
     """
 
-    document: Document
-    policy: dict[str, Any]
-    task: str
-    task_arguments: dict[str, Any]
-    rewards: list[Any]
-    evaluate: dict[str, Any] | None
-    save: str | None
+    policy: Annotated[dict[str, Any], each(_policy)] = {}
+    task: Annotated[dict[str, dict[str, Any]], Len(1, 1), each(_task)]
+    rewards: Annotated[list[Annotated[Any, AfterValidator(check_entry)]], Len(1)]
+    trainer: Annotated[dict[str, Any], each(_setting)] = {}
+    evaluate: Annotated[dict[str, Any], each(_measured)] | None = None
+    save: str | None = None
+    _file: str = PrivateAttr("")
 
     @cached_property
-    def trainer(self) -> RLOOConfig:
-        """The trainer's settings, after every file that is named was run; faults as of :func:`load_config`."""
+    def args(self) -> RLOOConfig:
+        """The trainer's settings, after every file that is named was run.
+
+        Raises:
+            ConfigError: the first that is wrong, with its place.
+        """
         from rloo_kit.evaluation.evaluate import check_asked
         from rloo_kit.train.config import RLOOConfig
 
-        document, folder = self.document, self.document.folder
-        given = dict(document.data.get("trainer") or {})
         for index, entry in enumerate(self.rewards):
-            with document.noted("rewards", index):
-                mapped(entry, lambda name: IN_FILE.fullmatch(name) and callables.function_of(name, folder))
-        for name in [name for name, value in given.items() if names_function(name, value)]:
-            with document.noted("trainer", name):
-                given[name] = callables.function_of(given[name], folder)
-        with document.noted("evaluate"):
+            with self.at("rewards", index):
+                mapped(entry, lambda name: IN_FILE.fullmatch(str(name)) and function_of(name))
+        with self.at("evaluate"):
             check_asked(**self.evaluate or {})
-        document.end()
-        try:
-            return RLOOConfig(**given)
-        except (ValueError, TypeError) as error:  # transformers' own among them
-            named = [name for name in given if name in str(error)]
-            with document.noted("trainer", *sorted(named, key=len)[-1:]):
-                raise ConfigError(
-                    getattr(error, "what", str(error)), todo=getattr(error, "todo", "")
-                ) from error
-            document.end()
-            raise
+        with self.at("policy"):
+            load.settled(self.policy)
+        with self.at("trainer"):
+            return RLOOConfig(**self.trainer)
 
-    @property
-    def template(self) -> dict[str, Any]:
-        """The arguments of the chat template in training."""
-        return dict(self.trainer.chat_template_kwargs or {})
+    @contextmanager
+    def at(self, *key: str | int) -> Iterator[None]:
+        """Say of an error inside at which key it is; those of the kit and of ``rewards`` have three parts."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            what, *rest = str(error).splitlines() or [type(error).__name__]
+            said = dict(line.partition(": ")[::2] for line in rest)
+            place = ": ".join(filter(None, [_place(self._file, *key), said.get("Where", "").rstrip(".")]))
+            todo = said.get("What to do", "look at what is written there")
+            raise ConfigError(what, where=place, todo=todo) from error
 
     def resolved(self) -> str:
         """The configuration as YAML, with what ``--set`` changed, whole paths of what it reads, and no secret."""
-        data = {name: self.document.data[name] for name in SECTIONS if name in self.document.data}
-        for name in {"rewards", "trainer"} & data.keys():
-            data[name] = mapped(data[name], lambda text: callables.whole(text, self.document.folder))
-        data |= {"policy": self.policy, "task": {self.task: self.task_arguments}}
+        data = self.model_dump(exclude_unset=True)
         for name in {"policy", "trainer"} & data.keys():
-            given = (data[name] or {}).items()
-            data[name] = {n: value for n, value in given if not redact.is_secret(n, value)}
+            data[name] = {n: value for n, value in data[name].items() if not redact.is_secret(n, value)}
         return written(redact.without_secrets(data))
 
 
-def mapped(entry: Any, change: Callable[[str], Any]) -> Any:
-    """The same lists and names, with every text in them changed."""
-    if isinstance(entry, dict):
-        return {mapped(name, change): mapped(value, change) for name, value in entry.items()}
-    if isinstance(entry, list):
-        return [mapped(one, change) for one in entry]
-    return change(entry) if isinstance(entry, str) else entry
+def _place(file: str, *key: str | int) -> str:
+    """``mine.yaml, rewards[0]``."""
+    dotted = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
+    return ", ".join(filter(None, [file, dotted.removeprefix(".")]))
 
 
 def load_config(file: str | os.PathLike[str], settings: Sequence[str] = ()) -> Config:
-    """A configuration, its names, types and ranges checked; an ExceptionGroup has a ConfigError for each fault."""
-    document = read(file, settings)
-    data, folder = document.data, document.folder
-    for name in data:
-        with document.noted(name):
-            check_known(name, SECTIONS, "there is no section")
-    for name in ("task", "rewards"):
-        with document.noted(name):
-            if not data.get(name):
-                raise ConfigError(f"the configuration names no {name}", todo=f"add a section '{name}:'")
-    for name, check in {"policy": _policy, "trainer": _trainer, "evaluate": _evaluate}.items():
-        _check_each(document, name, check)
-    task = data.get("task") or {}
-    with document.noted("task", *list(task)[:1]):
-        if not isinstance(task, dict) or len(task) > 1:
-            raise ConfigError(
-                "a task is one name with its arguments", todo="write 'addition: {n_train: 500}'"
-            )
-        for name, arguments in task.items():
-            check_known(name, TASKS, "there is no task", f"a file, or one of {', '.join(TASKS)}")
-            callables.check_arguments(TASKS[name], arguments, f"tasks.{name}")
-    entries = data.get("rewards") or []
-    with document.noted("rewards"):
-        if not isinstance(entries, list):
-            entries = []
-            raise ConfigError("rewards are a list", todo="begin each with '- ', as in '- task.correct'")
-    for index, entry in enumerate(entries):
-        with document.noted("rewards", index):
-            callables.check_reward(entry, folder)
-    with document.noted("save"):
-        if not isinstance(data.get("save"), str | None):
-            raise ConfigError("save is a folder", todo="write save: out/adapter")
-    document.end()
-    ((name, arguments),) = task.items()
-    policy = _beside(data.get("policy") or {}, ("name", "model_name"), folder)
-    arguments = _beside(arguments, FILES, folder)
-    return Config(document, policy, name, arguments, entries, data.get("evaluate"), data.get("save"))
+    """A configuration, its names, types and ranges checked, with each ``key=value`` of ``settings`` in its place.
+
+    Raises:
+        ExceptionGroup: of a ConfigError for each fault.
+    """
+    name = os.fspath(file)
+    data = read(file)
+    for setting in settings:
+        _put(data, setting)
+    try:
+        config = Config.model_validate(_beside(_spelled_out(data), Path(file).absolute().parent))
+    except ValidationError as error:
+        faults = [fault for one in error.errors() for fault in _faults(name, **one)]
+        raise ExceptionGroup(f"{len(faults)} faults in {name}", faults) from None
+    config._file = name
+    return config
 
 
-def _check_each(document: Document, section: str, check: Callable[[dict[str, Any], Path], None]) -> None:
-    """Check every name and value of a section by itself, so that all faults are said, then all together."""
-    given, before = document.data.get(section) or {}, len(document.faults)
-    with document.noted(section):
-        if not isinstance(given, dict) or document.data.get(section) == 0:
-            todo = f"write them under '{section}:', or leave it out for none"
-            raise ConfigError(f"{section} is a section of names and values", todo=todo)
-        for name, value in given.items():
-            with document.noted(section, name):
-                check({name: value}, document.folder)
-        if len(document.faults) == before:
-            check(given, document.folder)
+def _faults(
+    file: str, type: str, loc: tuple[Any, ...], msg: str, input: Any, **more: Any
+) -> Iterator[ConfigError]:
+    """What pydantic found, in the kit's words."""
+    error, section = more.get("ctx", {}).get("error"), str(loc[0])
+    if isinstance(error, SeveralFaults):
+        for name, one in error.args[0].items():
+            yield ConfigError(one.what, where=_place(file, *loc, name), todo=one.todo)
+        return
+    try:
+        if isinstance(error, ConfigError):
+            raise error
+        if type == "extra_forbidden":
+            check_known(section, Config.model_fields, "there is no section")
+        if type == "missing":
+            raise ConfigError(f"the configuration names no {section}", todo=f"add a section '{section}:'")
+        todo = AS.get(section, f"write names and values under '{section}:', or leave it out")
+        raise ConfigError(
+            f"{section} is {redact.shown(section, input)}; {msg[0].lower()}{msg[1:]}", todo=todo
+        )
+    except ConfigError as one:
+        yield ConfigError(one.what, where=_place(file, *loc), todo=one.todo)
 
 
-def _policy(given: dict[str, Any], folder: Path) -> None:
-    for name in given:
-        check_known(name, load.NAMES, "load_policy takes no")
-    load.settled(given)
+def _beside(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The sections that are given, with whole paths for what is there beside the configuration."""
+
+    def whole(value: Any) -> Any:
+        if not isinstance(value, str) or len(value) > 200:
+            return value
+        match = IN_FILE.fullmatch(value)
+        return str(folder / value) if match or (value and (folder / value).exists()) else value
+
+    found = {name: given for name, given in data.items() if given is not None}
+    return found | {name: mapped(found[name], whole) for name in {"policy", "task", "rewards"} & found.keys()}
 
 
-def _trainer(given: dict[str, Any], folder: Path) -> None:
-    known = check_config.written_down()
-    for name, value in given.items():
-        if names_function(name, value):
-            callables.check_defined(value, folder)
-        elif known and len(given) == 1:  # together they are checked when the settings are made
-            with warnings.catch_warnings(action="ignore"):  # said then, too
-                check_config.checked(renamed_args.todays(given, set(known), "RLOOConfig"), known)
+# --- YAML -------------------------------------------------------------------------------------------------
 
 
-def names_function(name: str, value: object) -> bool:
-    """Whether a setting of the trainer's names a function of a file."""
-    return name in FUNCTIONS and isinstance(value, str) and "." in value
+class _Loader(yaml.SafeLoader):
+    """Scalars as in YAML 1.2: 1e-5 is a number; no, on and 2026-01-01 are texts.  A name stands once."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [rule for rule in rules if rule[0].rpartition(":")[2] not in ("bool", "float", "timestamp")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As a dict."""
+        names = [name.value for name, _ in node.value]
+        for index, (name, _) in enumerate(node.value):
+            if name.value in names[:index]:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{name.value} is written twice", problem_mark=name.start_mark
+                )
+        return dict(super().construct_mapping(node, deep))
 
 
-def _evaluate(given: dict[str, Any], folder: Path) -> None:
-    for name in given:
-        check_known(name, MEASURED, "evaluate takes no")
+FLOAT = r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+BOOL = r"true|True|TRUE|false|False|FALSE"
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(f"^(?:{FLOAT})$"), list("-+0123456789."))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(f"^(?:{BOOL})$"), list("tTfF"))
 
 
-def _beside(arguments: dict[str, Any], names: Iterable[str], folder: Path) -> dict[str, Any]:
-    """The arguments, with whole paths for files and folders that are there beside the configuration."""
-    paths = {name: folder / value for name in names if isinstance(value := arguments.get(name), str)}
-    return arguments | {name: str(path) for name, path in paths.items() if path.exists()}
+def read(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """A file's values."""
+    try:
+        data = parsed(Path(file).read_text(encoding="utf-8"), os.fspath(file))
+    except (OSError, UnicodeDecodeError) as error:
+        there = ", ".join(sorted(one.name for one in Path(file).absolute().parent.glob("*.y*ml"))[:8])
+        what = f"the configuration cannot be read: {getattr(error, 'strerror', 'it is no text in UTF-8')}"
+        todo = f"give a YAML file; there is {there or 'none in this folder'}"
+        raise ConfigError(what, where=os.fspath(file), todo=todo) from None
+    if not isinstance(data, dict):
+        todo = "write 'policy:', 'task:', 'rewards:' and 'trainer:', as configs/tiny.yaml does"
+        raise ConfigError("a configuration has names and values", where=os.fspath(file), todo=todo)
+    return data
+
+
+def written(data: dict[str, Any]) -> str:
+    """Values as YAML."""
+    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110))
+
+
+def parsed(text: str, where: str) -> Any:
+    """A text's value."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        what = "lists within lists that do not end"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or " ".join(str(error).split())
+        where += f", line {mark.line + 1}" if mark else ""
+    todo = "indent with spaces, write 'key: value', quote texts with ': ' or '!', keep one document in a file"
+    raise ConfigError(f"this is no YAML: {what}", where=where, todo=todo)
+
+
+def _spelled_out(data: dict[str, Any]) -> dict[str, Any]:
+    """The same, where a section that is only a name has become the mapping that it stands for."""
+    if isinstance(data.get("policy"), str):
+        data["policy"] = {"name": data["policy"]}
+    if isinstance(task := data.get("task"), str):
+        data["task"] = {"from_file": {"path": task}} if Path(task).suffix else {task: {}}
+    elif isinstance(task, dict):
+        data["task"] = {name: {} if given is None else given for name, given in task.items()}
+    return data
+
+
+def _put(data: dict[str, Any], setting: str) -> None:
+    """Put the value of ``trainer.max_steps=5`` in its place."""
+    path, equals, text = setting.partition("=")
+    *parts, last = (int(part) if part.isdecimal() else part for part in path.strip().split("."))
+    inside: Any = _spelled_out(data)
+    try:
+        if not equals:
+            raise KeyError
+        for part in parts:
+            if isinstance(inside, dict) and inside.get(part) is None:
+                inside[part] = {}
+            inside = inside[part]
+        if not isinstance(inside, dict):
+            inside[last]  # the entry of a list is there already
+        inside[last] = parsed(text, f"--set {setting}")
+    except (TypeError, IndexError, KeyError):
+        todo = "write SECTION.NAME=VALUE, or an entry's number from 0: --set trainer.max_steps=5"
+        raise ConfigError("there is no place for this setting", where=f"--set {setting}", todo=todo) from None

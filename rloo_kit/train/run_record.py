@@ -97,12 +97,16 @@ class Recipe:
         return json.dumps(parts, indent=1)
 
     def add(self, function: Any) -> str:
-        """Take a notebook's function in; returns its name.
+        """Take a notebook's function in, or the import of a package's; returns its name.
 
         Raises:
             CannotBeWrittenError: its source is not known, or looks as if it holds a secret.
         """
-        source, name = _source(function), function.__name__
+        name = function.__name__
+        if module := _package_of(function):
+            self.functions[name] = f"from {module} import {name}"
+            return str(name)
+        source = _source(function)
         around = function.__globals__.keys() | {*function.__code__.co_freevars}
         needed = sorted((_used_by(function.__code__) & around) - {name})
         lines = [f"# {name} also needs {', '.join(needed)}: define them above."] if needed else []
@@ -174,14 +178,21 @@ def _reward(recipe: Recipe, reward: object, correct: object) -> Any:
 
 
 def _place_of(function: Any) -> str:
-    """Where it can be imported from: a package that is installed, or a file of the user's, but not a script."""
+    """The file of the user's that has it, but not a notebook or a script."""
     there, name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
     module, file = there.get("__name__", ""), there.get("__file__")
-    if not file or module == "__main__" or there.get(name) is not function:
+    if not file or module == "__main__" or there.get(name) is not function or _package_of(function):
         return ""
-    installed = {"site-packages", "dist-packages"} & {*Path(file).parts}
+    return f"{Path(file).absolute()}:{name}"
+
+
+def _package_of(function: Any) -> str:
+    """The module of an installed package that it can be imported from."""
+    there, name = getattr(function, "__globals__", {}), getattr(function, "__name__", "")
+    module = str(there.get("__name__", ""))
+    installed = {"site-packages", "dist-packages"} & {*Path(there.get("__file__") or "").parts}
     own = module.partition(".")[0] in ("rloo_kit", "rewards")
-    return f"{module}.{name}" if own or installed else f"{Path(file).absolute()}:{name}"
+    return module if there.get(name) is function and (own or installed) else ""
 
 
 def _source(function: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 import typer.testing
 
 import rloo_kit
-from rloo_kit.cli import assemble
+from rloo_kit.cli import run
 from rloo_kit.cli.app import app
 
 CONFIG = """\
@@ -68,5 +68,5 @@ def command() -> Command:
 @pytest.fixture
 def shared(policy: rloo_kit.Policy, monkeypatch: pytest.MonkeyPatch) -> rloo_kit.Policy:
     """The tiny policy as loaded, which the command line takes in place of loading one."""
-    monkeypatch.setattr(assemble, "load_policy", lambda **given: policy)
+    monkeypatch.setattr(run, "load_policy", lambda **given: policy)
     return policy

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import rloo_kit
-from rloo_kit.cli import assemble
 from rloo_kit.cli import config as configuration
+from rloo_kit.cli import run
 from tests.cli.conftest import Command
 from tests.conftest import ROOT
 
@@ -25,7 +25,7 @@ def test_there_is_a_test_for_each() -> None:
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_configuration_of_a_card_fits_it_with_a_whole_group_sampled_at_once(name: str) -> None:
-    found = assemble.planned(
+    found = run.planned(
         configuration.load_config(ROOT / "configs" / f"{name}.yaml"), CARDS[name], prompt_tokens=512
     )
     assert found.fits == "fits", found.summary
@@ -51,7 +51,7 @@ def test_the_pages_commands_run_one_after_the_other(
         assert done.exit_code in ((0, 1) if verb in ("diagnose", "doctor") else (0,)), (line, done.stderr)
     assert {line.split()[0] for line in COMMANDS} >= {"doctor", "train", "evaluate", "export", "diagnose"}
     assert Path("out/tiny/run.yaml").is_file()
-    assert configuration.load_config("out/tiny/run.yaml").trainer.max_steps == 1
+    assert configuration.load_config("out/tiny/run.yaml").args.max_steps == 1
 
 
 @pytest.mark.long

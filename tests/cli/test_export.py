@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from trl.rewards import think_format_reward
 
 import rewards
 import rloo_kit
 from rewards.call_records import made_by
-from rloo_kit.cli import callables
+from rloo_kit.cli import reward_entries
 from rloo_kit.cli.config import load_config
 from rloo_kit.train import run_record
 from rloo_kit.train.run_record import LEFT_OUT
@@ -127,25 +128,6 @@ def test_the_notebooks_functions_are_written_once_and_say_what_they_judge(cell: 
         found.add(cell["clashing"])
 
 
-def test_a_reward_that_a_configuration_makes_of_a_files_factory_is_recorded_as_that_entry(
-    folder: Path,
-) -> None:
-    Path("mine.py").write_text(
-        "def make(limit, api_key=''):\n    def reward(completion_ids, **kwargs):\n"
-        "        return [float(len(ids) <= limit) for ids in completion_ids]\n    return reward\n"
-        "class Judge:\n    def score(self, completions, **kwargs): ...\n"
-        "def bound():\n    return Judge().score\n"
-    )
-    recipe, name = run_record.Recipe(), f"{folder / 'mine.py'}:make"
-    made = callables.made({"mine.py:make": {"limit": 8}}, folder, {})
-    assert run_record._reward(recipe, made, None) == {name: {"limit": 8}}
-    assert recipe.functions == {}
-    assert callable(callables.made({"mine.py:bound": {}}, folder, {})), "which remembers nothing"
-    secret = callables.made({"mine.py:make": {"limit": 8, "api_key": "open sesame"}}, folder, {})
-    with pytest.raises(run_record.CannotBeWrittenError, match="api_key is left out"):
-        run_record._reward(recipe, secret, None)
-
-
 def test_what_is_not_defined_in_an_exported_file_is_said_on_the_screen(
     folder: Path, command: Command, cell: dict[str, Any]
 ) -> None:
@@ -206,21 +188,19 @@ def test_a_policy_that_was_trained_before_the_run_is_refused(
     assert "policy.save(folder)" in todo
 
 
-def test_a_reward_of_an_installed_package_is_named_in_a_file_since_a_configuration_does_not_import(
+def test_a_reward_of_an_installed_package_is_imported_in_the_file_of_functions(
     folder: Path, command: Command
 ) -> None:
-    theirs = "trl.rewards.format_rewards.think_format_reward"
-    entry = {"rewards.weighted": {"rewards": [theirs, "task.correct"], "weights": [1, 0.5], "name": "a.b"}}
-    config = {"task": {"addition": {}}, "rewards": [theirs, entry], "trainer": {}}
+    recipe = run_record.Recipe({"task": {"addition": {}}, "trainer": {}})
+    both = rewards.weighted([think_format_reward, rewards.answer_reward()])
+    recipe.section("rewards", lambda: [run_record._reward(recipe, both, None)])
     Path("ran").mkdir()
-    Path("ran", RECIPE).write_text(json.dumps({"config": config, "cannot": [], "notes": [], "functions": ""}))
+    Path("ran", RECIPE).write_text(recipe.as_json())
     assert command("export", "ran").exit_code == 0
     written = load_config("ran.yaml")
-    here = "ran_rewards.py:think_format_reward"
-    inner = {"rewards": [here, "task.correct"], "weights": [1, 0.5], "name": "a.b"}
-    assert written.document.data["rewards"] == [here, {"rewards.weighted": inner}]
-    assert written.trainer
-    assert len(written.rewards) == 2
+    (inner,) = written.rewards[0].values()
+    assert inner["rewards"][0] == f"{folder / 'ran_rewards.py'}:think_format_reward"
+    assert written.args
 
 
 def test_a_folder_of_no_run_is_refused_and_a_file_that_is_there_is_kept_unless_force(
@@ -245,8 +225,8 @@ def test_every_factory_of_rewards_remembers_its_call(cell: dict[str, Any]) -> No
     entry: Any = run_record._reward(run_record.Recipe(), made, None)
     inner = {"kind": "exact", "tokens": {"open_id": 1, "close_id": 2, "eos_ids": [3], "prompt_opens": False}}
     assert entry == {"rewards.only_for": {"reward": {"rewards.answer_reward": inner}, "level": [1, 2]}}
-    for name in callables.FACTORIES:
-        assert hasattr(callables.FACTORIES[name], "__wrapped__"), name
+    for name in reward_entries.FACTORIES:
+        assert hasattr(reward_entries.FACTORIES[name], "__wrapped__"), name
     assert made_by(functools.partial(made)) is None
 
 
