@@ -98,12 +98,13 @@ def test_a_fault_is_said_in_three_lines_with_its_place_and_what_is_meant(setting
 
 
 def test_a_secret_is_in_no_resolved_configuration(folder: Path) -> None:
-    reward = {"rewards.answer_reward": {"name": "hf_" + "a1" * 17}}
+    reward = {"rewards.only_for": {"reward": "task.correct", "api_key": "open sesame"}}
     settings = ["trainer.hub_token=hf_" + "a1" * 17, f"rewards=[{json.dumps(reward)}]"]
     resolved = yaml.safe_load(configuration.load_config("mine.yaml", settings).resolved())
     assert "hub_token" not in resolved["trainer"]
     assert resolved["trainer"]["max_steps"] == 1
-    assert resolved["rewards"][0]["rewards.answer_reward"] == {"name": "(not shown)"}
+    (arguments,) = resolved["rewards"][0].values()
+    assert arguments == {"reward": "task.correct", "api_key": "(not shown)"}
 
 
 def test_all_faults_of_a_file_are_said_at_once_each_with_its_key(folder: Path) -> None:
