@@ -82,6 +82,8 @@ def _task(name: str, arguments: object) -> None:
 
 
 def _setting(name: str, value: object) -> None:
+    if isinstance(value, dict) and (code := {"custom_generate", "trust_remote_code"} & value.keys()):
+        raise ConfigError(f"{code.pop()} would run code of the hub's", todo=f"remove it from {name}")
     if known := check_config.written_down():  # beside another TRL they are checked when the settings are made
         with warnings.catch_warnings(action="ignore"):  # said then, too
             check_config.checked(renamed_args.todays({name: value}, set(known), "RLOOConfig"), known)
