@@ -1,14 +1,14 @@
 """Names of other recipes in RLOO's terms: of older TRL releases, of verl, and of TRL's and Unsloth's ``GRPOConfig``.
 
-For :class:`rloo_kit.RLOOConfig`, the trainer and the command line.  Every field of ``GRPOConfig`` that ``RLOOConfig``
-lacks stands in a table: :data:`GRPO` says what it becomes, :data:`LEFT_OUT` why it may be left out, and
-:data:`CONFIG_GONE` what to write instead.  docs/coming-from-grpo.md and docs/old-names.md are written from them.
+For :class:`rloo_kit.RLOOConfig`, the trainer and the command line; docs/coming-from-grpo.md and docs/old-names.md are
+written from the tables.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import sys
 import warnings
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,18 +28,15 @@ def _each(names: str, said: str) -> dict[str, str]:
 
 
 CONFIG_OLD = {
-    **_each("kl_coef init_kl_coef", "beta"),
+    "kl_coef": "beta",
     "rloo_k": "num_generations",
     "cliprange": "epsilon",
     "num_ppo_epochs": "num_iterations",
     **_each("response_length max_new_tokens", "max_completion_length"),
     **_each("normalize_reward normalize_advantage", "normalize_advantages"),
     "loss_agg_mode": "loss_aggregation",  # verl's
-    "push_to_hub_token": "hub_token",
     "warmup_ratio": "warmup_steps",  # below 1 a share of all steps
     "evaluation_strategy": "eval_strategy",
-    "no_cuda": "use_cpu",
-    "exp_name": "run_name",
 }
 """Arguments of older TRL and transformers configs, and what they are called today."""
 
@@ -82,34 +79,17 @@ _MEANT |= _each("max_tokens max_length", "max_completion_length")
 """Names that no recipe of RLOO's has, and what they mean."""
 
 CONFIG_GONE = {
-    "token_level_kl": "remove it: the KL term is summed over the sequence, as in Ahmadian et al. 2024",
     "total_episodes": "set max_steps = total_episodes / (batch size x accumulation x processes)",
     "whiten_rewards": "use normalize_advantages=True, which whitens the advantages of a generation batch",
     "num_mini_batches": "set steps_per_generation to how often one generation batch is split",
-    "local_rollout_forward_batch_size": "remove it: per_device_train_batch_size is used",
     "missing_eos_penalty": "write it as a reward function, or set mask_truncated_completions=True",
-    **_each(
-        "stop_token stop_token_id", "remove it: every eos id of model.generation_config ends a completion"
-    ),
-    "sft_model_path": "load the policy with rloo_kit.load_policy(path)",
-    "reward_model_path": "pass the path to the trainer, as reward_funcs=path",
-    **_each("reward_clip_value advantage_clip_range", "use reward_clip_range=(-value, value)"),
-    **_each("overwrite_output_dir save_safetensors", "remove it: that is how checkpoints are written"),
+    "reward_clip_value": "use reward_clip_range=(-value, value)",
     # GRPO's, or values of GRPO's
     "loss_type": "use loss_aggregation='token-mean', DAPO's, or train with trl.GRPOTrainer",
     "scale_rewards": "use advantage_estimator='dr_grpo', normalize_advantages=True: it divides by the batch's spread",
     "kl_in_reward": "use kl_placement='reward' or kl_placement='loss'; beta=0 leaves the KL term out",
     "delta": "remove it; a smaller epsilon, or num_iterations=1, keeps ratios near 1",
     "vllm_sampling_params": "set temperature, top_p, top_k and min_p themselves",
-    **_each(
-        "multi_objective_aggregation top_entropy_quantile off_policy_mask_threshold cast_lm_head_to_fp32 "
-        "max_tool_calling_iterations log_completions_hub_repo entropy_coef use_adaptive_entropy entropy_coef_min "
-        "entropy_coef_max entropy_coef_delta entropy_target sapo_temperature_neg sapo_temperature_pos vespo_k_pos "
-        "vespo_lambda_pos vespo_k_neg vespo_lambda_neg vllm_importance_sampling_correction "
-        "vllm_importance_sampling_mode vllm_importance_sampling_cap vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_clip_min",
-        "remove it: RLOO has no such part; trl.GRPOTrainer has",
-    ),
     # of another call
     **_each(
         "peft_config lora_rank lora_alpha target_modules load_in_4bit fast_inference thinking model reward_funcs "
@@ -120,24 +100,18 @@ CONFIG_GONE = {
 """Arguments without an equal in ``RLOOConfig``, and what to write instead."""
 
 TRAINER_GONE = {
-    **_each(
-        "ref_policy ref_model", "remove it: the reference is the policy as it was when the trainer was made"
-    ),
+    **_each("ref_policy ref_model", "remove it: the reference is the policy when the trainer was made"),
     "value_model": "remove it: the leave-one-out baseline needs no value model",
     "data_collator": "remove it: prompts are tokenized by the trainer",
 }
 """Arguments without an equal in ``RLOOTrainer``, and what to do instead."""
 
-_OF_THE_UPDATE = (
-    *("loss_type", "scale_rewards", "importance_sampling_level", "use_bias_correction_kl", "beta", "seed"),
-    *(
-        "num_generations",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "steps_per_generation",
-    ),
-    *("per_device_eval_batch_size", "learning_rate", "optim", "weight_decay", "warmup_steps"),
-)
+_CARRIED = """
+loss_type scale_rewards importance_sampling_level use_bias_correction_kl beta seed num_generations
+per_device_train_batch_size gradient_accumulation_steps steps_per_generation per_device_eval_batch_size
+learning_rate optim weight_decay warmup_steps
+"""
+_OF_THE_UPDATE = _CARRIED.split()
 """Settings of a ``GRPOConfig`` that are carried over even where it has them by default, since ours are others."""
 
 
@@ -174,8 +148,11 @@ def todays(
             said += [f"{written} is {', '.join(f'{key}={one!r}' for key, one in ours.items())}"] * mapped
         else:
             what = f"{name} {'has no equal here' if name in gone else 'is no argument'}"
-            what = f"{written}: GRPO's, without an equal here" if values else what
             todo = did_you_mean(_MEANT.get(name, name), {*known, *grpo}, f"see help(rloo_kit.{where})")
+            trl = sys.modules.get("trl")  # not for the command line's first look
+            if values or (grpo and trl and name in trl.GRPOConfig.__dataclass_fields__):
+                what = f"{written}: GRPO's, without an equal here"
+                todo = "remove it: RLOO has no such part; trl.GRPOTrainer has"
             raise ArgumentError(what, where=f"{where}({written})", todo=gone.get(name, todo))
         if twice := next((new for new in ours if new in settings and settings[new] != ours[new]), None):
             what = f"{twice} is given twice, with different values"

@@ -99,8 +99,8 @@ class ResumableTrainer(SavingTrainer):
             kwargs: as in transformers' ``Trainer.train``.
 
         Raises:
-            ConfigError: no whole checkpoint is there, or its base or LoRA is another one; other changes are named in
-                one warning.
+            ConfigError: no whole checkpoint is there, or its base, LoRA or optimizer is another one; other changes are
+                named in one warning.
             RunFolderError: another run has ``output_dir``, or it cannot be written to.
             NonFiniteError: a weight is NaN or infinite; it is not saved.
             OutOfMemoryError: with the phase, what to change, and the checkpoint to resume from.
@@ -188,6 +188,13 @@ class ResumableTrainer(SavingTrainer):
                 output.say(f"{where} does not say what its run was made of, so nothing is compared")
                 return
             found = check_base(now["base"], then["base"], folder) + changed(now, then)
+            mine, its = now["settings"]["optim"], then["settings"]["optim"]
+        if mine != its:  # another's state fails at the first step, or starts anew without a word
+            what, where = (
+                f"the checkpoint's optimizer is {its}, not {mine}",
+                f"RLOOConfig(optim={mine!r}), {folder}",
+            )
+            raise ConfigError(what, where=where, todo=f"set optim {OR_ANEW}")
         if found:
             output.warn(f"not as in the checkpoint's run: {'; '.join(found)}")
 

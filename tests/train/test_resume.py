@@ -175,7 +175,6 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
         "learning_rate": 3e-6,
         "normalize_advantages": True,
         "seed": 7,
-        "optim": "sgd",
     }
     settings = {**SAVED, **changed, "max_steps": 4, "reward_weights": [2.0]}
     other = make_trainer([scaled(2.0)], train_dataset=task.train.select(range(63)), **settings)
@@ -184,11 +183,7 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
     assert other.state.global_step == 4
     assert "rewards=['length x 2'] (it was ['length x 1', 'random_rewards x 0.5'])" in told
     assert "dataset=[63, " in told
-    before = {
-        **vars(rloo_kit.RLOOConfig(output_dir="a")),
-        "beta": 0.0,
-        "optim": "adamw_torch_fused",
-    }  # as make_trainer has it
+    before = {**vars(rloo_kit.RLOOConfig(output_dir="a")), "beta": 0.0}  # as make_trainer has it
     for name, value in changed.items():
         assert f"{name}={value!r} (it was {before[name]!r})" in told
 
@@ -220,6 +215,15 @@ def test_a_policy_whose_weights_would_mean_something_else_is_refused_as_it_was(
         trainer.train(resume_from_checkpoint=str(stopped))
     assert stopped.with_name("checkpoint-2").is_dir(), "nothing is set aside for a run that does not begin"
     assert all(weight.equal(before[name]) for name, weight in lora_of(other).items())
+
+
+@pytest.mark.usefixtures("stopped")
+def test_another_optimizer_than_the_checkpoints_is_refused(make_trainer: Any) -> None:
+    trainer = make_trainer(random_rewards, **{**SAVED, "max_steps": 3}, optim="sgd")
+    with pytest.raises(
+        ConfigError, match=r"optimizer is adamw_torch_fused, not sgd[\s\S]*set optim as it was"
+    ):
+        trainer.train(resume_from_checkpoint=True)
 
 
 @pytest.mark.usefixtures("stopped")
