@@ -47,13 +47,7 @@ if TYPE_CHECKING:
 HYPERPARAMETERS = ("initial_lr", "betas", "eps", "weight_decay", "momentum")
 """What a configuration sets in an optimizer's parameter groups.  Some optimizers keep state beside it."""
 
-LORA = {
-    "r": "lora_rank",
-    "lora_alpha": "lora_alpha",
-    "use_rslora": "use_rslora",
-    "target_modules": "target_modules",
-}
-"""PEFT's names of what the weights of an adapter mean, and ``load_policy``'s."""
+LORA = ("r", "lora_alpha", "use_rslora", "target_modules")  # what the weights of an adapter mean
 
 VERSION = 3
 """Of what :func:`made_of` gives.  A checkpoint with another one, or none, is resumed and not compared."""
@@ -349,7 +343,7 @@ def _check_adapter(folder: Path, model: PreTrainedModel) -> None:
     def plain(value: Any) -> Any:
         return sorted(value) if isinstance(value, set | list) else value
 
-    pairs = [(name, plain(getattr(mine, key)), plain(config.get(key))) for key, name in LORA.items()]
+    pairs = [(name, plain(getattr(mine, name)), plain(config.get(name))) for name in LORA]
     if wrong := [f"{name}={now} (it was {then})" for name, now, then in pairs if now != then]:
         what = f"the policy's LoRA is another one than the checkpoint's: {', '.join(wrong)}"
         raise ConfigError(what, where=f"load_policy(...), {folder}", todo=f"load the policy {OR_ANEW}")

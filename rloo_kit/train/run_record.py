@@ -62,11 +62,7 @@ ROWS = 10_000  # of a dataset, that its digest is of
 
 
 class CannotBeWrittenError(Exception):
-    """What is in the way, and what to do about it."""
-
-    def __init__(self, what: str, todo: str) -> None:
-        super().__init__(what)
-        self.what, self.todo = what, todo
+    """What is in the way, and what to do about it: its two arguments."""
 
 
 @dataclass
@@ -79,12 +75,12 @@ class Recipe:
     notes: list[str] = field(default_factory=list)
     functions: dict[str, str] = field(default_factory=dict)
 
-    def section(self, name: str, describe: Callable[[], Any]) -> None:
+    def section(self, name: str, describe: Callable[..., Any], *given: Any) -> None:
         """Describe a section, or say what is in the way: a description must not cost the run."""
         try:
-            self.config[name] = describe()
+            self.config[name] = describe(*given)
         except CannotBeWrittenError as error:
-            self.cannot.append((name, error.what, error.todo))
+            self.cannot.append((name, *error.args))
         except Exception as error:
             what = f"{name} cannot be described: {type(error).__name__}: {error}"
             self.cannot.append((name, " ".join(what.split()), "write this section by hand"))
@@ -123,10 +119,10 @@ def write(folder: Path, asked: Mapping[str, Any], args: trl.RLOOConfig, resumed:
     """Write ``_run.json`` into a run's folder, of the arguments that its trainer was given."""
     recipe, origin = Recipe(), origin_of(asked["train_dataset"])
     correct = None if origin is None else origin.correct
-    recipe.section("policy", lambda: _policy(recipe, asked["model"], resumed))
-    recipe.section("task", lambda: _task(origin))
+    recipe.section("policy", _policy, recipe, asked["model"], resumed)
+    recipe.section("task", _task, origin)
     recipe.section("rewards", lambda: [_reward(recipe, one, correct) for one in asked["reward_funcs"]])
-    recipe.section("trainer", lambda: settings_of(args, recipe.notes))
+    recipe.section("trainer", settings_of, args, recipe.notes)
     measured = origin_of(evaluated := asked.get("eval_dataset"))
     if evaluated is not None and (measured is None or measured.side != "held_out"):
         what = "eval_dataset is not the task's held-out side"
@@ -222,24 +218,21 @@ def _argument(recipe: Recipe, value: Any, correct: object) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON and YAML have it.
+    """A value as JSON and YAML have it."""
 
-    Raises:
-        CannotBeWrittenError: they do not, or it looks as if it holds a secret.
-    """
+    def scalar(it: Any) -> Any:
+        return str(it).removeprefix("torch.") if isinstance(it, torch.dtype) else it.item()
+
     try:
-        found = to_jsonable_python(value, fallback=_scalar)
+        found = to_jsonable_python(value, fallback=scalar)
     except (AttributeError, ValueError, TypeError):
         what = f"a {type(value).__name__} cannot be written into a file"
         raise CannotBeWrittenError(what, "give a number, a text, or a list of them") from None
     if holds_secret(str(found)):
-        todo = "read it from os.environ, in a .py file"
-        raise CannotBeWrittenError(f"a text is left out: {LEFT_OUT}", todo)
+        raise CannotBeWrittenError(
+            f"a text is left out: {LEFT_OUT}", "read it from os.environ, in a .py file"
+        )
     return found
-
-
-def _scalar(value: Any) -> Any:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value.item()
 
 
 def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
@@ -262,8 +255,7 @@ def settings_of(args: trl.RLOOConfig, notes: list[str]) -> dict[str, Any]:
 
 
 def _used_by(code: types.CodeType) -> set[str]:
-    """Names that a function takes from outside; ``inspect.getclosurevars`` does not look into comprehensions before
-    Python 3.13."""
+    # inspect.getclosurevars does not look into comprehensions before Python 3.12.
     inner = (_used_by(one) for one in code.co_consts if isinstance(one, types.CodeType))
     return {*code.co_names, *code.co_freevars}.union(*inner)
 

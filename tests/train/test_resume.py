@@ -191,7 +191,7 @@ def test_what_is_changed_on_purpose_is_named_once_with_its_old_and_its_new_value
 OTHERS = {
     "lora_alpha": ({"lora_alpha": 7}, r"lora_alpha=7 \(it was 16\)"),
     "rslora": ({"use_rslora": True}, r"use_rslora=True \(it was False\)"),
-    "rank": ({"lora_rank": 2}, r"lora_rank=2 \(it was 16\), lora_alpha=2 \(it was 16\)"),
+    "rank": ({"lora_rank": 2}, r"r=2 \(it was 16\), lora_alpha=2 \(it was 16\)"),
     "modules": ({"target_modules": ["q_proj"]}, r"target_modules=\['q_proj'\] \(it was \['down_proj', "),
     "bits": ({"load_in_4bit": False}, "in 16 bit, and the checkpoint's was .* in 4"),
 }
