@@ -83,20 +83,6 @@ def test_the_limit_counts_the_kits_checkpoints_and_keeps_the_best_and_the_newest
     assert sorted(found) == sorted([*left, 5])
 
 
-def test_with_a_limit_of_one_the_best_the_newest_and_the_users_are_left(
-    make_trainer: Any, run: Path, task: Any
-) -> None:
-    (run / "checkpoint-400-mine").mkdir(parents=True)
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1, "save_total_limit": 1}
-    best |= {"greater_is_better": False, "eval_dataset": task.held_out.select(range(2))}
-    trainer = make_trainer(max_steps=2, **SAVING, **best)
-    trainer.train()
-    place = run / f"checkpoint-{trainer.state.best_global_step}"
-    assert Path(trainer.state.best_model_checkpoint) == place
-    left = {path.name for path in run.glob("checkpoint-*")}
-    assert left == {place.name, "checkpoint-2", "checkpoint-400-mine"}
-
-
 def test_a_best_step_that_was_never_saved_leaves_the_best_of_those_that_were(
     make_trainer: Any, run: Path, task: Any
 ) -> None:

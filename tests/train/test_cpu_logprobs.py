@@ -135,17 +135,6 @@ def test_where_tiles_are_not_exact_unsloths_path_is_taken(why: str, taken: list[
         assert mine is None or torch.equal(mine, theirs)
 
 
-def test_no_entropy_nor_gradient_is_computed_where_none_is_asked_for_and_trls_head_comes_back() -> None:
-    before, (hidden, weight, targets) = utils._ChunkedLogProbFunction, drawn(4, 700)
-    with pytest.raises(KeyError), in_tiles(entropy=False), torch.no_grad():  # noqa: PT012
-        log_probs, entropy, *_ = fused(hidden, weight, targets)
-        close(log_probs, in_float64(hidden, weight, targets)[0])
-        assert entropy is None
-        assert not log_probs.requires_grad
-        raise KeyError
-    assert utils._ChunkedLogProbFunction is before
-
-
 def test_the_trainers_log_probabilities_and_entropies_are_stock_trls(
     make_trainer: Any, taken: list[bool]
 ) -> None:

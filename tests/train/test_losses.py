@@ -49,14 +49,6 @@ def test_a_completion_without_a_scored_token_has_a_finite_weight(aggregation: st
     assert row_weights(aggregation, torch.tensor([0, 0]), 2, 0, LONGEST).isfinite().all()
 
 
-def test_the_ratios_are_those_of_the_completion_of_each_token_or_of_its_mean() -> None:
-    batch = Batch()
-    moved = (batch.logps - batch.old) * batch.mask
-    torch.testing.assert_close(batch.loss("completion")[1], moved.sum(1).exp())
-    torch.testing.assert_close(batch.loss("token")[1], moved.exp())
-    torch.testing.assert_close(batch.loss("sequence")[1], (moved.sum(1) / batch.mask.sum(1)).exp())
-
-
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "slope"),
     [
@@ -113,12 +105,3 @@ def test_what_stands_under_the_mask_changes_neither_loss_nor_gradient(level: str
         batch.loss(level)[0].sum().backward()
     assert torch.equal(soiled.loss(level)[0], clean.loss(level)[0])
     assert torch.equal(soiled.logps.grad, clean.logps.grad)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_completion_without_a_scored_token_moves_nothing(level: str) -> None:
-    logps = torch.randn(1, 3, requires_grad=True)
-    losses, _ = policy_loss(logps, torch.zeros(1, 3), torch.ones(1), torch.zeros(1, 3), level, CLIP)
-    losses.sum().backward()
-    assert logps.grad is not None
-    assert (logps.grad == 0).all()

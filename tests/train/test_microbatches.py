@@ -9,21 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rloo_kit.train.microbatches import Layout, blocks_of, lay_out, select
-
-
-@given(st.integers(1, 12), st.integers(1, 12))
-def test_a_unit_never_crosses_the_end_of_a_step_or_of_a_generation_batch(a: int, s: int) -> None:
-    size = Layout(rows=1, steps=s, accumulation=a, block=1, aggregation="", longest=1).unit
-    for first in range(0, 3 * a * s, size):
-        last = first + size - 1
-        assert first // a == last // a, "one optimizer step"
-        assert first // s == last // s, "one generation batch"
-
-
-def test_rows_of_a_group_stay_together_and_in_order() -> None:
-    lengths = [5, 1, 2, 2, 9, 1]
-    assert blocks_of(range(6), 2, lengths) == [[2, 3], [0, 1], [4, 5]]
+from rloo_kit.train.microbatches import lay_out, select
 
 
 @pytest.mark.parametrize(

@@ -98,11 +98,6 @@ def test_one_setting_by_two_names_is_refused() -> None:
 # --- GRPO's -----------------------------------------------------------------------------------------------
 
 
-def test_no_row_is_of_a_setting_that_rloo_config_has_itself() -> None:
-    tables = {*renamed_args.GRPO, *renamed_args.LEFT_OUT, *renamed_args.CONFIG_GONE}
-    assert not tables & OURS, "it would never be read"
-
-
 @pytest.mark.parametrize(
     ("given", "ours"),
     [
@@ -122,15 +117,6 @@ def test_a_name_of_grpos_is_mapped_with_one_warning_that_names_ours(
         settings = rloo_kit.RLOOConfig(beta=0.0, **given)
     assert getattr(settings, name) == value
     assert [one.filename for one in caught] == [__file__]
-
-
-def test_a_recipe_of_grpos_gets_one_warning_for_all_its_names() -> None:
-    recipe = {"loss_type": "dr_grpo", "scale_rewards": False, "max_prompt_length": 256, "epsilon_high": 0.28}
-    said = r"loss_type=.*scale_rewards=.*max_prompt_length=256 is left"
-    with pytest.warns(FutureWarning, match=said) as caught:
-        settings = rloo_kit.RLOOConfig(beta=0.0, mask_truncated_completions=True, **recipe)
-    assert len(caught) == 1
-    assert (settings.epsilon_high, settings.mask_truncated_completions) == (0.28, True)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """A run twice, stopped, killed and resumed."""
 
-import dataclasses
 import itertools
 import os
 import shutil
@@ -243,33 +242,6 @@ def test_another_base_is_refused_and_the_same_one_in_another_folder_is_taken(
     )
     with pytest.raises(ConfigError, match=r"base is another one: a copy \w{16} in 4 bit, and .* was \w+"):
         trainer.train(resume_from_checkpoint=True)
-
-
-CHANGES_NOTHING = """
-accelerator_config auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval
-cache_implementation debug deepspeed disable_tqdm ds3_gather_for_generation enable_jit_checkpoint
-fast_sampling fp16 fp16_full_eval fsdp fsdp_config full_determinism generation_batch_size generation_rows
-gradient_checkpointing gradient_checkpointing_kwargs greater_is_better ignore_data_skip include_for_metrics
-include_num_input_tokens_seen label_names length_column_name liger_kernel_config live_plot
-load_best_model_at_end local_rank metric_for_best_model model_init_kwargs num_completions_to_print
-num_generations_eval on_unhealthy optim_target_modules output_dir pad_to_multiple_of
-parallelism_config per_device_eval_batch_size prediction_loss_only progress project remove_unused_columns
-restore_callback_states_from_checkpoint resume_from_checkpoint reward_limit reward_weights run_name
-single_pass skip_memory_metrics tf32 torch_compile torch_compile_backend torch_compile_mode
-torch_empty_cache_steps transformers_continuous_batching_config trust_remote_code use_cache use_cpu
-use_liger_kernel use_transformers_continuous_batching use_transformers_paged
-"""
-"""Where a run computes, what it shows, or what is compared otherwise: the weights of rewards."""
-
-TOLD = "logging log eval save hub dataloader ddp trackio vllm do report push"
-
-
-def test_every_field_of_a_configuration_is_compared_or_changes_nothing_that_is_learned() -> None:
-    """A new field of TRL's fails here: put it into SETTINGS, or into CHANGES_NOTHING."""
-    fields = {field.name for field in dataclasses.fields(rloo_kit.RLOOConfig)}
-    others = {name for name in fields if name.split("_")[0] not in TOLD.split()} - set(resume.SETTINGS)
-    assert others == set(CHANGES_NOTHING.split())
-    assert set(resume.SETTINGS) <= fields
 
 
 # --- the order of prompts ---------------------------------------------------------------------------------

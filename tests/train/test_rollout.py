@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,18 +100,6 @@ def test_a_reward_that_is_none_for_three_batches_in_a_row_is_reported_once(make_
     with pytest.warns(UserWarning, match="'never' has returned None for every sample of 3 batches") as caught:
         make_trainer(reward_funcs=[never, returns([0.0, 1.0, 0.0, 1.0])], max_steps=5).train()
     assert sum("returned None" in str(item.message) for item in caught) == 1
-
-
-def test_evaluations_do_not_count_towards_a_reward_without_scores(make_trainer: Any, task: Any) -> None:
-    def never(completions: Any, **kwargs: Any) -> Any:
-        return [None] * len(completions)
-
-    held_out = {"eval_dataset": task.held_out.select(range(8)), "per_device_eval_batch_size": 2}
-    trainer = make_trainer(reward_funcs=[never, random_rewards], num_generations_eval=1, **held_out)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.evaluate()
-    assert not [one for one in caught if "returned None" in str(one.message)]
 
 
 def test_a_reward_that_seeds_or_draws_changes_no_random_number_of_the_trainers() -> None:

@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from datasets import Dataset
 
 import rloo_kit
-from rloo_kit.policy import model_card
 from rloo_kit.policy.policy import Policy
 from rloo_kit.tasks.task import Task
 from rloo_kit.train import run_record
@@ -47,15 +45,6 @@ def test_the_cards_of_a_run_its_checkpoints_and_its_policy_say_how_it_was_traine
         assert f"- fingerprint: {run_record.data(task.train)['fingerprint']}\n" in card
         assert not [private for private in (tmp_path, Path.home()) if str(private) in card]
     rloo_kit.load_policy(folders[1])
-
-
-@pytest.mark.parametrize("text", ["mine", "---\ntags:\n- mine\n---\n"])
-def test_a_card_of_the_users_is_not_written_over(text: str, tmp_path: Path) -> None:
-    assert model_card.may_be_written(tmp_path)
-    (tmp_path / "README.md").write_text(text)
-    assert not model_card.may_be_written(tmp_path)
-    (tmp_path / "README.md").write_text(f"---\ntags:\n- {model_card.TAG}\n---\n")
-    assert model_card.may_be_written(tmp_path)
 
 
 def test_of_a_file_the_name_is_told_and_not_where_it_is(tmp_path: Path) -> None:

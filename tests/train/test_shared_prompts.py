@@ -101,20 +101,6 @@ def test_values_and_gradients_are_those_of_the_plain_pass(
     assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
 
 
-def test_completions_that_are_cut_and_masked_change_nothing_of_the_others(
-    trainer: Any, passed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = batch_of(trainer, [4, 9], ALL)
-    batch["completion_mask"][[1, 6]] = 0
-    logps, _, gradient = found(trainer, batch)
-    assert not logps[[1, 6]].any()
-    assert len(passed) == SHARED_PASSES
-    plainly(monkeypatch)
-    plain_logps, _, plain_gradient = found(trainer, batch)
-    torch.testing.assert_close(logps, plain_logps, rtol=0, atol=1e-4)
-    assert (gradient - plain_gradient).norm() < 1e-4 * plain_gradient.norm()
-
-
 def test_a_prompt_that_begins_with_the_padding_token_is_not_taken_for_a_shorter_one(trainer: Any) -> None:
     pad_id = trainer.processing_class.pad_token_id
     batch = trainer._padded([[pad_id, 7, 8], [7, 8]] * 2, [[9, 10]] * 4)

@@ -1,6 +1,5 @@
 """RLOOTrainer: which passes a step takes, what it logs, and TRL's arguments meaning what they mean in TRL."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 import trl
 
 import rloo_kit
-from rloo_kit.watch import callbacks
 from tests.conftest import random_rewards
 
 
@@ -100,28 +98,6 @@ def test_a_plain_trl_config_means_what_it_means_in_trl(make_trainer: Any, tmp_pa
     assert (trainer.args.skip_dead_groups, trainer.args.fast_sampling) == (False, False)
     assert not hasattr(args, "single_pass"), "the user's own is left as it was"
     assert trainer.state.global_step == 1
-
-
-def test_two_rewards_of_one_name_are_logged_apart(make_trainer: Any) -> None:
-    trainer = make_trainer(
-        reward_funcs=[lambda completions, **kwargs: [0.0] * 4, lambda completions, **kwargs: [1.0] * 4]
-    )
-    trainer.train()
-    log = next(entry for entry in trainer.state.log_history if "reward" in entry)
-    assert (log["rewards/<lambda>/mean"], log["rewards/<lambda>_2/mean"]) == (0.0, 1.0)
-
-
-def test_one_line_of_fixed_width_per_logged_step_and_nothing_else(
-    make_trainer: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    make_trainer(max_steps=3).train()
-    out, err = capfd.readouterr()
-    lines = out.splitlines()
-    assert err == ""
-    assert lines[0] == callbacks.header()
-    assert len(lines) == 4
-    assert {len(line) for line in lines} == {len(callbacks.header())}
-    assert re.match(r"\s+1/3\s+[+-]\d\.\d{3}", lines[1])
 
 
 def test_dead_groups_are_counted_before_the_kl_term_hides_them(fresh_policy: Any, make_trainer: Any) -> None:
