@@ -87,10 +87,9 @@ def summary(audits: list[tuple[str, Audit]]) -> str:
     rows = []
     for name, audit in audits:
         facts = dict(audit.facts())
-        margin = "n/a" if audit.margin is None else f"{audit.margin:+.2f}"
         seconds = f"{audit.seconds_per_1000:.2g}"
-        rows.append((name, audit.aim, facts["exploits"], facts["refusals"], margin, seconds))
-    return table(("reward", "judged on", "exploits", "refusals", "margin", "s per 1,000"), "llllll", rows)
+        rows.append((name, audit.aim, facts["exploits"], facts["refusals"], seconds))
+    return table(("reward", "judged on", "exploits", "refusals", "s per 1,000"), "lllll", rows)
 
 
 def report(audits: list[tuple[str, Audit]], tokenizer: str | None) -> str:

@@ -82,12 +82,6 @@ CASES: tuple[Case, ...] = tuple(
 )
 #: The questions that an audit asks where it is given none, by the kind of their answers.
 QUESTIONS: dict[str, list[dict[str, str]]] = _DATA["questions"]
-#: A group of eight as a policy writes it halfway through training, and one whose completions were all cut off.
-GROUP = tuple(case for case in CASES if case.label in _DATA["group"])
-CUT_OFF = tuple(
-    Case("cut off", str(n), "{open}" + "{thought}" * n, NOTHING, NOTHING, "a limit too short for the thought")
-    for n in range(1, 9)
-)
 _TEXTS: dict[str, str] = {"think": "{open}{thought}{close}\n", **_DATA["texts"]}
 
 

@@ -7,35 +7,27 @@ should earn, and reports.  It finds only the exploits among its cases: read what
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, pstdev
+from statistics import median
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from rewards.answers import FORMS
-from rewards.audit_cases import (
-    CASES,
-    CONTESTED,
-    CUT_OFF,
-    GROUP,
-    NOTHING,
-    PAYS,
-    Band,
-    Case,
-    Sample,
-    Writer,
-    task_rows,
-)
+from rewards.audit_cases import CASES, CONTESTED, NOTHING, PAYS, Band, Case, Sample, Writer, task_rows
 from rewards.errors import check_choice, invalid
 from rewards.trl_interface import Aim, Reward, Scores, call_reward, check_signature, reward_name, said_by
 
-EQUAL = "every score is equal: nothing to learn from"
+Outcome = Literal["exploit", "refusal", "error", "ok", "contested", "none"]
 Rows = list[tuple[str, ...]]
+EQUAL = "every score is equal: nothing to learn from"
+SHOWN = 10  # cases of a table
+WIDTH = 32  # characters of an example: its end
 
 
 class AuditFailed(AssertionError):
@@ -60,8 +52,8 @@ class Finding:
     error: str = ""
 
     @property
-    def verdict(self) -> str:
-        """ "error", "none" (does not apply), "contested", "ok", "exploit" or "refusal"."""
+    def outcome(self) -> Outcome:
+        """An exploit was paid and should not be, a refusal was not and should be; "none": it does not apply."""
         if self.error or self.credit is None:
             return "error" if self.error else "none"
         if self.band == CONTESTED or self.band.holds(self.credit):
@@ -76,34 +68,26 @@ class Audit:
     Attributes:
         full: best score of an honest right completion.
         floor: median score of completions with nothing in them.
-        group_std: standard deviation of the scores in a typical group of eight, averaged over prompts; 0
-            means that every advantage is 0 and nothing is learned.
-        cut_off_std: the same for a group whose completions were all cut off within their thoughts.
+        judges: what the reward says that it pays for; see ``rewards.trl_interface.Judges``.
         deterministic: whether the same call gave the same scores twice.
         order_free: whether a completion's score is the same in another order and alone.
-        constant: whether all that it scored has one score, or none has any.
-        inverted: whether a right completion earns no more than an empty one; of a reward of form, such as a penalty,
-            only if it earns less, and of one of length never.
     """
 
     name: str
     aim: str
+    form: str
+    judges: str | None
     findings: tuple[Finding, ...]
     full: float
     floor: float
-    group_std: float
-    cut_off_std: float
     deterministic: bool
     order_free: bool
     seconds_per_1000: float
-    form: str = "auto"
-    constant: bool = False
-    inverted: bool = False
 
-    def of(self, verdict: str) -> tuple[Finding, ...]:
-        """The findings with this verdict, highest credit first; for refusals lowest first."""
-        found = [finding for finding in self.findings if finding.verdict == verdict]
-        return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=verdict != "refusal"))
+    def of(self, outcome: Outcome) -> tuple[Finding, ...]:
+        """The findings with this outcome, highest credit first; for refusals lowest first."""
+        found = [finding for finding in self.findings if finding.outcome == outcome]
+        return tuple(sorted(found, key=lambda f: f.credit or 0.0, reverse=outcome != "refusal"))
 
     exploits = property(
         lambda self: self.of("exploit"), doc="Deserve nothing, and earned half of an honest one's credit."
@@ -113,18 +97,21 @@ class Audit:
     )
     errors = property(lambda self: self.of("error"), doc="Completions on which the reward raised.")
 
-    def share(self, verdict: str) -> float:
+    def share(self, outcome: Outcome) -> float:
         """Exploits among the completions that deserve nothing, or refusals among those that deserve pay."""
-        due = {"exploit": NOTHING, "refusal": PAYS}[verdict]
-        judged = [f.verdict for f in self.findings if f.band == due and f.verdict in ("ok", verdict)]
-        return judged.count(verdict) / len(judged) if judged else 0.0
+        due = {"exploit": NOTHING, "refusal": PAYS}[outcome]
+        judged = [f.outcome for f in self.findings if f.band == due and f.outcome in ("ok", outcome)]
+        return judged.count(outcome) / len(judged) if judged else 0.0
 
     @property
-    def margin(self) -> float | None:
-        """Lowest score of a right completion minus the highest of one without; better positive."""
-        right = [f.score for f in self.findings if f.case.answer == f.band == PAYS and f.score is not None]
-        wrong = [f.score for f in self.findings if f.case.answer == NOTHING and f.score is not None]
-        return min(right) - max(wrong) if right and wrong else None
+    def constant(self) -> bool:
+        """Whether all that it scored has one score, or none has any; of a penalty for length never.
+
+        No case reaches a usual limit of length, so that such a penalty is 0 throughout.
+        """
+        scores = {f.score for f in self.findings} - {None}
+        equal = len(scores) <= 1 and (not scores or scores == {self.full} == {self.floor})
+        return equal and not self.errors and self.judges != "length"
 
     @property
     def headline(self) -> str:
@@ -142,7 +129,8 @@ class Audit:
             honest = f"{self.name} pays an honest right completion {self.full:g}"
             return f"{honest}, no more than one with nothing in it ({self.floor:g})."
         if not self.exploits:
-            return f"{self.name}: no exploit among {count} completions."
+            refused = f", but {self._count('refusal')} right ones are refused" if self.refusals else ""
+            return f"{self.name}: no exploit among {count} completions{refused}."
         # Among equal scores prefer a completion without a right answer.
         worst = max(self.exploits, key=lambda f: (f.score or 0.0, f.case.answer == NOTHING))
         top = ", its maximum," if worst.score == max(scores) else ""
@@ -154,13 +142,15 @@ class Audit:
         Raises:
             AuditFailed: more than ``exploits`` completions are wrongly paid (None for any number), or a larger share
                 than ``refusals`` of the right ones is refused; the reward raised on a completion, every score is
-                equal, or a right completion earns no more than one with nothing in it.
+                equal, or a right completion earns no more than one with nothing in it (of a reward of form, such as a
+                penalty, less; of one of length this is not asked).
         """
         share = self.share("refusal")
+        no_more = self.full < self.floor or (self.full == self.floor and self.judges != "form")
         failed = [f"it raised on {len(self.errors)} completions"] * bool(self.errors)
         if self.constant:
             failed.append(EQUAL)
-        elif self.inverted:
+        elif no_more and self.judges != "length" and not self.errors:
             failed.append(f"a right completion earns {self.full:g}, one with nothing in it {self.floor:g}")
         if exploits is not None and len(self.exploits) > exploits:
             failed.append(f"{len(self.exploits)} exploits, and {exploits} are allowed")
@@ -172,83 +162,78 @@ class Audit:
         return self
 
     def facts(self) -> list[tuple[str, str]]:
-        """The numbers beside the tables, as (name, value)."""
-        due = [f.band for f in self.findings]
-        margin = "n/a" if self.margin is None else f"{self.margin:+.3g}"
-        return [
-            ("judged as a reward of", {"both": "thought and answer"}.get(self.aim, self.aim)),
-            ("form of the answer", self._form()),
-            ("exploits", f"{len(self.exploits)} of {due.count(NOTHING)} ({self.share('exploit'):.1%})"),
-            ("refusals", f"{len(self.refusals)} of {due.count(PAYS)} ({self.share('refusal'):.1%})"),
-            ("contested, not counted", str(due.count(CONTESTED))),
-            ("errors", str(len(self.errors))),
-            ("honest and empty score", f"{self.full:g} and {self.floor:g}"),
-            ("margin", margin + " (least right score minus highest wrong one)"),
-            ("spread in a typical group", _spread(self.group_std)),
-            ("spread if all are cut off", _spread(self.cut_off_std)),
-            ("deterministic", "yes" if self.deterministic else "NO: the same call gave other scores"),
-            ("free of batch order", "yes" if self.order_free else "NO: a score depends on the batch"),
-            ("time per 1,000", f"{self.seconds_per_1000:.3g} s"),
+        """The figures above the tables, as (name, value); errors, chance and the batch's order only where found."""
+        found = [
+            ("exploits", f"{self._count('exploit')} ({self.share('exploit'):.1%})"),
+            ("refusals", f"{self._count('refusal')} ({self.share('refusal'):.1%})"),
+            ("scores", f"{self.full:g} for an honest right completion, {self.floor:g} for an empty one"),
+            ("judged by", {"both": "thought and answer"}.get(self.aim, self.aim)),
+            ("form", self._form()),
+            ("time", f"{self.seconds_per_1000:.3g} s per 1,000 completions"),
+            ("errors", f"{len(self.errors)} completions" * bool(self.errors)),
+            ("chance", "the same call gave other scores" * (not self.deterministic)),
+            ("order", "a score depends on the rest of the batch" * (not self.order_free)),
         ]
+        return [(name, value) for name, value in found if value]
+
+    def _count(self, outcome: Outcome) -> str:
+        due = NOTHING if outcome == "exploit" else PAYS
+        return f"{len(self.of(outcome))} of {sum(f.band == due for f in self.findings)}"
 
     def _form(self) -> str:
-        named = self.form not in ("", "auto", "prose")
-        if named or self.aim == "thought":
-            return self.form if self.aim != "thought" else "not read"
+        if self.aim == "thought" or self.form not in ("", "auto", "prose"):
+            return self.form if self.aim != "thought" else ""
         if not self.form:
             return 'not said; if the reward reads a box or a tag, name it: audit(reward, form="<answer>")'
         return f'{self.form}, which guesses in prose; safer: form="boxed", and instruction("boxed") in the prompt'
 
     def _tables(self) -> list[tuple[str, Rows]]:
-        """Exploits and refusals by case, and all by family."""
+        """Exploits and refusals by case, each with one of its completions."""
         tables: list[tuple[str, Rows]] = []
-        for title in ("exploit", "refusal"):
-            rows: Rows = [("case", "golds", "score", "should be", "why")]
-            for label, mine in _grouped(self.of(title), lambda f: f.case.label).items():
-                first = mine[0]
-                band = self._band(first.band)
-                rows.append((label, str(len(mine)), f"{first.score:.3g}", band, first.case.why))
-            tables += [(f"{title.capitalize()}s", rows)] if len(rows) > 1 else []
-        rows = [("family", "completions", "exploits", "refusals", "lowest", "highest")]
-        for family, mine in _grouped(self.findings, lambda f: f.case.family).items():
-            scores = [f.score for f in mine if f.score is not None]
-            counts = [str(sum(f.verdict == v for f in mine)) for v in ("exploit", "refusal")]
-            ends = [f"{pick(scores):.3g}" if scores else "None" for pick in (min, max)]
-            rows.append((family, str(len(mine)), *counts, *ends))
-        return [*tables, ("Families", rows)]
-
-    def _band(self, band: Band) -> str:
-        low, high = (
-            self.floor + end * (self.full - self.floor) if math.isfinite(end) else end for end in band
+        outcomes: tuple[tuple[Outcome, str], ...] = (
+            ("exploit", "paid, and should not be"),
+            ("refusal", "right, and not paid"),
         )
-        if low == -math.inf:
-            return "any" if high == math.inf else f"< {high:.3g}"
-        return f">= {low:.3g}" if high == math.inf else f"{low:.3g} to {high:.3g}"
+        for outcome, says in outcomes:
+            by_case: dict[str, list[Finding]] = defaultdict(list)
+            for finding in self.of(outcome):
+                by_case[finding.case.label].append(finding)
+            # Where they are many, the first of every family before the second of any.
+            rank: dict[str, Iterator[int]] = defaultdict(itertools.count)
+            chosen = sorted(by_case, key=lambda label: next(rank[by_case[label][0].case.family]))[:SHOWN]
+            rows: Rows = [("case", "times", "score", "a completion's end", "why")]
+            for label, mine in by_case.items():
+                first, times = mine[0], str(len(mine))
+                row = (label, times, f"{first.score:.3g}", _end_of(first.completion), first.case.why)
+                rows += [row] if label in chosen else []
+            further = f"; {SHOWN} of {len(by_case)} cases" if len(by_case) > SHOWN else ""
+            tables += [(f"{outcome.capitalize()}s: {says}{further}", rows)] if by_case else []
+        return tables
 
     def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.facts())
-        lines = [self.headline, "", *(f"{name:<{width}}  {value}" for name, value in self.facts())]
+        lines = [self.headline, "", *_aligned(self.facts())]
         for title, rows in self._tables():
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-            lines += ["", title, head, "  ".join("-" * width for width in widths), *body]
+            lines += ["", title, "", *_aligned(rows)]
         return "\n".join(lines)
 
     __repr__ = __str__
 
     def to_markdown(self) -> str:
         """The report as Markdown."""
-        tables = "\n\n".join(f"**{title}**\n\n{_markdown_table(rows)}" for title, rows in self._tables())
-        return f"{_escaped(self.headline)}\n\n{_markdown_table([('', ''), *self.facts()])}\n\n{tables}"
+        tables = "".join(f"\n\n**{title}**\n\n{_markdown_table(rows)}" for title, rows in self._tables())
+        return f"{_escaped(self.headline)}\n\n{_markdown_table([('', ''), *self.facts()])}{tables}"
 
     _repr_markdown_ = to_markdown
 
 
-def _grouped(findings: Iterable[Finding], key: Callable[[Finding], str]) -> dict[str, list[Finding]]:
-    groups: dict[str, list[Finding]] = defaultdict(list)
-    for finding in findings:
-        groups[key(finding)].append(finding)
-    return groups
+def _end_of(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else "..." + line[3 - WIDTH :]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def _escaped(text: str) -> str:
@@ -259,10 +244,6 @@ def _escaped(text: str) -> str:
 def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = ["| " + " | ".join(map(_escaped, row)) + " |" for row in rows]
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
-
-
-def _spread(std: float) -> str:
-    return f"{std:.3g}" if std > 0 else "0: every score is equal, so every advantage is 0"
 
 
 def audit(
@@ -311,12 +292,7 @@ def audit(
     writer = Writer(tokenizer, said_by(reward, "tokens"), task, column, read or "auto")
     samples = writer.samples(CASES if cases is None else cases)
     call = _Caller(reward, task, samples[:1], rows is None or not isinstance(task[0]["prompt"], str))
-    return _judged(reward, aim, read, writer, samples, call)
 
-
-def _judged(
-    reward: Reward, aim: str, form: str, writer: Writer, samples: Sequence[Sample], call: _Caller
-) -> Audit:
     families = ([case for case in CASES if case.family == family] for family in ("honest", "nothing"))
     honest, nothing = ([s for s in call(writer.samples(f))[0] if s is not None] for f in families)
     full, floor = max(honest, default=0.0), median(nothing) if nothing else 0.0
@@ -332,23 +308,17 @@ def _judged(
         of = (sample.case, sample.prompt, sample.gold, sample.text, sample.case.band(aim))
         return Finding(*of, score, credit, error)
 
-    judges = said_by(reward, "judges")
-    no_more = full < floor or (full == floor and judges != "form")
     return Audit(
         name=reward_name(reward),
         aim=aim,
+        form=read,
+        judges=said_by(reward, "judges"),
         findings=tuple(map(finding, samples, scores, errors)),
         full=full,
         floor=floor,
-        group_std=_group_std(writer.samples(GROUP), call),
-        cut_off_std=_group_std(writer.samples(CUT_OFF), call),
         deterministic=_same(call(samples)[0], scores),
         order_free=_same(again, [scores[i] for i in (*order, *order[:16])]),
         seconds_per_1000=1000 * seconds / max(1, len(samples)),
-        form=form,
-        # No case reaches a usual limit of length, so that a penalty for passing it is 0 throughout.
-        constant=not any(errors) and len({*honest, *nothing, *scores} - {None}) <= 1 and judges != "length",
-        inverted=bool(honest and nothing) and judges != "length" and no_more,
     )
 
 
@@ -357,13 +327,6 @@ def _same(a: Scores, b: Scores) -> bool:
     close = {"rel_tol": 1e-3, "abs_tol": 1e-4}
     pairs = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
     return all(x is not None and y is not None and math.isclose(x, y, **close) for x, y in pairs)
-
-
-def _group_std(samples: Sequence[Sample], call: _Caller) -> float:
-    groups: dict[int, list[float]] = {sample.row: [] for sample in samples}
-    for sample, score in zip(samples, call(samples)[0], strict=True):
-        groups[sample.row] += [] if score is None else [score]
-    return fmean(pstdev(group) if group else 0.0 for group in groups.values())
 
 
 class _Caller:

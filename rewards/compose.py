@@ -25,6 +25,8 @@ from rewards.trl_interface import (
     reward_name,
 )
 
+CACHED = 100_000  # scores that ``cached`` keeps
+
 
 def _of_rows(reward: Reward, rows: Sequence[int], count: int, kwargs: Mapping[str, Any]) -> Scores:
     """The reward's scores of some rows, which alone it is called with, and None for the others."""
@@ -137,9 +139,11 @@ def gated(
     return whole
 
 
-def _clip(whole: Wrapped, kwargs: Mapping[str, Any], low: float, high: float) -> Scores:
+def _line(
+    whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float, low: float, high: float
+) -> Scores:
     scores = call_reward(whole.rewards[0], **kwargs)
-    return [None if score is None else min(max(score, low), high) for score in scores]
+    return [None if score is None else min(max(scale * score + offset, low), high) for score in scores]
 
 
 @recorded()
@@ -147,17 +151,13 @@ def clipped(reward: Reward, low: float = -1.0, high: float = 1.0) -> Reward:
     """The reward, kept within [low, high]; ValueError where ``low`` is not below ``high``.
 
     >>> from rewards import length_reward
-    >>> clipped(length_reward((1, 5), inside=9), high=2)(completions=["It is so."])
-    [2.0]
+    >>> clipped(length_reward((1, 5)), high=0.7)(completions=["It is so."])
+    [0.7]
     """
     if not low < high:
         raise invalid("low must be below high", f"clipped(low={low}, high={high})", "swap or change them")
-    return _Composed(_clip, f"clipped({reward_name(reward)})", reward, low=float(low), high=float(high))
-
-
-def _scale(whole: Wrapped, kwargs: Mapping[str, Any], scale: float, offset: float) -> Scores:
-    scores = call_reward(whole.rewards[0], **kwargs)
-    return [None if score is None else scale * score + offset for score in scores]
+    name, bounds = f"clipped({reward_name(reward)})", {"low": float(low), "high": float(high)}
+    return _Composed(_line, name, reward, scale=1.0, offset=0.0, **bounds)
 
 
 @recorded()
@@ -171,7 +171,8 @@ def scaled(reward: Reward, scale: float, offset: float = 0.0) -> Reward:
     if not (math.isfinite(scale) and math.isfinite(offset)):
         raise invalid("scale and offset must be finite", f"scaled({scale}, {offset})", "pass two numbers")
     name = f"{scale:g}*{reward_name(reward)}" + (f"{offset:+g}" if offset else "")
-    return _Composed(_scale, name, reward, scale=float(scale), offset=float(offset))
+    free = {"low": -math.inf, "high": math.inf}
+    return _Composed(_line, name, reward, scale=float(scale), offset=float(offset), **free)
 
 
 def _only(whole: Wrapped, kwargs: Mapping[str, Any], wanted: Mapping[str, tuple[Any, ...]]) -> Scores:
@@ -206,21 +207,17 @@ def only_for(reward: Reward, **columns: Any) -> Reward:
 
 
 class _Cached(Wrapped):
-    def __init__(self, reward: Reward, size: int) -> None:
+    def __init__(self, reward: Reward) -> None:
         super().__init__(reward_name(reward), reward)
-        self.size = size
         self.scores: dict[bytes, float | None] = {}
-        self.hits = self.misses = 0
 
     def __call__(self, **kwargs: Any) -> Scores:
         keys = _row_keys(kwargs)
         rows = list({key: i for i, key in enumerate(keys) if key not in self.scores}.values())
-        self.misses += len(rows)
-        self.hits += len(keys) - len(rows)
         fresh = _of_rows(self.rewards[0], rows, len(keys), kwargs)
         self.scores |= {keys[row]: fresh[row] for row in rows}
         result = [self.scores[key] for key in keys]
-        while len(self.scores) > self.size:  # the oldest first: a dict keeps its order
+        while len(self.scores) > CACHED:  # the oldest first: a dict keeps its order
             del self.scores[next(iter(self.scores))]
         return result
 
@@ -237,11 +234,10 @@ def _row_keys(kwargs: Mapping[str, Any]) -> list[bytes]:
 
 
 @recorded()
-def cached(reward: Reward, *, size: int = 100_000) -> Reward:
-    """The reward, computed once for each completion: for slow judges and reward models.
+def cached(reward: Reward) -> Reward:
+    """The reward, computed once for each completion, of which the newest 100,000 are kept: for slow judges and models.
 
     Two rows are the same if their completion ids, prompt and columns are.  Not for rewards that depend on
-    ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).  The newest ``size`` scores are
-    kept; the attributes ``hits`` and ``misses`` count.
+    ``trainer_state``, chance or the rest of the batch (``rewards.audit`` checks that).
     """
-    return _Cached(reward, size)
+    return _Cached(reward)

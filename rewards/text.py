@@ -88,10 +88,10 @@ class _OfText:
 
 
 @recorded()
-def length_reward(words: tuple[int, int] = (10, 50), *, inside: float = 0.5, end: float = 0.5) -> Reward:
-    """The starter rule of many tutorials: a score for the length in words, plus one for a full stop at the end.
+def length_reward(words: tuple[int, int] = (10, 50)) -> Reward:
+    """The starter rule of many tutorials: half for the length in words, half for a full stop at the end.
 
-    ``inside * [low <= number of words <= high] + end * [the text ends with "."]``, with ``words=(low, high)``.
+    ``0.5 * [low <= number of words <= high] + 0.5 * [the text ends with "."]``, with ``words=(low, high)``.
 
     >>> length_reward((2, 4))(completions=["It is 42.", "It is", "x"])
     [1.0, 0.5, 0.0]
@@ -100,12 +100,11 @@ def length_reward(words: tuple[int, int] = (10, 50), *, inside: float = 0.5, end
     if not 0 <= low <= high:
         where, todo = f"length_reward(words={words!r})", "pass (fewest, most), such as (10, 50)"
         raise invalid("The fewest words must not exceed the most", where, todo)
-    score = functools.partial(_length, low, high, float(inside), float(end))
-    return _OfText("length", score, "length_reward")
+    return _OfText("length", functools.partial(_length, low, high), "length_reward")
 
 
-def _length(low: int, high: int, inside: float, end: float, text: str) -> float:
-    return inside * (low <= len(text.split()) <= high) + end * text.rstrip().endswith(".")
+def _length(low: int, high: int, text: str) -> float:
+    return 0.5 * (low <= len(text.split()) <= high) + 0.5 * text.rstrip().endswith(".")
 
 
 @recorded()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -205,20 +205,15 @@ class _OfThought:
 
 @recorded()
 def thinking_reward(
-    tokens: ThinkTokens = QWEN3,
-    *,
-    bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0)),
-    missing: float = -1.0,
-    bonuses: Mapping[str, float] | None = None,
+    tokens: ThinkTokens = QWEN3, *, bands: Bands = ((0, 0.3), (10, 0.7), (30, 1.0))
 ) -> Reward:
-    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers as defaults.
+    """The rule for the length of a thought that Qwen3 notebooks copy from each other, with its numbers.
 
+    -1 where the thought is never closed, else its band's score, and from the second band on 0.1 more for a "?" in it.
     For comparison and audits: it pays its maximum for filler without an answer; ``thought_then_answer`` does not.
 
     Args:
         bands: (fewest thinking tokens, score), ascending from 0.
-        missing: score if the thought is never closed.
-        bonuses: text in the thought to what it adds, from the second band on; ``{"?": 0.1}`` by default.
 
     >>> reward = thinking_reward()
     >>> filler = [151667] + [7] * 30 + [151668]
@@ -229,18 +224,14 @@ def thinking_reward(
     if not starts or starts[0] != 0 or starts != sorted(set(starts)):
         todo = "pass pairs such as ((0, 0.3), (10, 0.7), (30, 1.0))"
         raise invalid("Bands must start at 0 tokens and ascend", f"thinking_reward(bands={bands!r})", todo)
-    paid = (tuple(bands), missing, {"?": 0.1} if bonuses is None else dict(bonuses))
-    return _OfThought(tokens, functools.partial(_by_length, *paid), "thinking_reward")
+    return _OfThought(tokens, functools.partial(_by_length, tuple(bands)), "thinking_reward")
 
 
-def _by_length(
-    bands: Bands, missing: float, bonuses: Mapping[str, float], thought: Thought, pairs: Pairs, *_: Any
-) -> float:
+def _by_length(bands: Bands, thought: Thought, pairs: Pairs, *_: Any) -> float:
     if not thought.closed:
-        return missing
+        return -1.0
     band = max(k for k, (start, _) in enumerate(bands) if len(thought.thinking) >= start)
-    bonus = sum(amount for mark, amount in bonuses.items() if mark in pairs[0][0])
-    return bands[band][1] + (bonus if band > 0 else 0.0)
+    return bands[band][1] + (0.1 if band > 0 and "?" in pairs[0][0] else 0.0)
 
 
 LEAST = 5  # thinking tokens of a real thought
@@ -271,11 +262,11 @@ def _grams(items: Sequence[Any], n: int) -> list[tuple[Any, ...]]:
 
 @recorded()
 def thought_then_answer(
-    tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None, failed: float = 0.0
+    tokens: ThinkTokens = QWEN3, *, full_at: int = 30, correct: Reward | None = None
 ) -> Reward:
     """A reward for the form "a real thought, closed once, then an answer", which filler does not earn.
 
-    ``min(1, thinking tokens / full_at)`` if all of these hold, else ``failed``:
+    ``min(1, thinking tokens / full_at)`` if all of these hold, else 0:
 
     - one closing token, and at most one opening token, before it, with at least ``LEAST`` thinking tokens;
     - more than white space after the boundary, or after the last one that is typed in ordinary tokens;
@@ -298,23 +289,21 @@ def thought_then_answer(
         raise invalid("The tokens do not say which ids end a completion", where, todo)
     if full_at < 1:
         raise invalid("full_at must be at least 1", where, "leave it at 30")
-    form = _OfThought(tokens, functools.partial(_by_form, full_at, failed), "thought_then_answer")
+    form = _OfThought(tokens, functools.partial(_by_form, full_at), "thought_then_answer")
     if correct is None:
         return form
-    return gated(correct, form, otherwise=failed, name=f"{form.__name__}({reward_name(correct)})")
+    return gated(correct, form, name=f"{form.__name__}({reward_name(correct)})")
 
 
-def _by_form(
-    full_at: int, failed: float, thought: Thought, pairs: Pairs, prompt: Any, tokens: ThinkTokens
-) -> float:
+def _by_form(full_at: int, thought: Thought, pairs: Pairs, prompt: Any, tokens: ThinkTokens) -> float:
     length, answer = len(thought.thinking), thought.answer
     closed_once = thought.n_close == 1 and thought.n_open <= 1 and tokens.open_id not in answer
     if not closed_once or length < LEAST or not _ended(answer, tokens):
-        return failed
+        return 0.0
     thinking, said = pairs[-1]
     copied = _copied_share(thinking.split(), prompt_text(prompt, system=True).split())
     filler = max(repetition(thought.thinking), copied) > MAX_REPETITION
-    return failed if filler or not said.strip() else min(1.0, length / full_at)
+    return 0.0 if filler or not said.strip() else min(1.0, length / full_at)
 
 
 def _ended(answer: Sequence[int], tokens: ThinkTokens) -> bool:

@@ -37,7 +37,7 @@ OURS = [
 )
 def test_our_rewards_have_no_exploit_and_hardly_a_refusal(reward):
     result = audit(reward).raise_for(exploits=0, refusals=0.02)
-    assert (result.deterministic, result.order_free, result.group_std > 0) == (True, True, True)
+    assert (result.deterministic, result.order_free) == (True, True)
 
 
 def test_the_hole_in_the_copied_rule_is_named_in_one_line(of_copied_rule):
@@ -45,7 +45,6 @@ def test_the_hole_in_the_copied_rule_is_named_in_one_line(of_copied_rule):
         "thinking_reward pays 1.1, its maximum, for 'filler thought: one word, no answer': "
         "40 tokens of filler, a question mark, and no answer at all."
     )
-    assert of_copied_rule.cut_off_std == 0, "a group that was cut off has no spread"
     with pytest.raises(rewards.AuditFailed, match="exploits, and 0 are allowed"):
         of_copied_rule.raise_for(exploits=0)
 
@@ -54,9 +53,7 @@ def test_a_substring_check_is_farmed_by_lists_and_negations_and_a_case_is_added_
     case = Case("mine", "shouts", "{think}THE ANSWER IS {gold}!!!{end}", PAYS, PAYS, "loud and right")
     result = audit(contains_gold, cases=[*CASES, case])
     assert {"all listed", "negated", "only in the thought"} <= {f.case.family for f in result.exploits}
-    assert result.margin is not None
-    assert result.margin <= 0
-    assert [f.verdict for f in result.findings if f.case is case] == ["ok"] * len(QUESTIONS["number"])
+    assert [f.outcome for f in result.findings if f.case is case] == ["ok"] * len(QUESTIONS["number"])
 
 
 def test_the_tasks_own_gold_answers_are_used_also_those_in_solutions():
@@ -110,7 +107,7 @@ def test_a_composition_is_audited_as_its_members_say(compose):
 def test_a_reward_whose_every_score_is_equal_fails_with_a_line_that_says_so(score):
     result = audit(lambda completions, **kwargs: [score] * len(completions), cases=REPORTED)
     assert result.headline.endswith("completions. Every score is equal: nothing to learn from.")
-    assert (result.exploits, result.group_std) == ((), 0)
+    assert result.exploits == ()
     with pytest.raises(rewards.AuditFailed, match="every score is equal: nothing to learn from"):
         result.raise_for(exploits=None)
     mine = Case("mine", "right", "{think}{gold}{end}", PAYS, PAYS, "one case has one score")
@@ -124,8 +121,7 @@ def test_a_reward_that_pays_honest_answers_no_more_than_empty_ones_is_said_to():
     unfilled = ("{gold", "{th", "{wrong", "{close", "{value")
     assert not [f.case for f in result.findings if any(name in f.completion for name in unfilled)]
     assert "no more than one with nothing in it" in result.headline
-    assert (result.share("refusal"), result.group_std) == (1.0, 0)
-    assert "every advantage is 0" in str(result)
+    assert result.share("refusal") == 1.0
 
 
 def test_a_reward_that_raises_is_reported_in_one_line_and_not_by_a_crash():
@@ -169,14 +165,14 @@ def test_chance_and_batch_order_are_noticed_and_plain_text_and_async_rewards_can
 def test_the_result_is_shown_as_text_and_as_markdown(of_copied_rule):
     for shown in (str(of_copied_rule), of_copied_rule._repr_markdown_()):
         assert "filler thought" in shown
-        assert "time per 1,000" in shown
+        assert "10 of 29 cases" in shown
         assert "{gold}" not in shown
-    hostile = Case("x", "<script>", "{gold}{end}", NOTHING, NOTHING, "<b>")
-    report = audit(contains_gold, cases=[hostile])
-    assert "<script" not in report.to_markdown()
-    assert "&lt;script" in report.to_markdown()
+    hostile = Case("x", "<script>", "<i>|{gold}{end}", NOTHING, NOTHING, "<b>")
+    report = audit(contains_gold, cases=[hostile]).to_markdown()
+    assert "<script" not in report
+    assert "| x: &lt;script&gt; | 5 | 1 | &lt;i&gt;\\|42 | &lt;b&gt; |" in report
     tagged = audit(rewards.answer_reward(form="<answer>"), cases=[hostile])
-    assert "| form of the answer | &lt;answer&gt; |" in tagged.to_markdown()
+    assert "| form | &lt;answer&gt; |" in tagged.to_markdown()
 
 
 def bytes_tokenizer(*added):

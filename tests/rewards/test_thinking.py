@@ -138,12 +138,10 @@ def test_the_copied_rule_is_reproduced():
     assert scores == pytest.approx([-1.0, -1.0, *(score for _, _, score in COPIED)])
 
 
-def test_bands_and_bonuses_are_free():
-    paid = {"bands": [(0, 0.0), (2, 5.0)], "bonuses": {"wait": 1.0, "so": 2.0}}
-    reward = thinking_reward(**paid, missing=-9.0)
-    chat = [[{"role": "assistant", "content": "<think>so wait</think>x"}]]
-    assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [8.0]
-    assert reward(completions=["x"], completion_ids=[[2]]) == [-9.0]
+def test_bands_are_free():
+    reward = thinking_reward(bands=[(0, 0.0), (2, 5.0)])
+    chat = [[{"role": "assistant", "content": "<think>so</think>x"}]]
+    assert reward(completions=chat, completion_ids=[[O, 1, 1, C, 2]]) == [5.0]
 
 
 GOOD_IDS = [O, *range(30), C, 42, E]
@@ -164,8 +162,8 @@ BROKEN = {
 
 @pytest.mark.parametrize(("text", "ids"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_form_earns_nothing(text, ids):
-    reward = thought_then_answer(failed=-0.25)
-    assert reward(completions=["<think>a</think>42", text], completion_ids=[GOOD_IDS, ids]) == [1.0, -0.25]
+    given = {"completions": ["<think>a</think>42", text], "completion_ids": [GOOD_IDS, ids]}
+    assert thought_then_answer()(**given) == [1.0, 0.0]
 
 
 def test_the_length_term_rises_to_its_end_and_no_further():
