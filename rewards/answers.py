@@ -320,7 +320,6 @@ class _AnswerReward:
     tolerance: float
     right: float
     wrong: float
-    timeout: float
 
     aim: ClassVar[str] = "answer"
     judges: ClassVar[Judges] = "answer"
@@ -339,7 +338,7 @@ class _AnswerReward:
         if self.kind == "math":  # the whole batch's algebra at once, in parallel
             asked = [(texts, gold) for texts, golds in rows for gold in golds if not _numeric(gold)]
             each = ((v, g) for texts, g in asked for t in texts for v in stated(t, self.form, "math"))
-            equal_pairs = equals([pair for one in each for pair in _pairs(*one)], self.timeout)
+            equal_pairs = equals([pair for one in each for pair in _pairs(*one)])
         return [self._one(i, *row, equal_pairs) if row[1] else None for i, row in enumerate(rows)]
 
     def _accepted(self, gold: Any) -> list[Any]:
@@ -394,7 +393,6 @@ def answer_reward(
     tolerance: float = 0.0,
     right: float = 1.0,
     wrong: float = 0.0,
-    timeout: float = 1.0,
 ) -> Reward:
     r"""1.0 for a completion that states exactly one answer after its thought, the right one; else 0.0.
 
@@ -418,7 +416,6 @@ def answer_reward(
             begin, if the text has </think> more often than the ids.
         tolerance: relative, for numbers; 0.01 is one percent.
         right, wrong: scores of the right answer, and of any other.
-        timeout: seconds on a core for one answer's algebra, after which it is not equal.
 
     >>> reward = answer_reward()
     >>> reward(completions=["<think>6 * 7</think>It is 42.", "41 or 42", "7"], answer=["42", "42", None])
@@ -427,10 +424,7 @@ def answer_reward(
     if not callable(kind):
         check_choice(kind, KINDS, "kind", "answer_reward", ", or pass a callable (answer_text, gold) -> bool")
     check_choice(form, FORMS, "form", "answer_reward")
-    limits = (tolerance, timeout)
-    if not all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in limits) or not timeout:
-        where = f"answer_reward(tolerance={tolerance!r}, timeout={timeout!r})"
-        todo = "pass tolerance=0.01 for one percent, and timeout in seconds"
-        raise invalid("tolerance must be a number from 0, and timeout one above 0", where, todo)
-    scores = map(float, (right, wrong, timeout))
-    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, *scores)
+    if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < float("inf"):
+        where = f"answer_reward(tolerance={tolerance!r})"
+        raise invalid("tolerance must be a number from 0", where, "pass 0.01 for one percent")
+    return _AnswerReward(kind, form, column, tokens, tokenizer, tolerance, float(right), float(wrong))

@@ -1,7 +1,6 @@
-"""How an object was made: the function that made it, and what that was given.
+"""How a reward, a task or a policy was made: the function's name, and what it was given.
 
-So that a run in a notebook can be written down and repeated (``rloo-kit export``): a reward, a task and a policy each
-remember the call that they came of.
+With it a run in a notebook can be written down and repeated (``rloo-kit export``).
 """
 
 from __future__ import annotations
@@ -27,46 +26,44 @@ class Call:
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class recorded:
+def recorded(
+    *,
+    without: Sequence[str] = (),
+    files: Sequence[str] = (),
+    named: str = "",
+    also: Callable[[Any, Call], None] | None = None,
+) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """A decorator: what the function makes remembers the call, as ``made_by``.
 
     ``without``: arguments that are not kept, as what is large; ``files``: those that may name a file or a folder, kept
     as a whole path where it is there; ``also``: called with what was made and the call.
     """
 
-    without: Sequence[str] = ()
-    files: Sequence[str] = ()
-    named: str = ""
-    also: Callable[[Any, Call], None] | None = None
-
-    def __call__(self, function: Callable[P, Made]) -> Callable[P, Made]:
-        """The function, which leaves its call on what it makes."""
-        signature, package = inspect.signature(function), function.__module__.partition(".")[0]
+    def decorated(function: Callable[P, Made]) -> Callable[P, Made]:
+        signature = inspect.signature(function)
+        name = named or f"{function.__module__.partition('.')[0]}.{function.__name__}"
 
         @functools.wraps(function)
         def make(*args: P.args, **kwargs: P.kwargs) -> Made:
             made = function(*args, **kwargs)
-            given = self._given(signature.bind(*args, **kwargs))
+            given: dict[str, Any] = {}
+            for argument, value in signature.bind(*args, **kwargs).arguments.items():
+                several = signature.parameters[argument].kind is inspect.Parameter.VAR_KEYWORD
+                given |= value if several else {argument: value}
             if any(value is made for value in given.values()):  # given back as it came
                 return made
-            call = Call(self.named or f"{package}.{function.__name__}", given)
+            # A list as it is now.
+            kept = {n: list(v) if isinstance(v, list) else v for n, v in given.items() if n not in without}
+            call = Call(name, kept | {n: _whole(kept[n]) for n in files if n in kept})
             with contextlib.suppress(AttributeError):  # a bound method takes none
                 object.__setattr__(made, "made_by", call)  # frozen dataclasses among them
-            if self.also is not None:
-                self.also(made, call)
+            if also is not None:
+                also(made, call)
             return made
 
         return make
 
-    def _given(self, bound: inspect.BoundArguments) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            several = bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            found |= value if several else {name: value}
-        # A list as it is now.
-        kept = {n: list(v) if isinstance(v, list) else v for n, v in found.items() if n not in self.without}
-        return kept | {name: _whole(kept[name]) for name in self.files if name in kept}
+    return decorated
 
 
 def made_by(thing: object) -> Call | None:

@@ -21,12 +21,47 @@ from rewards.trl_interface import Aim, Reward, Scores, is_async
 Judge = Callable[[str, str, str], Any]
 
 
+LONGEST = 4096  # tokens of prompt and completion that a reward model is given: the last ones
+
+
+@recorded()
+def reward_model(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    batch_size: int = 8,
+    device: str | None = None,
+    with_thought: bool = True,
+    tokens: ThinkTokens = QWEN3,
+) -> Reward:
+    """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
+
+    Loaded at the first call, and called in batches through its own tokenizer and chat template; of a text of more than
+    4096 tokens, or the model's own limit, it reads the end.  Unlike a module in TRL's ``reward_funcs`` it can be
+    composed, cached, kept on the CPU, and given the answer without the thought.  It is named after the model, and
+    picklable where ``model`` is a name.
+
+    Args:
+        model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
+        tokenizer: by default that of ``model``.
+        device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
+        with_thought: False to judge only the text after the thought, as most reward models were trained.
+        tokens: the policy's markers, for ``with_thought=False``.
+    """
+    name = model if isinstance(model, str) else getattr(getattr(model, "config", None), "_name_or_path", None)
+    if name is None or (tokenizer is None and not name):
+        what = "This is not a reward model" if name is None else "A loaded model needs its tokenizer"
+        todo = "pass a hub id, a folder as a str, or a loaded model and its own tokenizer, not the policy's"
+        raise invalid(what, f"reward_model({type(model).__name__})", todo)
+    return _RewardModel(str(name), model, tokenizer, batch_size, device, with_thought, tokens)
+
+
 @dataclass
 class _RewardModel:
+    name: str
     source: Any
     tokenizer: Any
     batch_size: int
-    max_length: int
     device: str | None
     with_thought: bool
     tokens: ThinkTokens
@@ -34,7 +69,7 @@ class _RewardModel:
     aim: ClassVar[str] = "answer"
 
     def __post_init__(self) -> None:
-        self.__name__ = str(_named(self.source)).rstrip("/").split("/")[-1] or "reward_model"
+        self.__name__ = self.name.rstrip("/").split("/")[-1] or "reward_model"
         self._loaded: tuple[Any, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,10 +78,10 @@ class _RewardModel:
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
         import torch
 
-        self._loaded = self._loaded or _load(self.source, self.tokenizer, self.device)
+        self._loaded = self._loaded or self._load()
         model, tokenizer = self._loaded
-        own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or self.max_length
-        length = min(self.max_length, own, tokenizer.model_max_length)
+        own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
+        length = min(LONGEST, own, tokenizer.model_max_length)
         form = {"padding": True, "truncation": True, "max_length": length, "add_special_tokens": False}
         texts = [self._text(tokenizer, *pair) for pair in zip(prompts, completions, strict=True)]
         # Batches of similar length waste least on padding.
@@ -72,71 +107,30 @@ class _RewardModel:
             return str(tokenizer.apply_chat_template([*prompt, *said], tokenize=False))
         return "\n\n".join(completion_text([message]) for message in (*prompt, *said))
 
+    def _load(self) -> tuple[Any, Any]:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-@recorded()
-def reward_model(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    batch_size: int = 8,
-    max_length: int = 4096,
-    device: str | None = None,
-    with_thought: bool = True,
-    tokens: ThinkTokens = QWEN3,
-) -> Reward:
-    """The score of a trained sequence-classification reward model, such as one made by TRL's RewardTrainer.
-
-    Loaded at the first call, and called in batches through its own tokenizer and chat template.  Unlike a module in
-    TRL's ``reward_funcs`` it can be composed, cached, kept on the CPU, and given the answer without the thought.  It is
-    named after the model, and picklable where ``model`` is a name.
-
-    Args:
-        model: a hub id, a folder, or a loaded model with one output, such as one in 4-bit.
-        tokenizer: by default that of ``model``.
-        max_length: tokens of prompt and completion, at most the model's own; longer texts are cut on the left.
-        device: "cpu", "cuda", "cuda:1"; by default a GPU if there is one.
-        with_thought: False to judge only the text after the thought, as most reward models were trained.
-        tokens: the policy's markers, for ``with_thought=False``.
-    """
-    name, where = _named(model), f"reward_model({type(model).__name__})"
-    if name is None or (tokenizer is None and not name):
-        what = "This is not a reward model" if name is None else "A loaded model needs its tokenizer"
-        todo = "pass a hub id, a folder as a str, or a loaded model and its own tokenizer, not the policy's"
-        raise invalid(what, where, todo)
-    return _RewardModel(model, tokenizer, batch_size, max_length, device, with_thought, tokens)
-
-
-def _named(model: Any) -> str | None:
-    if isinstance(model, str):
-        return model
-    return str(getattr(model.config, "_name_or_path", "")) if hasattr(model, "config") else None
-
-
-def _load(model: Any, tokenizer: Any, device: str | None) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    name = _named(model)
-    if isinstance(model, str):
-        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        how: Any = {"dtype": "auto", "device_map": {"": where}}
-        model = AutoModelForSequenceClassification.from_pretrained(model, **how)
-    outputs, where = model.config.num_labels, f"reward_model({name or type(model).__name__})"
-    if outputs != 1:
-        todo = "train it with num_labels=1 (TRL's RewardTrainer does), or make one number of them in a reward of yours"
-        raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name)
-    # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
-    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        todo = "save it there with tokenizer.save_pretrained(folder), or pass tokenizer="
-        raise invalid("The tokenizer has no words: its files are not beside the model", where, todo)
-    tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
-    config = model.config.get_text_config()
-    if tokenizer.pad_token_id is None:
-        known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
-        tokenizer.pad_token = None if known is None else tokenizer.convert_ids_to_tokens(known)
-    config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
-    return model.eval(), tokenizer
+        model, where = self.source, f"reward_model({self.name or type(self.source).__name__})"
+        if isinstance(model, str):
+            place = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            how: Any = {"dtype": "auto", "device_map": {"": place}}
+            model = AutoModelForSequenceClassification.from_pretrained(model, **how)
+        if (outputs := model.config.num_labels) != 1:
+            todo = "train it with num_labels=1, as TRL's RewardTrainer does, or make one number in a reward of yours"
+            raise invalid(f"A reward model has one output, and this one has {outputs}", where, todo)
+        tokenizer = self.tokenizer or AutoTokenizer.from_pretrained(self.name)
+        # Of a folder without a tokenizer's files transformers makes one that knows its special tokens alone.
+        if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+            todo = "save it there with tokenizer.save_pretrained(folder), or pass tokenizer="
+            raise invalid("The tokenizer has no words: its files are not beside the model", where, todo)
+        tokenizer.truncation_side, tokenizer.padding_side = "left", "right"
+        config = model.config.get_text_config()
+        if tokenizer.pad_token_id is None:
+            known = tokenizer.eos_token_id if config.pad_token_id is None else config.pad_token_id
+            tokenizer.pad_token = None if known is None else tokenizer.convert_ids_to_tokens(known)
+        config.pad_token_id = tokenizer.pad_token_id  # the score is read at the last token that is another
+        return model.eval(), tokenizer
 
 
 @dataclass(frozen=True)
@@ -157,19 +151,18 @@ class _Rubric:
     __name__: str
 
     def __call__(self, **given: Any) -> Scores:
-        return self._total(given, [self.judge(*one) for one in self._questions(given)])
+        texts = self._shown(**given)
+        return self._total(given, texts, [self.judge(*one) for one in self._questions(given, texts)])
 
-    def _questions(self, given: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-        rows = zip(given["prompts"], self._judged(given), strict=True)
-        asked = [(prompt_text(prompt), text) for prompt, text in rows if text]
+    def _questions(self, given: Mapping[str, Any], texts: Sequence[str]) -> list[tuple[str, str, str]]:
+        asked = [(prompt_text(p), text) for p, text in zip(given["prompts"], texts, strict=True) if text]
         return [(*one, criterion.description) for one in asked for criterion in self.criteria]
 
-    def _judged(self, given: Mapping[str, Any]) -> list[str]:
+    def _shown(self, completions: Sequence[Any], completion_ids: Any = None, **_: Any) -> list[str]:
         """What the judge is shown of each completion; empty where there is nothing to show."""
-        whole = [completion_text(completion, thought=True) for completion in given["completions"]]
-        ids = given.get("completion_ids")
-        ids = [None] * len(whole) if ids is None else ids
-        return whole if self.aim == "both" else list(map(self._part, whole, ids))
+        texts = [completion_text(completion, thought=True) for completion in completions]
+        ids = [None] * len(texts) if completion_ids is None else completion_ids
+        return texts if self.aim == "both" else list(map(self._part, texts, ids))
 
     def _part(self, text: str, ids: Any) -> str:
         thought = None if ids is None else split_thinking(ids, self.tokens)
@@ -179,9 +172,8 @@ class _Rubric:
         closed = CLOSE in text if thought is None else thought.closed
         return parts[0][0].strip() if closed else ""
 
-    def _total(self, given: Mapping[str, Any], marks: Iterable[Any]) -> Scores:
+    def _total(self, given: Mapping[str, Any], texts: Sequence[str], marks: Iterable[Any]) -> Scores:
         left, width = iter(marks), range(len(self.criteria))
-        texts = self._judged(given)
         table = [[self._mark(next(left), i, k) if t else 0.0 for k in width] for i, t in enumerate(texts)]
         for k, criterion in enumerate(self.criteria):
             log_mean(given.get("log_metric"), f"{self.__name__}/{criterion.name}", [row[k] for row in table])
@@ -205,9 +197,10 @@ class _AsyncRubric(_Rubric):
     async def __call__(self, **given: Any) -> Scores:  # type: ignore[override]
         import asyncio
 
-        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(given)]
+        texts = self._shown(**given)
+        asked = [asyncio.ensure_future(self.judge(*one)) for one in self._questions(given, texts)]
         try:
-            return self._total(given, await asyncio.gather(*asked))
+            return self._total(given, texts, await asyncio.gather(*asked))
         finally:  # once one fails, the others would still be asked, and paid for
             for one in asked:
                 one.cancel()

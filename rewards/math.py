@@ -29,6 +29,7 @@ from rewards.errors import RewardCallError
 Pair = tuple[str, str]
 
 LONGEST = 400  # characters of an expression
+SECONDS = 1.0  # of an expression, on a core
 AT_ONCE = 4  # children
 SLOW = 8  # expressions of a batch that may take their whole time; the others then have a quarter, enough for most
 MEMORY = 2 * 2**30  # bytes a child may use
@@ -124,16 +125,16 @@ def _ends(text: str) -> str:
     return "set" if match[1] == "\\{" else match[1] + match[2]
 
 
-def equal(gold: str, answer: str, timeout: float = 1.0) -> bool:
-    r"""Whether two LaTeX expressions are equal by math-verify; False if that takes longer than ``timeout`` seconds.
+def equal(gold: str, answer: str) -> bool:
+    r"""Whether two LaTeX expressions are equal by math-verify; False if that takes longer than a second.
 
     >>> equal("2-2p", "-2(p-1)"), equal("2-2p", "2-3p")
     (True, False)
     """
-    return equals([(gold, answer)], timeout)[gold, answer]
+    return equals([(gold, answer)])[gold, answer]
 
 
-def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
+def equals(pairs: Iterable[Pair]) -> dict[Pair, bool]:
     """The same for many pairs of gold answer and answer, in parallel, each with its own time on a core.
 
     What was found is remembered; a pair that took too long is False this time alone.  ImportError where math-verify is
@@ -142,7 +143,7 @@ def equals(pairs: Iterable[Pair], timeout: float = 1.0) -> dict[Pair, bool]:
     found = {pair: True if pair[0] == pair[1] else _known.get(pair) for pair in pairs}
     if todo := [pair for pair, same in found.items() if same is None]:
         with _lock:
-            given = dict(zip(todo, _graded(todo, timeout), strict=True))
+            given = dict(zip(todo, _graded(todo), strict=True))
             _known.update({pair: same for pair, same in given.items() if same is not None})
             while len(_known) > KEPT:  # the oldest first
                 del _known[next(iter(_known))]
@@ -156,15 +157,14 @@ _lock = threading.Lock()
 _servers: dict[int, subprocess.Popen[str]] = {}  # by process: a forked one starts its own
 
 
-def _graded(pairs: Sequence[Pair], timeout: float) -> list[bool | None]:
-    """Whether each pair is equal, None for one that took too long."""
+def _graded(pairs: Sequence[Pair]) -> list[bool | None]:
     said = "nothing"
     for _ in range(2):  # it may have died since the last request
         server = _server()
         stdin, stdout = cast(IO[str], server.stdin), cast(IO[str], server.stdout)
         try:
             with contextlib.suppress(OSError):  # it has ended, and its last words are read below
-                print(json.dumps([timeout, pairs]), file=stdin, flush=True)
+                print(json.dumps(pairs), file=stdin, flush=True)
             for line in stdout:
                 if line.startswith("["):
                     answers: list[bool | None] = json.loads(line)
@@ -210,12 +210,12 @@ def serve() -> None:
     if not _verified(r"\frac{x^2-1}{2}", r"\frac{(x-1)(x+1)}{2}"):
         sys.exit("math-verify does not see that (x^2-1)/2 is (x-1)(x+1)/2; install math-verify[antlr4_13_2]")
     for line in sys.stdin:
-        timeout, pairs = json.loads(line)
+        pairs = json.loads(line)
         answers: list[bool | None] = [None] * len(pairs)
         running, slow = dict[int, int](), 0
         for index in range(len(pairs) + AT_ONCE):
             if index < len(pairs):
-                running[_forked(pairs[index], timeout if slow < SLOW else timeout / 4)] = index
+                running[_forked(pairs[index], SECONDS if slow < SLOW else SECONDS / 4)] = index
             if running and (index >= len(pairs) or len(running) == AT_ONCE):
                 child, status = os.wait()
                 done = running.pop(child)

@@ -7,7 +7,6 @@ the thought is for ``rewards.thinking``.
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def prompt_text(prompt: Any, *, system: bool = False) -> str:
 
 
 def question(prompt: Any) -> str:
-    """What a prompt asks last: the user's last message, or the last one if none is the user's; a str as it is."""
+    """What a prompt asks last: the user's last message, or the last one if none is the user's."""
     return prompt if isinstance(prompt, str) else _content_text(_last(_messages(prompt, "prompt"), "user"))
 
 
@@ -108,28 +107,19 @@ def _length(low: int, high: int, text: str) -> float:
 
 
 @recorded()
-def sentence_reward(fewest: int = 1, most: float = math.inf) -> Reward:
-    """1.0 if the text consists of whole sentences, between ``fewest`` and ``most``; 0.0 if it breaks off.
+def sentence_reward() -> Reward:
+    """1.0 if the text consists of whole sentences; 0.0 if it breaks off.
 
-    A sentence ends with a mark of any common script, optionally followed by quotes and brackets; a decimal point ends
-    none, and "?!" ends one.
+    A sentence ends with a mark of any common script, optionally followed by quotes and brackets.
 
     >>> sentence_reward()(completions=["It is 4.2.", "It is 4.2", "Is it? Yes.", "好。"])
     [1.0, 0.0, 1.0, 1.0]
     """
-    if not 1 <= fewest <= most:
-        where, todo = f"sentence_reward({fewest}, {most})", "leave them out for any number of whole sentences"
-        raise invalid("fewest must be at least 1 and at most most", where, todo)
-    return _OfText("form", functools.partial(_sentences, fewest, most), "sentence_reward")
+    return _OfText("form", _whole_sentences, "sentence_reward")
 
 
-# A full stop between digits is a decimal point, not an end; marks without a gap between them are one end.
-_END = re.compile(r"(?:[.!?…。！？।؟](?!\d)[\"'”’)\]]*)+")
-
-
-def _sentences(fewest: int, most: float, text: str) -> float:
-    ends = [match.end() for match in _END.finditer(text.strip())]
-    return float(ends[-1:] == [len(text.strip())] and fewest <= len(ends) <= most)
+def _whole_sentences(text: str) -> float:
+    return float(re.search(r"[.!?…。！？।؟][\"'”’)\]]*\s*$", text) is not None)
 
 
 @recorded()

@@ -16,7 +16,7 @@ EXPLOSIVE = ["9^{9^{9^{9}}}", "9^9^9^9", "99999!", "(9!)!", "2^{99999999}", "x+"
 
 
 def test_an_expression_that_is_sure_to_be_killed_gets_no_process(monkeypatch):
-    monkeypatch.setattr(answers, "equals", lambda pairs, timeout: pytest.fail("asked") if list(pairs) else {})
+    monkeypatch.setattr(answers, "equals", lambda pairs: pytest.fail("asked") if list(pairs) else {})
     texts = [rf"\boxed{{{expression}}}" for expression in EXPLOSIVE]
     assert answer_reward("math")(completions=texts, answer=["x^2+1"] * len(texts)) == [0.0] * len(texts)
 
@@ -24,7 +24,7 @@ def test_an_expression_that_is_sure_to_be_killed_gets_no_process(monkeypatch):
 def test_a_hard_expression_is_not_equal_and_an_easy_one_beside_it_is_judged():
     start, hard = time.monotonic(), r"\int_0^{%d} \sin(x^{x^x}) e^{x^2} \cos(x)\,dx"
     pairs = [("x^2+1", hard % n) for n in range(1, 6)] + [("x^2+1", "1+x^2")]
-    assert list(math.equals(pairs, timeout=1).values()) == [False] * 5 + [True]
+    assert list(math.equals(pairs).values()) == [False] * 5 + [True]
     assert [pair in math._known for pair in pairs] == [False] * 5 + [True]
     assert time.monotonic() - start < 120, "one such expression runs for minutes"
 
@@ -35,7 +35,7 @@ def test_a_server_that_dies_is_replaced_and_what_was_found_is_remembered(monkeyp
     server.kill()
     server.wait()
     assert math.equal("a+b+c", "c+b+a")
-    monkeypatch.setattr(math, "_graded", lambda pairs, timeout: pytest.fail("asked again"))
+    monkeypatch.setattr(math, "_graded", lambda pairs: pytest.fail("asked again"))
     assert math.equal("a+b", "b+a")
 
 

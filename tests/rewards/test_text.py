@@ -12,14 +12,12 @@ def test_the_starter_rule_counts_words_and_the_full_stop():
     assert rewards.length_reward((2, 5))(completions=list(paid)) == list(paid.values())
 
 
-def test_whole_sentences_are_paid_and_their_number_can_be_bounded():
+def test_whole_sentences_are_paid():
     whole = ["It is so.", "Is it? It is!", 'He said "so."', "好。", "What?!"]
     broken = ["It is 4.2", "It is so", "It is so. And", ""]
     chats = [[{"role": "assistant", "content": text}] for text in whole + broken]
     for completions in (whole + broken, chats):
         assert rewards.sentence_reward()(completions=completions) == [1.0] * 5 + [0.0] * 4
-    texts = ["A.", "A. B.", "A. B. C.", "A. B. C. D.", "What?! No."]
-    assert rewards.sentence_reward(2, 3)(completions=texts) == [0.0, 1.0, 1.0, 0.0, 1.0]
 
 
 def test_overlong_and_repetition_are_trls_own():
@@ -34,7 +32,6 @@ def test_overlong_and_repetition_are_trls_own():
     ("make", "wrong", "says"),
     [
         (rewards.length_reward, ((5, 2),), "fewest words"),
-        (rewards.sentence_reward, (3, 1), "fewest"),
         (rewards.overlong_reward, (10, 20), "soft must lie"),
     ],
 )
